@@ -1,152 +1,236 @@
-"""Many texts on one model: each step computes the next token of every text that has begun."""
+"""Many texts on one model: each step computes the next token of every text that has begun.
 
+An engine has no thread of its own, and two ways to drive it. `Engine.step` is for one driver, such
+as the server's thread. `Engine.wait` is for those who read texts: the first in the line of those
+who wait computes a step, which serves all of them, and leaves the line when something came for it.
+Nothing is computed while nobody waits.
+"""
+
+import os
+import secrets
 import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 from powerinfer.engine.costs import StepCosts
-from powerinfer.engine.forward import Chunk, Forward, Prefill
 from powerinfer.engine.policy import Begun, Limits, Policy, PolicyState, StepPlan
 from powerinfer.engine.pool import Pool
+from powerinfer.engine.prefill import Chunk, Prefill, Prefiller, next_chunk
 from powerinfer.engine.queue import Queue
 from powerinfer.engine.request import EngineStatistics, Output, Request, Ticket
-from powerinfer.engine.text import PROMPT_LOGPROB_ROWS, Text
-from powerinfer.errors import PowerInferError, PromptError
+from powerinfer.engine.text import Text
+from powerinfer.errors import ContextLengthError, PowerInferError, PromptError
 from powerinfer.kvcache import KVCache
+from powerinfer.loading.async_leader import AsyncLeader
 from powerinfer.loading.loader import LoadedModel, Progress
+from powerinfer.loading.step import TokenSequence
+from powerinfer.loading.turns import FairLock
+from powerinfer.models.metrics import CostMeter, StepMeter, has_predictors
+from powerinfer.sampling.logit_processors import check_biased_ids
 from powerinfer.values import FloatArray
 
-__all__ = ["Engine"]
+__all__ = ["CLOSED", "MAX_UNREAD", "Engine"]
+
+CLOSED = "the LLM was closed before this call finished"
+"""What those are told whose text or call did not come to its end."""
+
+MAX_UNREAD = 32
+"""Outputs after which a text waits for its reader, as long as it keeps nobody else waiting."""
+
+_UNREAD = (
+    "this text was ended because nobody read it while it went on without an end; read or close "
+    "streams that have no max_tokens"
+)
+
+# Where no text can run, as others use the room for keys and values directly.
+_LOOK_AGAIN_S = 0.002
 
 
 class Engine:
     """Runs requests side by side on one model, each with the bits that it has alone.
 
-    It has no thread: whoever calls `step` computes. Any thread may submit and cancel; steps are for
-    one thread at a time. An exception in a step (Ctrl-C) leaves every text as it was before.
+    Any thread may submit and cancel. An exception in a step (Ctrl-C) leaves every text as it was.
 
     Attributes:
         max_unread: see `__init__`.
+        async_leader: computes for asyncio tasks.
     """
 
     def __init__(
         self,
         loaded: LoadedModel,
-        reading: Progress | None = None,
+        progress: Progress | None = None,
         *,
         max_unread: int | None = None,
     ) -> None:
-        """Make room for keys and values.
+        """Make room for keys and values, in this process.
 
         Args:
             loaded: model, tokenizer and options.
-            reading: called with (tokens computed, tokens in all) while prompts are computed.
+            progress: called with (tokens computed, tokens in all) while prompts are computed.
             max_unread: a request pauses while so many of its outputs are unread, unless another
-                one waits to be admitted; None: never. For those who read `Ticket.unread`.
+                one waits to be admitted; None: never.
         """
         options = loaded.options
-        self._loaded = loaded
         self.max_unread = max_unread
-        self._pool = Pool(loaded.new_pool(), loaded.model.context_length)
-        self._queue = Queue(loaded, self._pool)
-        self._forward = Forward(loaded, self._pool.cache, reading)
+        self.async_leader = AsyncLeader()
+        self._process_id = os.getpid()
+        self._is_closed = False
+        self._steps = FairLock(
+            "a callback used the LLM that was calling it; callbacks must not use that LLM"
+        )
+        # Of calls that compute on a sequence of their own: one at a time, so that each gets all of
+        # the room that it needs.
+        self._direct_calls = FairLock()
+        # What `own_sequence` lent: Ctrl-C may keep it from being given back.
+        self._lent: list[tuple[weakref.ref[TokenSequence], Callable[[], None]]] = []
         self._policy = Policy()
         self._costs = StepCosts()
+        self._undelivered: dict[Ticket, None] = {}
+        self._num_steps = 0
+        self._progress = progress
+        # From here on what `close` drops.
+        self._loaded = loaded
+        self._pool = Pool(loaded.new_pool(), loaded.model.context_length)
+        self._queue = Queue(loaded, self._pool)
+        self._meter = StepMeter(loaded.model, loaded.dense_bytes)
+        self._prefiller = Prefiller(loaded, self._pool.cache, progress)
+        self._begun: Prefill | None = None
+        self._direct: TokenSequence | None = None
         self._limits = Limits(
             parallel=options.parallel,
             batch_size=options.batch_size,
-            num_slices=self._forward.num_slices,
+            num_slices=self._prefiller.num_slices,
         )
-        self._begun: Prefill | None = None
-        self._length_limit = None if options.context_shift else self._pool.length_limit
-        self._undelivered: dict[Ticket, None] = {}
-        self._num_steps = 0
+        self._most_tokens = self._pool.length_limit
+        self._length_limit = None if options.context_shift else self._most_tokens
+
+    # Who may use it.
+
+    @property
+    def is_of_this_process(self) -> bool:
+        """False in a child that fork() made: locks may be held there by threads it lacks."""
+        return self._process_id == os.getpid()
+
+    @property
+    def is_closed(self) -> bool:
+        """Nothing will be computed any more."""
+        return self._is_closed
+
+    def check_process(self) -> None:
+        """Refuse to work in a forked child.
+
+        Raises:
+            PowerInferError: this is one.
+        """
+        if not self.is_of_this_process:
+            raise PowerInferError(
+                "this LLM belongs to the process that loaded it; threads do not survive fork(), so "
+                "load the model after it, or start processes with the method 'spawn'"
+            )
+
+    def check_outside(self) -> None:
+        """Refuse calls from inside a step, and from a forked child.
+
+        Raises:
+            PowerInferError: this is one.
+        """
+        self.check_process()
+        self._steps.check_not_held_here()
+
+    def check_usable(self) -> None:
+        """Refuse to wait for what will never come.
+
+        Raises:
+            PowerInferError: this is a forked child, the model was closed, or the call comes from
+                inside a step.
+        """
+        self.check_outside()
+        self._check_open()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise PowerInferError(CLOSED)
+
+    def close(self) -> None:
+        """End all texts and calls; waits for the step that is being computed.
+
+        Raises:
+            PowerInferError: the call comes from inside that step.
+        """
+        self._steps.check_not_held_here()
+        self._is_closed = True
+        self.notify()
+        with self._steps.held():
+            # Weights, keys and values are freed, even if a stream keeps this engine.
+            for name in ("_loaded", "_pool", "_queue", "_meter", "_prefiller", "_begun", "_direct"):
+                self.__dict__.pop(name, None)
+        self.notify()
+        self.async_leader.stop()
+
+    # Requests.
 
     def submit(self, request: Request) -> Ticket:
         """Line up a request; nothing is computed before the next step.
 
         Raises:
             PromptError: it can never run: it is longer than the context or all of the blocks.
+            PowerInferError: the model was closed, or belongs to another process.
         """
         ticket = self.ticket(request)
         self.enter(ticket)
         return ticket
 
     def ticket(self, request: Request) -> Ticket:
-        """The ticket of a request, for `enter`.
+        """The ticket of a request, which is checked here, for `enter`.
 
         Raises:
             PromptError: as for `submit`.
+            PowerInferError: likewise.
         """
-        return self._queue.ticket(request)
+        self.check_process()
+        self._check_open()
+        # Read once: another thread may close it.
+        loaded: LoadedModel | None = getattr(self, "_loaded", None)
+        if loaded is None:
+            raise PowerInferError(CLOSED)
+        _check(request, self._most_tokens, loaded.model.config.vocab_size)
+        seed = request.params.seed
+        costs = (
+            CostMeter(
+                loaded.load_s,
+                loaded.predicted_tokens_per_s,
+                has_predictors=has_predictors(loaded.model),
+                has_experts=loaded.model.config.experts is not None,
+            )
+            for _ in range(request.params.n)
+        )
+        return Ticket(request, secrets.randbits(32) if seed is None else seed, tuple(costs))
 
     def enter(self, ticket: Ticket) -> None:
-        """Line up a request that has its ticket; `Ticket.times` count from there."""
+        """Line up a request that has its ticket; `Ticket.times` count from there.
+
+        Raises:
+            PowerInferError: see `check_usable`.
+        """
+        self.check_usable()
+        queue: Queue | None = getattr(self, "_queue", None)
+        if queue is None:
+            raise PowerInferError(CLOSED)
         ticket.times.submitted = time.monotonic()
-        self._queue.enter(ticket)
+        queue.enter(ticket)
 
     def cancel(self, ticket: Ticket) -> None:
         """End a request; its blocks are free after the next step."""
         ticket.is_cancelled = True
 
-    @property
-    def cache(self) -> KVCache:
-        """Keys and values; for who computes no step meanwhile."""
-        return self._pool.cache
-
-    @property
-    def num_running(self) -> int:
-        """Texts that run."""
-        return len(self._queue.running)
-
-    @property
-    def num_waiting(self) -> int:
-        """Texts that wait to be admitted."""
-        return self._queue.num_waiting
-
-    def end_unread(self, most: int, error: PowerInferError) -> None:
-        """End the texts of requests that have more outputs which nobody has read."""
-        for text in self._queue.running:
-            if len(text.ticket.unread) > most and not text.is_over:
-                text.fail(error)
+    # What it is doing.
 
     @property
     def has_work(self) -> bool:
         """A step would do something."""
         return not self._queue.is_empty
-
-    def step(self) -> list[tuple[Ticket, Output]]:
-        """Compute one step of all texts; [] if there is nothing to do.
-
-        Raises:
-            PowerInferError: of the backend.
-        """
-        self._undelivered |= dict.fromkeys(self._queue.tickets)
-        self.run_step()
-        outputs = [
-            (ticket, ticket.unread.popleft())
-            for ticket in self._undelivered
-            for _ in range(len(ticket.unread))
-        ]
-        self._undelivered = {}
-        return outputs
-
-    def run_step(self) -> None:
-        """The same for those who read `Ticket.unread`: a Ctrl-C loses no output then.
-
-        Raises:
-            PowerInferError: of the backend.
-        """
-        queue = self._queue
-        queue.collect()
-        queue.end_cancelled()
-        if self._begun is not None and not self._begun.is_wanted:
-            self._begun = None
-        queue.sweep()
-        plan = self._plan()
-        queue.admit(plan.admit)
-        self._begin_others()
-        self._decode()
-        self._prefill(plan)
-        queue.sweep()
 
     def statistics(self) -> EngineStatistics:
         """What it is doing; any thread may ask."""
@@ -171,6 +255,89 @@ class Engine:
             PowerInferError: one is.
         """
         self._pool.check(is_idle=not self.has_work)
+
+    # Two ways to drive it.
+
+    def step(self) -> list[tuple[Ticket, Output]]:
+        """Compute one step of all texts, and return what it added; [] if there is nothing to do.
+
+        Raises:
+            PowerInferError: of the backend.
+        """
+        self._undelivered |= dict.fromkeys(self._queue.tickets)
+        with self._steps.held():
+            self._advance()
+        outputs = [
+            (ticket, ticket.unread.popleft())
+            for ticket in self._undelivered
+            for _ in range(len(ticket.unread))
+        ]
+        self._undelivered = {}
+        return outputs
+
+    def wait(self, is_done: Callable[[], bool]) -> None:
+        """Compute steps, or let others compute them, until something is done.
+
+        Outputs are added to `Ticket.unread`; Ctrl-C loses none.
+
+        Raises:
+            PowerInferError: the model was closed, a step failed, or the call comes from inside one.
+        """
+        self.check_process()
+        while not is_done():
+            self._check_open()
+            with self._steps.held_unless(lambda: self._is_closed or is_done()) as is_leading:
+                is_idle = is_leading and not self._advance()
+            if is_idle:
+                time.sleep(_LOOK_AGAIN_S)
+
+    def notify(self) -> None:
+        """Have all who wait look again."""
+        self._steps.tell()
+        self.async_leader.tell()
+
+    def _advance(self) -> bool:
+        """Compute one step, by who holds the lock; False if no text could go on."""
+        self._check_open()
+        queue = self._queue
+        if queue.num_waiting:
+            self._take_back()
+        try:
+            self.run_step()
+            self._end_endless()
+        finally:
+            self.notify()
+        return bool(queue.running) or not queue.num_waiting
+
+    def _end_endless(self) -> None:
+        """Texts that go on for ever must not fill memory while nobody reads them."""
+        if self._length_limit is not None:
+            return
+        most = 2 * self._loaded.model.context_length
+        for text in self._queue.running:
+            if len(text.ticket.unread) > most and not text.is_over:
+                text.fail(PowerInferError(_UNREAD))
+
+    # One step.
+
+    def run_step(self) -> None:
+        """Compute one step of all texts; outputs are added to `Ticket.unread`.
+
+        Raises:
+            PowerInferError: of the backend.
+        """
+        queue = self._queue
+        queue.collect()
+        queue.end_cancelled()
+        if self._begun is not None and not self._begun.is_wanted:
+            self._begun = None
+        queue.sweep()
+        plan = self._plan()
+        queue.admit(plan.admit)
+        self._begin_others()
+        self._decode()
+        self._prefill(plan)
+        queue.sweep()
 
     def _plan(self) -> StepPlan:
         """Whom to admit, and how much of which prompt to compute."""
@@ -198,23 +365,37 @@ class Engine:
                     text.advance(logits, self._length_limit)
 
     def _decode(self) -> None:
+        """The next token of every text that has begun."""
         texts = [text for text in self._queue.running if self._may_decode(text)]
         if not texts:
             return
         started = time.perf_counter()
-        positions = [text.sequence.num_computed for text in texts]
-        logits = self._forward.decode(texts)
+        sequences = [text.sequence for text in texts]
+        positions = [each.num_computed for each in sequences]
+        cache, loaded = self._pool.cache, self._loaded
+        parts = [(each.key, each.token_ids[-1:], each.num_computed) for each in sequences]
+        batch = cache.batch(parts, [False] * len(parts))
+        with loaded.steps.held(), self._meter.counting():
+            logits = loaded.model.forward(batch, cache)
+        for text, cost in zip(texts, self._meter.shares(self._kv_bytes(positions)), strict=True):
+            text.cost.add_decode_step(cost)
         for text, row in zip(texts, logits, strict=True):
             text.advance(row, self._length_limit, started)
         self._num_steps += 1
         self._costs.record_decode(positions, time.perf_counter() - started)
+
+    def _kv_bytes(self, positions: list[int]) -> list[int]:
+        """Bytes of keys and values that the tokens at some positions read."""
+        config = self._loaded.model.config
+        per_layer = self._pool.cache.bytes_per_position // config.num_layers
+        return [per_layer * config.num_attended(position) for position in positions]
 
     def _may_decode(self, text: Text) -> bool:
         """Whether its last token is to be computed now; makes room for it where that was asked."""
         sequence = text.sequence
         if text.is_over or not sequence.is_decoding or self._is_paused(text.ticket):
             return False
-        if sequence.num_computed == self._pool.length_limit:
+        if sequence.num_computed == self._most_tokens:
             try:
                 self._pool.shift(sequence, self._num_kept(text))
             except PromptError as error:
@@ -231,6 +412,7 @@ class Engine:
         return max(options.keep_tokens, int(begins_with_bos))
 
     def _prefill(self, plan: StepPlan) -> None:
+        """Some of the prompts, or a slice of those that were begun."""
         # What raises has changed the residual stream and begins anew.
         begun, self._begun = self._begun, None
         if begun is None:
@@ -251,9 +433,9 @@ class Engine:
     def _begin_prefill(self, plan: StepPlan) -> Prefill | None:
         counts = dict(plan.chunks)
         texts = [text for text in self._queue.running if text.id in counts and not text.is_over]
-        chunks = [chunk for text in texts if (chunk := _chunk(text, counts[text.id]))]
+        chunks = [chunk for text in texts if (chunk := next_chunk(text, counts[text.id]))]
         chunks.sort(key=lambda chunk: not chunk.is_prompt)
-        return self._forward.prefill(chunks) if chunks else None
+        return self._prefiller.begin(chunks) if chunks else None
 
     def _has_computed(self, chunk: Chunk, logits: FloatArray) -> None:
         """Go on behind a chunk.
@@ -273,14 +455,100 @@ class Engine:
             text.advance(logits[-1], self._length_limit)
         self._pool.keep(text)
 
+    # Sequences beside the texts.
 
-def _chunk(text: Text, count: int) -> Chunk | None:
-    """The next tokens of its prompt."""
-    sequence = text.sequence
-    if not sequence.num_pending:
-        return None
-    wants_all = text.wants_prompt_logprobs
-    most = min(count, PROMPT_LOGPROB_ROWS) if wants_all else count
-    token_ids, is_prompt = sequence.pending_run(most)
-    is_last = not sequence.is_decoding and len(token_ids) == sequence.num_pending
-    return Chunk(text, token_ids, is_prompt, len(token_ids) if wants_all else int(is_last))
+    def direct_sequence(self) -> TokenSequence:
+        """An empty sequence, always the same; it loses its tokens when texts are generated.
+
+        Raises:
+            PowerInferError: see `check_usable`.
+        """
+        self.check_usable()
+        with self._exclusive():
+            if self._direct is None:
+                self._direct = self._new_sequence(self._steps.held)
+            self._direct.give_up()
+            return self._direct
+
+    @contextmanager
+    def own_sequence(self, num_tokens: int) -> Iterator[TokenSequence]:
+        """An empty sequence with room for so many tokens, until the block ends.
+
+        Others who ask for one wait meanwhile, but not texts.
+
+        Raises:
+            PromptError: there is less room in all.
+            PowerInferError: see `check_usable`; steps say so, too, that come after closing.
+        """
+        self.check_usable()
+        with self._direct_calls.held_unless(lambda: self._is_closed):
+            self._check_open()
+            sequence = self._new_sequence(self._exclusive)
+            self._lent.append((weakref.ref(sequence), sequence.freeing))
+            try:
+                self._make_room(sequence, num_tokens)
+                yield sequence
+            finally:
+                if self.is_of_this_process:
+                    with self._steps.held():
+                        sequence.give_up()
+
+    def _make_room(self, sequence: TokenSequence, num_tokens: int) -> None:
+        """Reserve room as texts that run give it back; texts to come wait for it meanwhile."""
+        has_all = False
+        while not has_all:
+            with self._exclusive():
+                self._take_back()
+                cache = self._pool.cache
+                size, needed = cache.block_size, cache.num_blocks_for(num_tokens)
+                has_all = needed <= sequence.num_reserved + cache.num_available_blocks
+                if has_all or not self._queue.running:
+                    sequence.reserve(num_tokens)
+                    return
+                sequence.reserve(size * (sequence.num_reserved + cache.num_available_blocks))
+                most, self.max_unread = self.max_unread, None
+                try:
+                    self.run_step()
+                finally:
+                    self.max_unread = most
+            self.notify()
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        with self._steps.held_unless(lambda: self._is_closed):
+            self._check_open()
+            yield
+
+    def _new_sequence(self, exclusive: Callable[[], AbstractContextManager[None]]) -> TokenSequence:
+        return self._loaded.sequence_on(self._pool.cache, self._progress, exclusive)
+
+    def _take_back(self) -> None:
+        """Make room: nobody goes on with the direct sequence, nor with what was interrupted."""
+        direct = self._direct
+        if direct is not None and direct.token_ids:
+            direct.give_up()
+        for sequence, free in self._lent:
+            if sequence() is None:
+                free()
+        self._lent = [each for each in self._lent if each[0]() is not None]
+
+    @property
+    def cache(self) -> KVCache:
+        """Keys and values; for who computes no step meanwhile."""
+        return self._pool.cache
+
+
+def _check(request: Request, most_tokens: int, vocab_size: int) -> None:
+    num_prompt = len(request.prompt_ids)
+    if not num_prompt:
+        raise PromptError("there are no tokens to compute; the prompt is empty")
+    if num_prompt > most_tokens:
+        raise ContextLengthError(
+            f"the prompt has {num_prompt} tokens, but only {most_tokens} fit",
+            remedy="use a larger context ({context_length})",
+        )
+    check_biased_ids(request.params, vocab_size)
+    if request.marks is not None and len(request.marks) != num_prompt:
+        raise PromptError(
+            f"{len(request.marks)} marks for {num_prompt} tokens, must be one for each"
+        )

@@ -1,21 +1,29 @@
 """The public face of the engine: load a model, generate texts, stream one, talk."""
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, NoReturn, Self, Unpack
 
 from powerinfer.calibration.observing import FFNObserver, observable, observed
 from powerinfer.calibration.recall import with_recall_meter
-from powerinfer.engine.request import Request
-from powerinfer.engine.scoring_methods import ScoringMethods
-from powerinfer.engine.side_by_side import generate_all
-from powerinfer.engine.text_stream import Generation, Reader, TextStream
-from powerinfer.errors import PromptError
+from powerinfer.engine.engine import MAX_UNREAD, Engine
+from powerinfer.engine.request import Request, Ticket
+from powerinfer.engine.text_stream import (
+    AsyncTextStream,
+    Generation,
+    Reader,
+    TextSoFar,
+    TextStream,
+)
+from powerinfer.errors import PowerInferError, PromptError, UnsupportedError
 from powerinfer.loading import loader
-from powerinfer.loading.loader import Progress
+from powerinfer.loading.loader import LoadedModel, Progress
+from powerinfer.loading.step import TokenSequence
 from powerinfer.options.llm_options import LLMOptions
-from powerinfer.options.options import engine_options
+from powerinfer.options.options import CPU, engine_options
 from powerinfer.prompts.messages import Message, message_ids, with_chat_stop
 from powerinfer.prompts.prompts import (
     Params,
@@ -23,15 +31,18 @@ from powerinfer.prompts.prompts import (
     TokenIds,
     decode_ids,
     encode_text,
+    prompt_ids,
     read_jobs,
     read_params,
 )
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.store.default_model import find_model
+from powerinfer.values import FloatArray
 
 if TYPE_CHECKING:
-    from powerinfer.engine.text_stream import AsyncTextStream
     from powerinfer.offload.progress import PlacementProgress
+    from powerinfer.prompts.texts import Scorable
+    from powerinfer.scoring.scoring import Score
 
 __all__ = ["LLM", "Prompt"]
 
@@ -40,7 +51,7 @@ __all__ = ["LLM", "Prompt"]
 _WINDOW = 2
 
 
-class LLM(ScoringMethods):
+class LLM:
     """A language model loaded from a GGUF file; `docs/python.md` shows how to use it.
 
     Texts are computed side by side, up to `parallel` at once, whoever asks for them: prompts of one
@@ -96,6 +107,104 @@ class LLM(ScoringMethods):
             loaded = replace(loaded, model=observed(loaded.model, observe))
         self._start(loaded, reading)
 
+    @classmethod
+    def of(cls, loaded: LoadedModel) -> Self:
+        """An `LLM` that runs what was loaded, maybe by another one; see `share`.
+
+        Raises:
+            PowerInferError: it is something else.
+            UnsupportedError: a part of the model lies on a GPU.
+        """
+        if not isinstance(loaded, LoadedModel):
+            raise PowerInferError(f"LLM.of takes what another LLM has loaded, got {loaded!r:.60}")
+        if loaded.device != CPU:
+            raise UnsupportedError(
+                "a model that lies on a GPU in part cannot be shared, because the plan of what "
+                "lies there has room for one context",
+                remedy="load it a second time, or on the CPU alone ({device='cpu'})",
+            )
+        llm = cls.__new__(cls)
+        llm._start(loaded)
+        return llm
+
+    def _start(self, loaded: LoadedModel, reading: Progress | None = None) -> None:
+        self._engine = Engine(loaded, reading, max_unread=MAX_UNREAD)
+        self._loaded: LoadedModel | None = loaded
+
+    def __enter__(self) -> Self:
+        self.loaded  # noqa: B018  refuses a model that was closed
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __reduce_ex__(self, _protocol: object) -> NoReturn:
+        raise TypeError(
+            "an LLM cannot be pickled or copied, since it consists of threads and mapped memory: "
+            "load the model again in the other process, or use share() for a second one in this"
+        )
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """What was loaded: file, configuration, tokenizer, and what runs it.
+
+        Raises:
+            PowerInferError: the model was closed, or loaded by the process that forked this one.
+        """
+        self._engine.check_process()
+        # Read once: another thread may close it.
+        loaded = self._loaded
+        if loaded is None:
+            raise PowerInferError("this LLM was closed; make a new one")
+        return loaded
+
+    def share(self) -> Self:
+        """A second `LLM` on the same weights, with an engine of its own.
+
+        It has its own keys and values (memory for one more context). Steps of the two take turns;
+        each computes what it would alone, to the bit. The weights are freed when both are closed.
+        `observe` is called for the steps of both, `reading` for prompts of the first alone.
+
+        Raises:
+            UnsupportedError: a part of the model lies on a GPU.
+        """
+        return self.of(self.loaded)
+
+    def close(self) -> None:
+        """Give the memory back at once; the object cannot be used afterwards.
+
+        Any thread may call it. It waits for the step that is being computed, then ends every
+        stream, even one that is kept, and every call that waits or computes. Results of
+        `loaded` and `new_sequence` go on working, and keep their memory while they are referenced.
+        """
+        loaded = self._loaded
+        placement = None if loaded is None else loaded.placement
+        device = None if placement is None else placement.device
+        if self._engine.is_of_this_process:
+            self._engine.close()
+        else:
+            device = None  # a GPU belongs to the process that forked this one, too
+        self._loaded = loaded = placement = None
+        if device is not None:
+            from powerinfer.offload.place import give_memory_back
+
+            give_memory_back(device)
+
+    def new_sequence(self) -> TokenSequence:
+        """An empty sequence for computing logits directly: always the same, emptied.
+
+        It is for one thread, which generates nothing meanwhile: texts take its room.
+        """
+        self.loaded  # noqa: B018  refuses a model that was closed
+        return self._engine.direct_sequence()
+
+    # Texts to come.
+
     def generate(
         self, prompts: Prompt | Iterable[Prompt], params: Params = None
     ) -> list[Generation]:
@@ -119,7 +228,7 @@ class LLM(ScoringMethods):
         """
         loaded = self.loaded
         requests = [self._request(*job) for job in read_jobs(loaded, prompts, params)]
-        return generate_all(self._shared, requests, _WINDOW * loaded.options.parallel)
+        return _generate_all(self._engine, requests, _WINDOW * loaded.options.parallel)
 
     def stream(
         self,
@@ -152,14 +261,12 @@ class LLM(ScoringMethods):
         params: SamplingParams | None = None,
         *,
         is_prompt: Sequence[bool] | None = None,
-    ) -> "AsyncTextStream":
+    ) -> AsyncTextStream:
         """As `stream`, for asyncio: the event loop stays free while pieces are computed.
 
         Raises:
             PromptError: as for `stream`.
         """
-        from powerinfer.engine.text_stream import AsyncTextStream
-
         return AsyncTextStream(self._reader(prompt, params, is_prompt))
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Generation:
@@ -174,7 +281,7 @@ class LLM(ScoringMethods):
             NumericsError: the model produced NaN or infinity; names the layer.
         """
         request = self._one(self.chat_prompt(messages), self.chat_params(params))
-        return generate_all(self._shared, [request], 1)[0]
+        return _generate_all(self._engine, [request], 1)[0]
 
     def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
         """The prompt that makes the model answer, by its chat template: token ids.
@@ -223,13 +330,96 @@ class LLM(ScoringMethods):
         """
         return decode_ids(self.loaded.tokenizer, token_ids, skip_special=skip_special)
 
+    # Texts that are there.
+    #
+    # What is called is imported late: most programs only generate.
+
+    def logits(self, prompt: Prompt, *, last: int | None = None) -> FloatArray:
+        """Logits after each token of a prompt: f32[num_tokens, vocab_size].
+
+        Args:
+            prompt: as for `generate`.
+            last: give only those after the last so many tokens, which saves memory and time.
+
+        Raises:
+            PromptError: as for `generate`, or `last` is not between 1 and the number of tokens.
+            NumericsError: the model produced NaN or infinity; names the layer.
+        """
+        from powerinfer.scoring.scoring import prompt_logits
+
+        loaded = self.loaded
+        token_ids = prompt_ids(loaded, prompt)
+        with self._engine.own_sequence(len(token_ids)) as sequence:
+            return prompt_logits(loaded, sequence, token_ids, last)
+
+    def score(self, texts: "Scorable | Iterable[Scorable]") -> "list[Score]":
+        """How likely texts are, or continuations of contexts.
+
+        Of a text alone all tokens behind BOS are scored; where the vocabulary adds no BOS, and of
+        token ids, all but the first. Of a pair (context, continuation) the continuation is scored.
+        Both are tokenized as one text: spaces at the end of the context, and a token across the
+        border, belong to the continuation. A context of several pairs is computed once; on the CPU
+        no result depends, in any bit, on what else is scored in the same call.
+
+        Args:
+            texts: one or several; a pair is a tuple in a list.
+
+        Returns:
+            One `Score` per text, in order.
+
+        Raises:
+            PromptError: nothing of a text can be scored, or it is longer than the context by more
+                than the one token that is never computed. Nothing was computed then.
+            NumericsError: the model produced NaN or infinity; names the layer.
+        """
+        from powerinfer.prompts.texts import read_scorables
+        from powerinfer.scoring.scoring import score_texts
+
+        loaded = self.loaded
+        items = read_scorables(loaded, texts)
+        # The last token of each is never computed.
+        longest = max((len(each.context) + len(each.continuation) - 1 for each in items), default=0)
+        with self._engine.own_sequence(longest) as sequence:
+            return score_texts(loaded, sequence, items)
+
+    def embed(
+        self,
+        texts: Prompt | Iterable[Prompt],
+        *,
+        pooling: Literal["mean", "last"] = "mean",
+        normalize: bool = True,
+    ) -> FloatArray:
+        """Texts as vectors: f32[num_texts, hidden_size].
+
+        A vector is pooled from the hidden states behind the final norm, which the output head gets.
+
+        Args:
+            texts: one or several; BOS is added as the vocabulary asks.
+            pooling: `mean` takes the mean over all tokens but BOS at the beginning, `last` the
+                state of the last token.
+            normalize: give each vector the length 1.
+
+        Raises:
+            PromptError: a text is empty or longer than the context. Nothing was computed then.
+            UnsupportedError: there is no such pooling.
+            NumericsError: the model produced NaN or infinity; names the layer.
+        """
+        from powerinfer.prompts.texts import read_texts
+        from powerinfer.scoring.embedding import check_pooling, embed_texts
+
+        check_pooling(pooling)
+        loaded = self.loaded
+        read = read_texts(loaded, texts)
+        with self._engine.own_sequence(max(map(len, read), default=0)) as sequence:
+            return embed_texts(loaded, sequence, read, pooling, normalize=normalize)
+
     def _reader(
         self, prompt: Prompt, params: SamplingParams | None, is_prompt: Sequence[bool] | None
     ) -> Reader:
         """What takes the pieces of the one text of a stream."""
         request = self._one(prompt, params, is_prompt)
-        self._shared.check_process()
-        return Reader(self._shared, request)
+        self._engine.check_process()
+        return Reader(self._engine, request)
 
     def _one(
         self,
@@ -256,6 +446,73 @@ class LLM(ScoringMethods):
             marks=marks,
             reuses_prefix=self.loaded.options.reuse_prefix,
         )
+
+
+def _generate_all(
+    engine: Engine, requests: Sequence[Request], num_at_once: int
+) -> list[Generation]:
+    """Generate all texts of some requests, side by side with those of others.
+
+    Args:
+        engine: that computes them.
+        requests: all are checked before the first is computed.
+        num_at_once: texts that are lined up at the same time; those of others come between.
+
+    Returns:
+        `n` of each request, in order.
+
+    Raises:
+        PromptError: one can never run.
+        PowerInferError: the model was closed meanwhile.
+        NumericsError: the model produced NaN or infinity; names the layer.
+    """
+    engine.check_usable()
+    tickets = [engine.ticket(request) for request in requests]
+    texts = {
+        ticket: [TextSoFar(ticket, index) for index in range(ticket.request.params.n)]
+        for ticket in tickets
+    }
+    todo, running = deque(tickets), list[Ticket]()
+    try:
+        while todo or running:
+            while todo and sum(each.request.params.n for each in running) < num_at_once:
+                ticket = todo.popleft()
+                running.append(ticket)
+                engine.enter(ticket)
+            _wait_for_any(engine, running)
+            for ticket in running:
+                _take(ticket, texts[ticket])
+            running = _unfinished(running, texts)
+    except BaseException:
+        for ticket in tickets:
+            ticket.is_cancelled = True
+        raise
+    return [text.generation for ticket in tickets for text in texts[ticket]]
+
+
+def _wait_for_any(engine: Engine, tickets: Sequence[Ticket]) -> None:
+    engine.wait(lambda: any(ticket.unread for ticket in tickets))
+
+
+def _unfinished(
+    tickets: Sequence[Ticket], texts: Mapping[Ticket, Sequence[TextSoFar]]
+) -> list[Ticket]:
+    # A function of its own for the reason of `powerinfer.engine.queue._without`.
+    return [each for each in tickets if not all(text.is_over for text in texts[each])]
+
+
+def _take(ticket: Ticket, texts: Sequence[TextSoFar]) -> None:
+    """Take what there is.
+
+    Raises:
+        PowerInferError: a text ended without a result.
+    """
+    while ticket.unread:
+        output = ticket.unread.popleft()
+        text = texts[output.index]
+        text.add(output)
+        del output
+        text.raise_error()
 
 
 def _checked_marks(is_prompt: Sequence[bool], num_tokens: int) -> list[bool]:

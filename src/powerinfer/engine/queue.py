@@ -1,6 +1,5 @@
 """Texts that wait and texts that run: who joins, and who leaves."""
 
-import secrets
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -8,13 +7,11 @@ from operator import attrgetter
 
 from powerinfer.engine.policy import Running, Waiting
 from powerinfer.engine.pool import Pool, Siblings
-from powerinfer.engine.request import Request, Ticket
+from powerinfer.engine.request import Ticket
 from powerinfer.engine.text import Text
-from powerinfer.errors import ContextLengthError, PromptError
+from powerinfer.errors import PromptError
 from powerinfer.loading.loader import LoadedModel
-from powerinfer.models.metrics import CostMeter, has_predictors
 from powerinfer.sampling.finish_reason import FinishReason
-from powerinfer.sampling.logit_processors import check_biased_ids
 from powerinfer.values import FloatArray
 
 __all__ = ["Queue"]
@@ -50,8 +47,6 @@ class Queue:
         """
         self._loaded = loaded
         self._pool = pool
-        self._has_predictors = has_predictors(loaded.model)
-        self._has_experts = loaded.model.config.experts is not None
         self._arrivals: deque[list[Text]] = deque()
         self._siblings: dict[Ticket, Siblings] = {}
         self._last_id = 0
@@ -80,25 +75,6 @@ class Queue:
         """Of all that came and are not over."""
         texts = [*self.running, *self.waiting, *(texts[0] for texts in self._arrivals)]
         return list(dict.fromkeys(text.ticket for text in texts))
-
-    def ticket(self, request: Request) -> Ticket:
-        """A ticket of a request that is not yet in the line; any thread may ask.
-
-        Raises:
-            PromptError: it is empty, or longer than the context or all blocks.
-        """
-        self._check(request)
-        loaded, seed = self._loaded, request.params.seed
-        costs = (
-            CostMeter(
-                loaded.load_s,
-                loaded.predicted_tokens_per_s,
-                has_predictors=self._has_predictors,
-                has_experts=self._has_experts,
-            )
-            for _ in range(request.params.n)
-        )
-        return Ticket(request, secrets.randbits(32) if seed is None else seed, tuple(costs))
 
     def enter(self, ticket: Ticket) -> None:
         """Line up; any thread may."""
@@ -229,21 +205,6 @@ class Queue:
         """Let texts wait whose prompt is computed."""
         if not all(text in self.waiting for text in siblings.not_begun):
             self.waiting = sorted({*self.waiting, *siblings.not_begun}, key=_in_order)
-
-    def _check(self, request: Request) -> None:
-        num_prompt, most = len(request.prompt_ids), self._pool.length_limit
-        if not num_prompt:
-            raise PromptError("there are no tokens to compute; the prompt is empty")
-        if num_prompt > most:
-            raise ContextLengthError(
-                f"the prompt has {num_prompt} tokens, but only {most} fit",
-                remedy="use a larger context ({context_length})",
-            )
-        check_biased_ids(request.params, self._loaded.model.config.vocab_size)
-        if request.marks is not None and len(request.marks) != num_prompt:
-            raise PromptError(
-                f"{len(request.marks)} marks for {num_prompt} tokens, must be one for each"
-            )
 
     def _leave(self, text: Text) -> None:
         self._pool.end(text, self._siblings.get(text.ticket))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self
 
+from powerinfer.engine.engine import CLOSED, Engine
 from powerinfer.engine.request import Output, Request, Ticket
-from powerinfer.engine.shared_engine import CLOSED, SharedEngine
 from powerinfer.errors import PowerInferError
 from powerinfer.loading.async_leader import AsyncWaiter
 from powerinfer.loading.turns import LOOK_EVERY_S
@@ -113,18 +113,18 @@ class Reader:
         is_ended: nothing more is taken.
     """
 
-    def __init__(self, shared: SharedEngine, request: Request) -> None:
+    def __init__(self, engine: Engine, request: Request) -> None:
         """Check the request; it is lined up with the first piece.
 
         Args:
-            shared: engine.
+            engine: that computes it.
             request: of one text.
 
         Raises:
             PromptError: it can never run.
         """
-        self._shared: SharedEngine | None = shared
-        self._ticket = shared.ticket(request)
+        self._engine: Engine | None = engine
+        self._ticket = engine.ticket(request)
         self._has_entered = False
         self._taking = threading.Lock()
         self.so_far = TextSoFar(self._ticket)
@@ -140,27 +140,27 @@ class Reader:
         Raises:
             PowerInferError: the call comes from inside a step, or from another process.
         """
-        shared = self._shared
-        if shared is not None:
-            shared.check_outside()
+        engine = self._engine
+        if engine is not None:
+            engine.check_outside()
 
-    def begin(self) -> SharedEngine | None:
+    def begin(self) -> Engine | None:
         """Line up, once; None where the text has ended.
 
         Raises:
-            PowerInferError: see `SharedEngine.check_usable`.
+            PowerInferError: see `Engine.check_usable`.
         """
-        shared = self._shared
-        if shared is None:
+        engine = self._engine
+        if engine is None:
             return None
-        if shared.is_closed:
+        if engine.is_closed:
             self.end()
             raise PowerInferError(CLOSED)
         with self._taking:
             if not self._has_entered:
-                shared.enter(self._ticket)
+                engine.enter(self._ticket)
                 self._has_entered = True
-        return shared
+        return engine
 
     def take(self) -> str:
         """A piece that is there already; empty if there is none.
@@ -188,16 +188,16 @@ class Reader:
 
     def close(self) -> None:
         """End it, and tell those who wait for a piece."""
-        shared = self._shared
+        engine = self._engine
         self.end()
-        if shared is not None and shared.is_of_this_process:
-            shared.tell()
+        if engine is not None and engine.is_of_this_process:
+            engine.notify()
 
     def end(self) -> None:
         """Take nothing more, and have nothing more computed."""
         self.is_ended = True
-        shared, self._shared = self.__dict__.get("_shared"), None
-        if shared is not None:
+        engine, self._engine = self.__dict__.get("_engine"), None
+        if engine is not None:
             self._ticket.is_cancelled = True
 
 
@@ -244,11 +244,11 @@ class TextStream(Iterator[str]):
         reader = self._reader
         reader.check_outside()
         try:
-            while (shared := reader.begin()) is not None:
+            while (engine := reader.begin()) is not None:
                 piece = reader.take()
                 if piece:
                     return piece
-                shared.wait(lambda: reader.is_ready)
+                engine.wait(lambda: reader.is_ready)
         except BaseException:
             reader.end()
             raise
@@ -300,28 +300,28 @@ class AsyncTextStream(AsyncIterator[str]):
         reader = self._reader
         reader.check_outside()
         try:
-            while (shared := reader.begin()) is not None:
+            while (engine := reader.begin()) is not None:
                 piece = reader.take()
                 if piece:
                     return piece
                 if not reader.is_ended:
-                    await self._wait(shared)
+                    await self._wait(engine)
         except BaseException:
             reader.end()
             raise
         raise StopAsyncIteration
 
-    async def _wait(self, shared: SharedEngine) -> None:
+    async def _wait(self, engine: Engine) -> None:
         """Until there is a piece, or none will come."""
         import asyncio
 
         reader, news = self._reader, asyncio.Event()
 
         def is_done() -> bool:
-            return reader.is_ready or shared.is_closed
+            return reader.is_ready or engine.is_closed
 
-        waiter = AsyncWaiter(is_done, shared.wait, asyncio.get_running_loop(), news)
-        shared.async_leader.add(waiter)
+        waiter = AsyncWaiter(is_done, engine.wait, asyncio.get_running_loop(), news)
+        engine.async_leader.add(waiter)
         try:
             while waiter.error is None and not is_done():
                 with suppress(TimeoutError):
@@ -329,7 +329,7 @@ class AsyncTextStream(AsyncIterator[str]):
                         await news.wait()
                 news.clear()
         finally:
-            shared.async_leader.remove(waiter)
+            engine.async_leader.remove(waiter)
         error, waiter.error = waiter.error, None
         try:
             if error is not None and not is_done():

@@ -51,7 +51,7 @@ def test_closing_the_model_ends_streams(llm: LLM) -> None:
         waiting = asyncio.create_task(read(llm.astream("world", gate.params())))
         await until(gate.reached.is_set)
         closing = asyncio.create_task(asyncio.to_thread(llm.close))
-        await until(lambda: llm._shared.is_closed)
+        await until(lambda: llm._engine.is_closed)
         gate.opened.set()
         await closing
         for use in (anext_of(stream), waiting):

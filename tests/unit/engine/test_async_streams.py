@@ -136,7 +136,7 @@ def test_cancelling_a_task_ends_its_text_alone(llm: LLM, when: str) -> None:
             assert await first == text_of_hello
             assert stream.generation.finish_reason == "cancelled"
         assert await read(llm.astream("world", GREEDY)) == wanted
-        assert not llm._shared._engine.has_work  # type: ignore[union-attr]
+        assert not llm._engine.has_work
 
     wanted, text_of_hello = text_of(llm, "world"), text_of(llm, "hello", LONG)
     run(main())

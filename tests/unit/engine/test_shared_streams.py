@@ -49,7 +49,7 @@ def test_closing_waits_for_no_thread_that_waits_for_the_same_stream(llm: LLM) ->
         holding = pool.submit(llm.generate, "world", gate.params())
         assert gate.reached.wait(PATIENCE_S)
         reading = pool.submit(list, stream)
-        while not llm._shared.num_waiting:
+        while not llm._engine._steps.num_waiting:
             gate.opened.wait(0.002)
         stream.close()
         assert reading.result(PATIENCE_S) == []

@@ -42,7 +42,7 @@ def wait_until_queued(llm: LLM, count: int = 1) -> None:
     """Until so many wait while another one computes."""
     stop = threading.Event()
     for _ in range(int(PATIENCE_S / 0.002)):
-        if llm._shared.num_waiting == count:
+        if llm._engine._steps.num_waiting == count:
             return
         stop.wait(0.002)
     raise AssertionError("nobody waits")
@@ -70,10 +70,8 @@ def text_of(llm: LLM, prompt: str, params: SamplingParams = GREEDY) -> str:
 
 def idle_engine(llm: LLM) -> Engine:
     """After a step, in which those that were cancelled leave."""
-    engine = llm._shared._engine
-    assert engine is not None
-    engine.run_step()
-    return engine
+    llm._engine.run_step()
+    return llm._engine
 
 
 @pytest.mark.parametrize("kernels", ["reference", None])
@@ -271,7 +269,7 @@ def test_closing_from_another_thread_ends_streams_and_those_who_wait(llm: LLM) -
 
 def wait_until_closing(llm: LLM) -> None:
     stop, deadline = threading.Event(), time.monotonic() + PATIENCE_S
-    while not llm._shared.is_closed:
+    while not llm._engine.is_closed:
         assert time.monotonic() < deadline
         stop.wait(0.002)
 
@@ -332,7 +330,7 @@ def test_ctrl_c_ends_waiting(llm: LLM) -> None:
     with pytest.raises(KeyboardInterrupt):
         text_of(llm, "world")
     presser.result(PATIENCE_S)
-    assert llm._shared.num_waiting == 0
+    assert llm._engine._steps.num_waiting == 0
     gate.opened.set()
     holder.result(PATIENCE_S)
     assert text_of(llm, "world")

@@ -1,4 +1,4 @@
-"""Steps of the model on the pending tokens of many sequences: counted, timed, watched."""
+"""Prompts in chunks: steps of the model that may pause between layers, counted and timed."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -8,15 +8,14 @@ from functools import partial
 
 import numpy as np
 
-from powerinfer.engine.text import Text
+from powerinfer.engine.text import PROMPT_LOGPROB_ROWS, Text
 from powerinfer.kvcache import KVCache
 from powerinfer.loading.loader import LoadedModel, Progress
 from powerinfer.loading.reading import Reading
-from powerinfer.models.metrics import StepMeter
 from powerinfer.models.paused_step import PausedStep
 from powerinfer.values import FloatArray, IntArray
 
-__all__ = ["Chunk", "Forward", "Prefill"]
+__all__ = ["Chunk", "Prefill", "Prefiller", "next_chunk"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +35,28 @@ class Chunk:
     num_wanted: int
 
 
-class Forward:
-    """Runs steps; changes nothing but the cache and what the texts cost."""
+def next_chunk(text: Text, count: int) -> Chunk | None:
+    """The next tokens of a prompt, at most `count`; None where it is computed."""
+    sequence = text.sequence
+    if not sequence.num_pending:
+        return None
+    wants_all = text.wants_prompt_logprobs
+    most = min(count, PROMPT_LOGPROB_ROWS) if wants_all else count
+    token_ids, is_prompt = sequence.pending_run(most)
+    is_last = not sequence.is_decoding and len(token_ids) == sequence.num_pending
+    return Chunk(text, token_ids, is_prompt, len(token_ids) if wants_all else int(is_last))
 
-    def __init__(self, loaded: LoadedModel, cache: KVCache, reading: Progress | None) -> None:
+
+class Prefiller:
+    """Begins the computation of chunks of prompts; changes nothing but the cache."""
+
+    def __init__(self, loaded: LoadedModel, cache: KVCache, progress: Progress | None) -> None:
         """Prepare.
 
         Args:
             loaded: the model.
             cache: of all sequences.
-            reading: called with (tokens computed, tokens in all) while several are computed.
+            progress: called with (tokens computed, tokens in all) while several are computed.
         """
         self._model = loaded.model
         self._held = loaded.steps.held
@@ -53,29 +64,14 @@ class Forward:
         # A step has one observer, and the model's own comes first.
         watches_layers = loaded.placement is None and loaded.model.observer is None
         num_layers = loaded.model.config.num_layers
-        self._progress = Reading(reading, num_layers, watches_layers=watches_layers)
-        self.meter = StepMeter(loaded.model, loaded.dense_bytes)
-        self._bytes_per_layer = cache.bytes_per_position // num_layers
-
-    def decode(self, texts: Sequence[Text]) -> FloatArray:
-        """Compute the last token of each text: f32[texts, vocab_size] logits behind it."""
-        sequences = [text.sequence for text in texts]
-        parts = [(each.key, each.token_ids[-1:], each.num_computed) for each in sequences]
-        batch = self._cache.batch(parts, [False] * len(parts))
-        with self._held(), self.meter.counting():
-            logits = self._model.forward(batch, self._cache)
-        num_attended = self._model.config.num_attended
-        kv_bytes = [self._bytes_per_layer * num_attended(each.num_computed) for each in sequences]
-        for text, share in zip(texts, self.meter.shares(kv_bytes), strict=True):
-            text.cost.add_decode_step(share)
-        return logits
+        self._progress = Reading(progress, num_layers, watches_layers=watches_layers)
 
     @property
     def num_slices(self) -> int:
         """Parts, about equally long, between which the computation of chunks can pause."""
         return self._model.config.num_layers if self._model.ops.runs_layers_apart else 1
 
-    def prefill(self, chunks: Sequence[Chunk]) -> "Prefill":
+    def begin(self, chunks: Sequence[Chunk]) -> "Prefill":
         """Prepare the computation of chunks.
 
         Args:
