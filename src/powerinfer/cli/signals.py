@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import threading
 import time
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -23,6 +24,8 @@ _TIDYING_S = 2.0
 _AGAIN_AFTER_S = 0.01
 
 _received: list[tuple[int, float]] = []
+# Signals whose error could not be raised.
+_lost: list[int] = []
 
 
 class TerminatedError(SystemExit):
@@ -61,7 +64,10 @@ def exit_code_of_signal() -> int | None:
     return 128 + _received[0][0] if _received else None
 
 
-def _raise(number: int, _frame: FrameType | None) -> None:
+def _raise(number: int, frame: FrameType | None) -> None:
+    if _is_inside_hook(frame):
+        _lost.append(number)
+        return
     now = time.monotonic()
     is_again = bool(_received) and now - _received[-1][1] < _TIDYING_S
     if not is_again:
@@ -69,20 +75,28 @@ def _raise(number: int, _frame: FrameType | None) -> None:
         raise TerminatedError(number)
 
 
+def _is_inside_hook(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code is not _send_again.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
 def _send_again(unraisable: "UnraisableHookArgs") -> None:
     """Send a signal again whose error Python could not raise, because it came inside a `__del__`.
 
-    In a moment and from a thread: here, too, it would be lost.
+    In a moment and from a thread: an error raised in this function would be lost, too.
     """
     error = unraisable.exc_value
-    if not isinstance(error, TerminatedError):
+    if isinstance(error, TerminatedError):
+        _lost.append(error.number)
+    else:
         sys.__unraisablehook__(unraisable)
-        return
-    import threading
-
-    main = threading.main_thread().ident
-    _received.clear()
-    if main is not None:
-        again = threading.Timer(_AGAIN_AFTER_S, signal.pthread_kill, (main, error.number))
+    main, delay = threading.main_thread().ident, _AGAIN_AFTER_S
+    while _lost and main is not None:
+        number = _lost.pop()
+        _received.clear()
+        again = threading.Timer(delay, signal.pthread_kill, (main, number))
         again.daemon = True
         again.start()
+        # Should it come before this function has ended, the next one must come later.
+        delay *= 2
