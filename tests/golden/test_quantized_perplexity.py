@@ -81,5 +81,5 @@ def perplexity(path: Path) -> float:
     """Of the text in the package."""
     with LLM(path, device="cpu", threads=2, context_length=WINDOW) as llm:
         token_ids = llm.encode(bundled_text())
-        scores = [score.nll for score in scored_windows(llm, token_ids, WINDOW)]
-    return math.exp(np.concatenate(scores).mean())
+        scores = [score.token_logprobs for score in scored_windows(llm, token_ids, WINDOW)]
+    return math.exp(-np.concatenate(scores).mean())

@@ -210,8 +210,8 @@ def _score(job: _Job, llm: LLM, name: str) -> tuple[Perplexity, npt.NDArray[np.i
     num_windows = count_windows(job.token_ids, job.plan.window)
     perplexity, top_ids = Perplexity(), []
     for number, score in enumerate(scored_windows(llm, job.token_ids, job.plan.window)):
-        perplexity = perplexity.plus(score.nll)
-        top_ids.append(score.top_ids)
+        perplexity = perplexity.plus(-np.array(score.token_logprobs))
+        top_ids.append(np.array(score.greedy_ids))
         if job.progress is not None:
             job.progress(name, number + 1, num_windows)
     return perplexity, np.concatenate(top_ids)

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from powerinfer.engine.costs import StepCosts
 from powerinfer.engine.policy import Begun, Limits, Policy, PolicyState, StepPlan
 from powerinfer.engine.pool import Pool
-from powerinfer.engine.prefill import Chunk, Prefill, Prefiller, next_chunk
+from powerinfer.engine.prefill import Chunk, Prefill, Prefiller
 from powerinfer.engine.queue import Queue
 from powerinfer.engine.request import EngineStatistics, Output, Request, Ticket
 from powerinfer.engine.text import Text
@@ -433,7 +433,8 @@ class Engine:
     def _begin_prefill(self, plan: StepPlan) -> Prefill | None:
         counts = dict(plan.chunks)
         texts = [text for text in self._queue.running if text.id in counts and not text.is_over]
-        chunks = [chunk for text in texts if (chunk := next_chunk(text, counts[text.id]))]
+        found = [self._prefiller.next_chunk(text, counts[text.id]) for text in texts]
+        chunks = [chunk for chunk in found if chunk is not None]
         chunks.sort(key=lambda chunk: not chunk.is_prompt)
         return self._prefiller.begin(chunks) if chunks else None
 
@@ -446,7 +447,7 @@ class Engine:
         """
         text = chunk.text
         sequence = text.sequence
-        text.note_prompt(logits)
+        text.note_prompt(sequence.num_computed + len(chunk.token_ids), logits)
         if sequence.is_decoding or sequence.num_pending > len(chunk.token_ids):
             sequence.num_computed += len(chunk.token_ids)
             return

@@ -1,7 +1,7 @@
 """The public face of the engine: load a model, generate texts, stream one, talk."""
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -41,7 +41,7 @@ from powerinfer.values import FloatArray
 
 if TYPE_CHECKING:
     from powerinfer.offload.progress import PlacementProgress
-    from powerinfer.prompts.texts import Scorable
+    from powerinfer.prompts.texts import ContextAndContinuation, Scorable
     from powerinfer.scoring.scoring import Score
 
 __all__ = ["LLM", "Prompt"]
@@ -373,14 +373,23 @@ class LLM:
             NumericsError: the model produced NaN or infinity; names the layer.
         """
         from powerinfer.prompts.texts import read_scorables
-        from powerinfer.scoring.scoring import score_texts
+        from powerinfer.scoring.scoring import score_of
 
         loaded = self.loaded
         items = read_scorables(loaded, texts)
-        # The last token of each is never computed.
-        longest = max((len(each.context) + len(each.continuation) - 1 for each in items), default=0)
-        with self._engine.own_sequence(longest) as sequence:
-            return score_texts(loaded, sequence, items)
+        # Sorted, and those of one context one after the other: each leaves its keys and values.
+        order = sorted(set(items))
+        done = _run_all(
+            self._engine,
+            [_scoring(item) for item in order],
+            _WINDOW * loaded.options.parallel,
+            _have_other_contexts,
+        )
+        scores = {
+            item: score_of(ticket.prompt_logprobs or ())
+            for item, (ticket, _) in zip(order, done, strict=True)
+        }
+        return [scores[item] for item in items]
 
     def embed(
         self,
@@ -448,18 +457,22 @@ class LLM:
         )
 
 
-def _generate_all(
-    engine: Engine, requests: Sequence[Request], num_at_once: int
-) -> list[Generation]:
-    """Generate all texts of some requests, side by side with those of others.
+def _run_all(
+    engine: Engine,
+    requests: Sequence[Request],
+    num_at_once: int,
+    may_overlap: Callable[[Request, Request], bool] = lambda _one, _other: True,
+) -> list[tuple[Ticket, list[TextSoFar]]]:
+    """Compute all texts of some requests, side by side with those of others.
 
     Args:
         engine: that computes them.
         requests: all are checked before the first is computed.
         num_at_once: texts that are lined up at the same time; those of others come between.
+        may_overlap: whether two of the requests may run at the same time.
 
     Returns:
-        `n` of each request, in order.
+        The ticket and the `n` texts of each, in order.
 
     Raises:
         PromptError: one can never run.
@@ -472,10 +485,16 @@ def _generate_all(
         ticket: [TextSoFar(ticket, index) for index in range(ticket.request.params.n)]
         for ticket in tickets
     }
+
+    def may_join(ticket: Ticket) -> bool:
+        return sum(each.request.params.n for each in running) < num_at_once and all(
+            may_overlap(ticket.request, each.request) for each in running
+        )
+
     todo, running = deque(tickets), list[Ticket]()
     try:
         while todo or running:
-            while todo and sum(each.request.params.n for each in running) < num_at_once:
+            while todo and may_join(todo[0]):
                 ticket = todo.popleft()
                 running.append(ticket)
                 engine.enter(ticket)
@@ -487,7 +506,15 @@ def _generate_all(
         for ticket in tickets:
             ticket.is_cancelled = True
         raise
-    return [text.generation for ticket in tickets for text in texts[ticket]]
+    return [(ticket, texts[ticket]) for ticket in tickets]
+
+
+def _generate_all(
+    engine: Engine, requests: Sequence[Request], num_at_once: int
+) -> list[Generation]:
+    """The texts of some requests, `n` of each, in order."""
+    done = _run_all(engine, requests, num_at_once)
+    return [text.generation for _, texts in done for text in texts]
 
 
 def _wait_for_any(engine: Engine, tickets: Sequence[Ticket]) -> None:
@@ -513,6 +540,25 @@ def _take(ticket: Ticket, texts: Sequence[TextSoFar]) -> None:
         text.add(output)
         del output
         text.raise_error()
+
+
+def _scoring(item: "ContextAndContinuation") -> Request:
+    """The request that scores a continuation; its last token is never computed."""
+    return Request(
+        prompt_ids=(*item.context, *item.continuation[:-1]),
+        params=SamplingParams(max_tokens=0),
+        prompt_logprobs=1,
+        scored_ids=item.continuation,
+    )
+
+
+def _have_other_contexts(one: Request, other: Request) -> bool:
+    """Whether two requests score continuations of different contexts."""
+    return _context(one) != _context(other)
+
+
+def _context(request: Request) -> Sequence[int]:
+    return request.prompt_ids[: (request.first_scored or 0) + 1]
 
 
 def _checked_marks(is_prompt: Sequence[bool], num_tokens: int) -> list[bool]:

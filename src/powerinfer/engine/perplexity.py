@@ -8,20 +8,20 @@ window is scored, so every scored token has at least half a context before it.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from powerinfer.engine.llm import LLM
-from powerinfer.errors import NumericsError, PromptError
-from powerinfer.sampling.logprobs import logprob_of
-from powerinfer.sampling.sampler import check_finite
+from powerinfer.errors import PromptError
 from powerinfer.tokenizer import Tokenizer
-from powerinfer.values import FloatArray
+
+if TYPE_CHECKING:
+    from powerinfer.scoring.scoring import Score
 
 __all__ = [
     "Perplexity",
-    "WindowScore",
     "count_windows",
     "perplexity_windows",
     "scored_windows",
@@ -69,19 +69,6 @@ class Perplexity:
         return self.value * math.sqrt(variance / (self.num_scored - 1))
 
 
-@dataclass(frozen=True, slots=True)
-class WindowScore:
-    """What the model predicted in one window.
-
-    Attributes:
-        nll: f64[num_scored], negative log likelihood of each scored token.
-        top_ids: i64[num_scored], the likeliest token in each of their places.
-    """
-
-    nll: npt.NDArray[np.float64]
-    top_ids: npt.NDArray[np.int64]
-
-
 def count_windows(token_ids: Sequence[int], window: int) -> int:
     """How many whole windows there are.
 
@@ -112,19 +99,20 @@ def perplexity_windows(llm: LLM, token_ids: Sequence[int], window: int) -> Itera
     """
     estimate = Perplexity()
     for score in scored_windows(llm, token_ids, window):
-        estimate = estimate.plus(score.nll)
+        estimate = estimate.plus(-np.array(score.token_logprobs))
         yield estimate
 
 
-def scored_windows(llm: LLM, token_ids: Sequence[int], window: int) -> Iterator[WindowScore]:
-    """The same, yielding the score of each window.
+def scored_windows(llm: LLM, token_ids: Sequence[int], window: int) -> "Iterator[Score]":
+    """The same, yielding the score of the second half of each window.
 
     Raises:
         PromptError: as for `perplexity_windows`.
         NumericsError: likewise.
     """
+    half = window // 2 + 1
     for tokens in text_windows(llm.loaded.tokenizer, token_ids, window):
-        yield _score(llm, tokens)
+        yield from llm.score([(tokens[:half], tokens[half:])])
 
 
 def text_windows(
@@ -140,35 +128,3 @@ def text_windows(
         if tokenizer.add_bos and tokenizer.bos_id is not None:
             tokens[0] = tokenizer.bos_id
         yield tokens
-
-
-def _score(llm: LLM, tokens: list[int]) -> WindowScore:
-    """Score each token behind the middle, given all before it."""
-    sequence = llm.new_sequence()
-    first = len(tokens) // 2
-    nll, top_ids = [], []
-    position = 0
-    # The last token predicts nothing that is scored, but the peer computes it too: not needed here.
-    batch_size = llm.loaded.options.batch_size
-    while position < len(tokens) - 1:
-        part = tokens[position : min(position + batch_size, len(tokens) - 1)]
-        num_scored = max(0, min(len(part), position + len(part) - first))
-        logits = sequence.extend_scored(part, max(1, num_scored))
-        position += len(part)
-        if num_scored:
-            targets = tokens[position - num_scored + 1 : position + 1]
-            nll.append(_nll(llm, sequence.token_ids, logits, targets))
-            top_ids.append(logits.argmax(axis=1))
-    return WindowScore(np.concatenate(nll), np.concatenate(top_ids))
-
-
-def _nll(
-    llm: LLM, token_ids: list[int], logits: FloatArray, targets: Sequence[int]
-) -> npt.NDArray[np.float64]:
-    """Negative log softmax of f32[num_scored, vocab_size] at the targets."""
-    try:
-        check_finite(logits)
-    except NumericsError as error:
-        raise llm.loaded.explain_non_finite(token_ids, error) from error
-    # By rows, so that no second array of all logits is made.
-    return np.array([-logprob_of(row, target) for row, target in zip(logits, targets, strict=True)])

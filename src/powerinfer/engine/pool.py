@@ -126,16 +126,18 @@ class Pool:
     def _reuse(self, text: Text) -> int:
         """Share what earlier texts left: how many positions of it.
 
-        The last token of the prompt is computed in any case, as its logits are wanted.
+        Tokens whose logits are wanted are computed in any case.
         """
         sequence, request = text.sequence, text.ticket.request
-        if not request.reuses_prefix or request.prompt_logprobs is not None:
+        first = request.first_scored
+        limit = len(sequence.token_ids) - 1 if first is None else first
+        if not request.reuses_prefix or not limit:
             return 0
         found = self.tree.match(
             sequence.token_ids,
             sequence.marks,
             shares_answers=request.shares_answers,
-            limit=len(sequence.token_ids) - 1,
+            limit=limit,
         )
         num_found = found.num_positions
         self.tree.share(sequence.key, found)

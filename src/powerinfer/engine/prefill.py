@@ -8,14 +8,17 @@ from functools import partial
 
 import numpy as np
 
-from powerinfer.engine.text import PROMPT_LOGPROB_ROWS, Text
+from powerinfer.engine.text import Text
 from powerinfer.kvcache import KVCache
 from powerinfer.loading.loader import LoadedModel, Progress
 from powerinfer.loading.reading import Reading
 from powerinfer.models.paused_step import PausedStep
 from powerinfer.values import FloatArray, IntArray
 
-__all__ = ["Chunk", "Prefill", "Prefiller", "next_chunk"]
+__all__ = ["Chunk", "Prefill", "Prefiller"]
+
+# Of the logits of a chunk all of which are wanted: 110 rows of 152k entries.
+_LOGITS_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +38,6 @@ class Chunk:
     num_wanted: int
 
 
-def next_chunk(text: Text, count: int) -> Chunk | None:
-    """The next tokens of a prompt, at most `count`; None where it is computed."""
-    sequence = text.sequence
-    if not sequence.num_pending:
-        return None
-    wants_all = text.wants_prompt_logprobs
-    most = min(count, PROMPT_LOGPROB_ROWS) if wants_all else count
-    token_ids, is_prompt = sequence.pending_run(most)
-    is_last = not sequence.is_decoding and len(token_ids) == sequence.num_pending
-    return Chunk(text, token_ids, is_prompt, len(token_ids) if wants_all else int(is_last))
-
-
 class Prefiller:
     """Begins the computation of chunks of prompts; changes nothing but the cache."""
 
@@ -61,6 +52,7 @@ class Prefiller:
         self._model = loaded.model
         self._held = loaded.steps.held
         self._cache = cache
+        self._most_rows = max(1, _LOGITS_BYTES // (4 * loaded.model.config.vocab_size))
         # A step has one observer, and the model's own comes first.
         watches_layers = loaded.placement is None and loaded.model.observer is None
         num_layers = loaded.model.config.num_layers
@@ -70,6 +62,21 @@ class Prefiller:
     def num_slices(self) -> int:
         """Parts, about equally long, between which the computation of chunks can pause."""
         return self._model.config.num_layers if self._model.ops.runs_layers_apart else 1
+
+    def next_chunk(self, text: Text, count: int) -> Chunk | None:
+        """The next tokens of a prompt, at most `count`; None where it is computed."""
+        sequence, first = text.sequence, text.first_scored
+        if not sequence.num_pending:
+            return None
+        start = sequence.num_computed
+        if first is not None:
+            count = min(count, max(first - start, 0) + self._most_rows)
+        token_ids, is_prompt = sequence.pending_run(count)
+        is_last = not sequence.is_decoding and len(token_ids) == sequence.num_pending
+        num_wanted = int(is_last)
+        if first is not None:
+            num_wanted = max(0, start + len(token_ids) - max(start, first))
+        return Chunk(text, token_ids, is_prompt, num_wanted)
 
     def begin(self, chunks: Sequence[Chunk]) -> "Prefill":
         """Prepare the computation of chunks.

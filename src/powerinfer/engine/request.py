@@ -25,8 +25,10 @@ class Request:
         marks: of each prompt token whether it was given and not an answer of before
             (`Batch.is_prompt`); None: all were given.
         prompt_logprobs: how many of the likeliest tokens to list in each place of the prompt, 0 for
-            the prompt's own alone; None: nothing of the prompt is reported. The whole prompt is
-            computed then.
+            the prompt's own alone; None: nothing of the prompt is reported.
+        scored_ids: tokens whose log probabilities `prompt_logprobs` asks for, the last of which
+            follows the prompt: as many places at its end are reported. None: all tokens of the
+            prompt but its first. What comes before is computed without logits, or reused.
         reuses_prefix: take keys and values of earlier requests where they begin alike.
         shares_answers: of generated tokens, too, so that the bits depend on what is reused.
     """
@@ -35,8 +37,16 @@ class Request:
     params: SamplingParams
     marks: Sequence[bool] | None = None
     prompt_logprobs: int | None = None
+    scored_ids: Sequence[int] | None = None
     reuses_prefix: bool = True
     shares_answers: bool = False
+
+    @property
+    def first_scored(self) -> int | None:
+        """Position of the first token whose logits are wanted as such; None: of no token's."""
+        if self.prompt_logprobs is None:
+            return None
+        return 0 if self.scored_ids is None else len(self.prompt_ids) - len(self.scored_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from powerinfer.sampling.stop import StopMatcher
 from powerinfer.tokenizer import Tokenizer
 from powerinfer.values import FloatArray
 
-__all__ = ["PROMPT_LOGPROB_ROWS", "PromptLogprobs", "Text"]
+__all__ = ["PromptLogprobs", "Text"]
 
 
 class Text:
@@ -56,19 +56,23 @@ class Text:
         self.is_over = self.has_failed = False
         self._loaded = loaded
         self._params = replace(request.params, seed=ticket.seed + index)
-        self._sampler = new_sampler(tokenizer, self._params, request.prompt_ids)
+        # A text without tokens of its own needs nothing that takes long on a long prompt.
+        known = () if self._params.max_tokens == 0 else request.prompt_ids
+        self._sampler = new_sampler(tokenizer, self._params, known)
         self._stops = StopMatcher(self._params.stop_strings)
         # The decoder must know the prompt: a text drops a first space only at its beginning.
-        self._decoder = tokenizer.new_stream(request.prompt_ids)
+        self._decoder = tokenizer.new_stream(known)
         self._token_ids = list(request.prompt_ids)
         self._num_prompt = len(self._token_ids)
         wants = index == 0 and request.prompt_logprobs is not None
         self._prompt_logprobs = PromptLogprobs(request, tokenizer) if wants else None
 
     @property
-    def wants_prompt_logprobs(self) -> bool:
-        """Logits of all of the prompt are wanted."""
-        return self._prompt_logprobs is not None and not self.sequence.is_decoding
+    def first_scored(self) -> int | None:
+        """Position of the prompt from which on all logits are wanted; None: those of its end."""
+        if self._prompt_logprobs is None or self.sequence.is_decoding:
+            return None
+        return self._prompt_logprobs.first
 
     @property
     def cost(self) -> CostMeter:
@@ -80,18 +84,18 @@ class Text:
         """Tokens generated."""
         return len(self._token_ids) - self._num_prompt
 
-    def note_prompt(self, logits: FloatArray) -> None:
-        """Take the logits of a chunk of the prompt, where they are wanted.
+    def note_prompt(self, end: int, logits: FloatArray) -> None:
+        """Take logits of the prompt, where they are wanted.
 
         Args:
-            logits: f32[num_tokens, vocab_size] behind each of its tokens.
+            end: position after the last of them.
+            logits: f32[num_positions, vocab_size].
         """
-        found, sequence = self._prompt_logprobs, self.sequence
-        if found is None or sequence.is_decoding:
+        found = self._prompt_logprobs
+        if found is None or self.sequence.is_decoding or not len(logits):
             return
-        start, end = sequence.num_computed, sequence.num_computed + len(logits)
         try:
-            logprobs = found.add(start, logits)
+            logprobs = found.add(end - len(logits), logits)
         except NumericsError as error:
             self.fail(self._explained(error, end))
             return
@@ -264,40 +268,43 @@ class _State(NamedTuple):
     decoder: tuple[bool, tuple[bytes, int]]
 
 
-PROMPT_LOGPROB_ROWS = 64
-"""Tokens of a chunk whose logits are wanted: at 152k entries these take 40 MB."""
-
-
 class PromptLogprobs:
-    """Collects them; each but the first token of a prompt has one."""
+    """Collects the log probabilities of tokens of a prompt, from logits that come in chunks.
+
+    Attributes:
+        first: position after which the first of them stands.
+    """
 
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
         """Start with none.
 
         Args:
-            request: whose prompt it is.
+            request: which asks for them.
             tokenizer: of the model.
         """
-        self._token_ids = list(request.prompt_ids)
+        scored = request.scored_ids
+        self.first = request.first_scored or 0
+        self._token_ids = list(request.prompt_ids[1:] if scored is None else scored)
         self._num_top = request.prompt_logprobs or 0
         self._piece = tokenizer.piece
         self._found: list[TokenLogprob] = []
 
     def add(self, start: int, logits: FloatArray) -> tuple[TokenLogprob, ...]:
-        """Take the logits of a chunk; returns what there is so far.
+        """Take the logits of some positions; returns what there is so far.
 
         Args:
-            start: position of its first token.
-            logits: f32[num_tokens, vocab_size] behind each of its tokens.
+            start: the first of them.
+            logits: f32[num_positions, vocab_size].
 
         Raises:
             NumericsError: one is NaN or infinite.
         """
-        followers = self._token_ids[start + 1 : start + 1 + len(logits)]
+        at = start - self.first
+        followers = self._token_ids[at : at + len(logits)]
         rows = logits[: len(followers)]
-        for row in rows:
-            check_finite(row)
-        self._found[start:] = [
+        if len(rows):
+            check_finite(rows)
+        self._found[at:] = [
             token_logprob(row, token_id, self._num_top, self._piece)
             for row, token_id in zip(rows, followers, strict=True)
         ]

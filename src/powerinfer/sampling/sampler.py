@@ -166,6 +166,8 @@ def check_finite(logits: FloatArray, highest: float | None = None) -> None:
 
 def largest(logits: FloatArray, count: int) -> Ids:
     """Ids of the `count` largest logits, largest first, lower id first among equals."""
+    if count == 1:
+        return np.array([logits.argmax()])
     if count >= len(logits):
         return np.argsort(-logits, kind="stable")
     ids = np.flatnonzero(logits >= _lower_bound(logits, count))

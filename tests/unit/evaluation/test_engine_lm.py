@@ -16,7 +16,9 @@ from lm_eval.api.instance import Instance
 from powerinfer import LLM, SamplingParams
 from powerinfer.errors import PromptError, TokenizerError
 from powerinfer.evaluation.engine_lm import EngineLM
+from powerinfer.models import Model
 from powerinfer.sampling.logprobs import logprob_of
+from powerinfer.values import Batch
 from tolerances import assert_close
 from transformers_cases import Case
 from transformers_tokenizer import BOS_ID, VOCAB_SIZE, as_metadata, as_transformers
@@ -185,19 +187,19 @@ def test_a_shared_context_changes_no_bit(llm: LLM) -> None:
 
 def test_a_context_is_computed_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[int] = []
-    sequence = type(llm.new_sequence())
-    real = sequence.extend_scored
+    real = Model.forward
 
-    def counted(self: Any, token_ids: Any, num_wanted: int) -> Any:
-        computed.append(len(token_ids))
-        return real(self, token_ids, num_wanted)
+    def counted(self: Model, batch: Batch, *args: Any, **options: Any) -> Any:
+        computed.append(batch.num_tokens)
+        return real(self, batch, *args, **options)
 
-    monkeypatch.setattr(sequence, "extend_scored", counted)
+    monkeypatch.setattr(Model, "forward", counted)
     lm = EngineLM(llm)
     lm.loglikelihood(_requests("loglikelihood", PAIRS[:3]))
     context, *_ = (lm._encode_pair(*pair) for pair in PAIRS[:1])
     ends = [len(lm._encode_pair(*pair)[1]) - 1 for pair in PAIRS[:3]]
-    assert sum(computed) == len(context[0]) + sum(ends)
+    # The last token of the context is computed for each: the logits after it are wanted.
+    assert sum(computed) == len(context[0]) + sum(ends) + 2
 
 
 def test_progress_reaches_the_end(llm: LLM) -> None:

@@ -96,19 +96,21 @@ def perplexity(
 
 
 class _TokensRead:
-    """Adds up the steps of all windows, each of which reports for itself how far it is."""
+    """Adds up the windows, each of which reports for itself how far it is."""
 
     def __init__(self) -> None:
         self.bar = ProgressBar("perplexity", unit="tokens", delay_s=0.5)
-        self.total, self.what = 0, "perplexity"
+        self.window, self.num_windows, self.what = 0, 0, "perplexity"
         self._before = 0
 
-    def __call__(self, done: int, step_total: int) -> None:
-        """Show how far all of it is: (tokens computed, tokens in all) of one step."""
-        if self.total:
-            self.bar(self._before + done, self.total, self.what)
-        if done == step_total:
-            self._before += done
+    def __call__(self, done: int, of_window: int) -> None:
+        """Show how far all of it is: (tokens computed, tokens to be computed) of one window."""
+        if self.num_windows:
+            # Tokens that were found in the cache are not computed.
+            done += self.window - of_window
+            self.bar(self._before + done, self.num_windows * self.window, self.what)
+            if done == self.window:
+                self._before += done
 
 
 def _measure(llm: "LLM", content: bytes, window: int, reading: _TokensRead) -> "Perplexity":
@@ -117,7 +119,7 @@ def _measure(llm: "LLM", content: bytes, window: int, reading: _TokensRead) -> "
 
     token_ids = llm.loaded.tokenizer.encode(content)
     # The last token of a window predicts nothing, and is not computed.
-    reading.total = count_windows(token_ids, window) * (window - 1)
+    reading.num_windows, reading.window = count_windows(token_ids, window), window - 1
     estimate = Perplexity()
     for estimate in perplexity_windows(llm, token_ids, window):
         reading.what = f"perplexity {estimate.value:.4f}"
