@@ -1,14 +1,17 @@
-"""The kinds of values that options have: what Python may pass, and how it is converted.
+"""Checks of option values: what Python callers may pass, and what it is converted to.
 
-Importing this module must stay fast, because `--help` needs it.
+Each check takes any object and returns the value to keep. It raises ValueError, whose text says
+what the value must be, or a PowerInferError where it has more to say. `--help` imports this module,
+so it must import quickly.
 """
 
 import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Generic, TypeVar, cast
+from typing import TypeGuard
 
 from powerinfer import _plugins
 from powerinfer.errors import PromptError
@@ -17,215 +20,159 @@ from powerinfer.options.token_bias import TokenBias
 __all__ = [
     "SOLVER_NAMES",
     "Choice",
-    "FilePath",
-    "Functions",
-    "Kind",
-    "LogitBias",
     "Number",
-    "Share",
-    "Switch",
-    "Text",
-    "Texts",
     "WholeNumber",
     "as_python",
     "read_activation",
     "read_device",
+    "read_functions",
     "read_kernels",
+    "read_logit_bias",
+    "read_path",
+    "read_share",
     "read_solver",
     "read_sparsity",
+    "read_switch",
+    "read_texts",
 ]
 
-# A new solver is one new file, and shows in help and messages.
+# File names alone, so that a new solver is one new file and help stays fast.
 _SOLVERS = _plugins.keys("powerinfer.placement.solvers")
 SOLVER_NAMES = ", ".join(_SOLVERS)
 
-T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 _DEVICE = re.compile(r"cpu|auto|cuda(:\d{1,3})?")
-# Beyond any logit, and a sum with one is still a finite f32.
+# Exceeds any logit, and a sum with it is still a finite f32.
 _LARGEST_BIAS = 1e9
 
 
 def as_python(value: object) -> object:
-    """A scalar of numpy, or an array without dimensions, as Python's own number; else `value`."""
+    """Convert a NumPy scalar or zero-dimensional array to Python's number; pass the rest on."""
     item = getattr(value, "item", None)
-    # The shape tells them from other things with items, without importing numpy.
+    # Told by the shape, because importing numpy would slow `--help` down.
     if callable(item) and getattr(value, "shape", None) == ():
         number: object = item()
         return number
     return value
 
 
-class Kind(Generic[T_co]):
-    """A kind of value: what Python may pass, and how it is converted.
+@dataclass(frozen=True)
+class WholeNumber:
+    """Check for a whole number from `low` to `high`; `note` ends the message."""
 
-    Attributes:
-        is_hashable: of the values that `read` returns.
+    low: int
+    high: int | None = None
+    note: str = ""
+
+    def __call__(self, value: object) -> int:
+        """Return the number."""
+        if _is_whole(value) and _is_within(value, self.low, self.high):
+            return value
+        limits = (
+            f", {self.low} or more" if self.high is None else f" from {self.low} to {self.high}"
+        )
+        raise ValueError(f"a whole number{limits}{self.note}")
+
+
+@dataclass(frozen=True)
+class Number:
+    """Check for a finite number from `low` to `high`; `is_open` excludes `low` itself.
+
+    `wanted` completes the message "must be ...".
     """
 
-    is_hashable: ClassVar[bool] = True
+    low: float
+    high: float | None
+    wanted: str
+    is_open: bool = False
 
-    def read(self, value: object) -> T_co:
-        """Check a value and convert it; reading the result again changes nothing.
-
-        Raises:
-            ValueError: it is of another kind; the text of the error says what is wanted.
-            PowerInferError: as above, where a parser has more to say.
-        """
-        raise NotImplementedError
-
-
-class WholeNumber(Kind[int]):
-    """A whole number from `low` to `high`; `note` explains a special value."""
-
-    def __init__(self, low: int, high: int | None = None, note: str = "") -> None:
-        """Keep the limits, which belong to the range."""
-        self.low, self.high, self.note = low, high, note
-
-    def read(self, value: object) -> int:
-        """See `Kind`."""
-        if not isinstance(value, int) or isinstance(value, bool) or not self._holds(value):
-            limits = (
-                f", {self.low} or more" if self.high is None else f" from {self.low} to {self.high}"
-            )
-            raise ValueError(f"a whole number{limits}{self.note}")
-        return value
-
-    def _holds(self, value: int) -> bool:
-        return value >= self.low and (self.high is None or value <= self.high)
-
-
-class Number(Kind[float]):
-    """A finite number from `low` to `high`; `is_open` excludes `low` itself."""
-
-    def __init__(
-        self, low: float, high: float | None, wanted: str, *, is_open: bool = False
-    ) -> None:
-        self.low, self.high, self.wanted, self.is_open = low, high, wanted, is_open
-
-    def read(self, value: object) -> float:
-        """See `Kind`."""
+    def __call__(self, value: object) -> float:
+        """Return the number."""
         if (
-            not isinstance(value, int | float)
-            or isinstance(value, bool)
-            or not abs(value) <= sys.float_info.max  # as `math.isfinite`, which refuses long ints
-            or not self.low <= value <= (math.inf if self.high is None else self.high)
+            not _is_number(value)
+            # Unlike `math.isfinite`, this takes integers too large for a float.
+            or not abs(value) <= sys.float_info.max
+            or not _is_within(value, self.low, self.high)
             or (self.is_open and value == self.low)
         ):
             raise ValueError(self.wanted)
         return value
 
 
-class Share(Kind[float]):
-    """A share above 0, at most 1."""
+@dataclass(frozen=True)
+class Choice:
+    """Check for one of a few names; `what` is the noun in the message."""
 
-    def read(self, value: object) -> float:
-        """See `Kind`."""
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1:
-            raise ValueError("above 0 and at most 1")
-        return value
+    what: str
+    names: tuple[str, ...]
 
-
-class Switch(Kind[bool]):
-    """True or False, on the command line a flag without a value."""
-
-    def read(self, value: object) -> bool:
-        """See `Kind`."""
-        if not isinstance(value, bool):
-            raise ValueError("True or False")
-        return value
-
-
-class Choice(Kind[str]):
-    """One of a few names."""
-
-    def __init__(self, what: str, *names: str) -> None:
-        self.what, self.names = what, names
-
-    def read(self, value: object) -> str:
-        """See `Kind`."""
+    def __call__(self, value: object) -> str:
+        """Return the name."""
         if value not in self.names:
             raise _plugins.unsupported(self.what, value, self.names)
         return str(value)
 
 
-class FilePath(Kind[Path]):
-    """The path of a file; an empty one would mean the current folder."""
-
-    def read(self, value: object) -> Path:
-        """See `Kind`."""
-        if not isinstance(value, str | Path) or value == "":
-            raise ValueError("the path of a file")
-        return Path(value)
+def read_share(value: object) -> float:
+    """Check for a share above 0, at most 1."""
+    if not _is_number(value) or not 0 < value <= 1:
+        raise ValueError("above 0 and at most 1")
+    return value
 
 
-class Text(Kind[T_co]):
-    """A text that a parser reads; the parser gets whatever Python passed."""
-
-    def __init__(self, parse: Callable[[object], T_co]) -> None:
-        self.parse = parse
-
-    def read(self, value: object) -> T_co:
-        """See `Kind`."""
-        return self.parse(value)
+def read_switch(value: object) -> bool:
+    """Check for True or False; on the command line a flag without a value."""
+    if not isinstance(value, bool):
+        raise ValueError("True or False")
+    return value
 
 
-class Texts(Kind[str | Sequence[str]]):
-    """One text or several, none of them empty; several become a tuple."""
-
-    def read(self, value: object) -> str | Sequence[str]:
-        """See `Kind`."""
-        texts = [value] if isinstance(value, str) else value
-        if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
-            raise ValueError("a text or a list of texts")
-        if not all(texts):
-            raise ValueError("a text that is not empty: an empty one stops before the first token")
-        return value if isinstance(value, str) else tuple(texts)
+def read_path(value: object) -> Path:
+    """Convert the path of a file; refuse an empty one, which would mean the current folder."""
+    if not isinstance(value, str | Path) or value == "":
+        raise ValueError("the path of a file")
+    return Path(value)
 
 
-class LogitBias(Kind[Mapping[int, float]]):
-    """What is added to the logits of some tokens, by token id; minus infinity bans a token."""
-
-    is_hashable = False
-
-    def read(self, value: object) -> Mapping[int, float]:
-        """See `Kind`; nobody can change the result."""
-        if not isinstance(value, Mapping):
-            raise ValueError(_BIAS)
-        pairs = [(as_python(token_id), as_python(bias)) for token_id, bias in value.items()]
-        read = {
-            token_id: float(bias)
-            for token_id, bias in pairs
-            if isinstance(token_id, int)
-            and not isinstance(token_id, bool)
-            and token_id >= 0
-            and isinstance(bias, int | float)
-            and not isinstance(bias, bool)
-            and (abs(bias) <= _LARGEST_BIAS or bias == -math.inf)
-        }
-        if len(read) < len(pairs):
-            raise ValueError(_BIAS)
-        return TokenBias(read)
+def read_texts(value: object) -> str | tuple[str, ...]:
+    """Check for one text or several, none of them empty; turn several into a tuple."""
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise ValueError("a text or a list of texts")
+    if not all(texts):
+        raise ValueError("a text that is not empty: an empty one stops before the first token")
+    return value if isinstance(value, str) else tuple(texts)
 
 
-_BIAS = (
+def read_functions(value: object) -> tuple[Callable[..., object], ...]:
+    """Check for several functions; turn them into a tuple."""
+    if not isinstance(value, Sequence) or not all(callable(each) for each in value):
+        raise ValueError("a list of functions")
+    return tuple(value)
+
+
+def read_logit_bias(value: object) -> TokenBias:
+    """Convert a mapping from token ids to biases; minus infinity bans a token."""
+    if not isinstance(value, Mapping):
+        raise ValueError(_BIASES)
+    biases: dict[int, float] = {}
+    for key, each in value.items():
+        token_id, bias = as_python(key), as_python(each)
+        if not (_is_whole(token_id) and token_id >= 0 and _is_number(bias)):
+            raise ValueError(_BIASES)
+        if not (abs(bias) <= _LARGEST_BIAS or bias == -math.inf):
+            raise ValueError(_BIASES)
+        biases[token_id] = float(bias)
+    return TokenBias(biases)
+
+
+_BIASES = (
     "a dictionary of token ids and what is added to their logits, from -1e9 to 1e9, or -inf for "
     "tokens that must not be chosen"
 )
 
 
-class Functions(Kind[Sequence[T]]):
-    """Several functions; they become a tuple."""
-
-    def read(self, value: object) -> Sequence[T]:
-        """See `Kind`."""
-        if not isinstance(value, Sequence) or not all(callable(each) for each in value):
-            raise ValueError("a list of functions")
-        return cast("tuple[T, ...]", tuple(value))
-
-
 def read_sparsity(value: object) -> str:
-    """Check the name of a sparsity: `off`, `auto`, or what predictors can be; in lower case."""
+    """Check for `off`, `auto` or the name of a predictor; return it in lower case."""
     name = str(value).strip().lower()
     if name not in ("off", "auto"):
         from powerinfer.predictors import parse_kind
@@ -235,7 +182,7 @@ def read_sparsity(value: object) -> str:
 
 
 def read_activation(value: object) -> str:
-    """Check the name of an activation, FatReLU with its threshold."""
+    """Check for the name of an activation; FatReLU includes its threshold."""
     from powerinfer.models.activation import parse_activation
 
     parse_activation(str(value))
@@ -243,12 +190,12 @@ def read_activation(value: object) -> str:
 
 
 def read_kernels(value: object) -> str | None:
-    """Take any name; an empty one, as of an environment variable, means none was given."""
+    """Take any name; an empty one, such as an empty environment variable, stands for None."""
     return str(value) or None
 
 
 def read_device(value: object) -> str:
-    """Check the name of a device; in lower case."""
+    """Check for the name of a device; return it in lower case."""
     name = str(value).strip().lower()
     if not _DEVICE.fullmatch(name):
         raise PromptError(f"device must be cpu, cuda, cuda:N or auto, got {name!r:.60}")
@@ -256,8 +203,21 @@ def read_device(value: object) -> str:
 
 
 def read_solver(value: object) -> str:
-    """Check the name of a placement solver, from the file names alone; in lower case."""
+    """Check for the name of a placement solver; return it in lower case."""
     name = str(value).strip().lower()
     if name not in _SOLVERS:
         raise _plugins.unsupported("solver", name, _SOLVERS)
     return name
+
+
+# Python counts True and False as numbers.
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_within(value: float, low: float, high: float | None) -> bool:
+    return low <= value and (high is None or value <= high)

@@ -14,7 +14,7 @@ from powerinfer.values import FloatArray
 __all__ = ["check_pooling", "embed_texts"]
 
 _MEAN, _LAST = "mean", "last"
-_POOLINGS = Choice("pooling", _MEAN, _LAST)
+_POOLINGS = Choice("pooling", (_MEAN, _LAST))
 
 
 def check_pooling(pooling: object) -> None:
@@ -23,7 +23,7 @@ def check_pooling(pooling: object) -> None:
     Raises:
         UnsupportedError: there is no such way; names those there are.
     """
-    _POOLINGS.read(pooling)
+    _POOLINGS(pooling)
 
 
 def embed_texts(

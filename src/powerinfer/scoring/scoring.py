@@ -64,9 +64,8 @@ def prompt_logits(
     num_wanted = len(token_ids)
     if last is not None:
         try:
-            num_wanted = WholeNumber(1, len(token_ids), ", the length of the prompt").read(
-                as_python(last)
-            )
+            check = WholeNumber(1, len(token_ids), ", the length of the prompt")
+            num_wanted = check(as_python(last))
         except ValueError as error:
             raise PromptError(f"last must be {error}, got {repr(last)[:60]}") from None
     logits = sequence.extend_scored(token_ids, num_wanted)

@@ -38,7 +38,7 @@ def test_minus_one_is_none_in_python(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["seed", "sed"])
 def test_parameters_cannot_be_changed(name: str) -> None:
-    with pytest.raises(FrozenInstanceError, match=f"cannot be changed.*{name}"):
+    with pytest.raises(FrozenInstanceError, match=f"cannot assign to field '{name}'"):
         setattr(SamplingParams(), name, 5)
 
 

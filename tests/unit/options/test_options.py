@@ -3,8 +3,10 @@
 import ast
 import logging
 import re
+from dataclasses import fields, replace
+from inspect import isfunction
 from pathlib import Path
-from typing import Literal, get_type_hints
+from typing import Literal, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from command_line import assert_error, invoke
 from powerinfer import LLM, SamplingParams
 from powerinfer.cli.flags.flags import in_flags
 from powerinfer.cli.main import WarningFormatter, main
-from powerinfer.errors import PowerInferError, PromptError
+from powerinfer.errors import PowerInferError, PromptError, UnsupportedError
 from powerinfer.options.llm_options import LLMOptions
 from powerinfer.options.option import options_of
 from powerinfer.options.options import EngineOptions, engine_options
@@ -65,8 +67,29 @@ def test_options_may_be_scalars_of_numpy() -> None:
 
 def test_defaults_pass_their_own_checks() -> None:
     for table in (EngineOptions, SamplingParams):
-        for name, option in options_of(table).items():
-            assert option.read(name, option.default) == option.default
+        made = table()
+        for field in fields(table):
+            assert getattr(made, field.name) == field.default
+
+
+def test_checks_return_the_types_of_their_fields() -> None:
+    """A type checker does not look into annotations. Other tests compare sequences and mappings."""
+    for table in (EngineOptions, SamplingParams):
+        for field in fields(table):
+            hint, option = get_args(field.type)
+            check = option.check if isfunction(option.check) else type(option.check).__call__
+            returned = get_type_hints(check)["return"]
+            is_same = returned == hint or returned in get_args(hint)
+            assert is_same or field.name in ("logit_bias", "logits_processors", "stop"), field.name
+
+
+def test_changed_options_are_checked_like_new_ones() -> None:
+    options = replace(engine_options(threads=3), sparsity=" OFF")
+    assert options == engine_options(threads=3, sparsity="off")
+    with pytest.raises(PromptError, match="option threads must be a whole number"):
+        replace(options, threads=0)
+    with pytest.raises(UnsupportedError, match="Did you mean 'threads'"):
+        replace(options, thread=3)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("command", ["run", "chat"])
@@ -75,9 +98,10 @@ def test_flags_have_the_defaults_of_python(command: str) -> None:
     assert found is not None
     parameters = {parameter.name: parameter for parameter in found.params}
     for table in (EngineOptions, SamplingParams):
+        defaults = {field.name: field.default for field in fields(table)}
         for name, option in options_of(table).items():
             if name in parameters and name != "max_tokens":
-                assert parameters[name].default == option.default
+                assert parameters[name].default == defaults[name]
                 assert {*parameters[name].opts, *parameters[name].secondary_opts} == {
                     flag for flags in option.flags for flag in flags.split("/")
                 }

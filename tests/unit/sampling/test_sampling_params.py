@@ -153,13 +153,16 @@ def test_a_parameter_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     original = Option.read
 
-    def counting(self: Option[object], name: str, value: object, what: str = "option") -> object:
+    def counting(self: Option, name: str, value: object, what: str = "option") -> object:
         read.append(name)
         return original(self, name, value, what)
 
     monkeypatch.setattr(Option, "read", counting)
-    SamplingParams(top_k=3)
-    assert sorted(read) == sorted(options_of(SamplingParams))
+    params = SamplingParams(top_k=3)
+    # None needs no reading.
+    assert read == [
+        name for name in options_of(SamplingParams) if getattr(params, name) is not None
+    ]
 
 
 def test_types_can_be_asked_for_at_run_time() -> None:

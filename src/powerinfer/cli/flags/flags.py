@@ -1,13 +1,12 @@
-"""Flags made from the tables of options, which Python and the command line share.
+"""Click options built from the fields of `EngineOptions` and `SamplingParams`, and their values.
 
-The tables are `engine.options.EngineOptions` and `engine.sampling_params.SamplingParams`.
+A field's annotation holds an `Option`: its check, which Python callers share, its flags and help.
 """
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import partial
-from typing import TypeVar, cast
+from dataclasses import fields, replace
+from typing import Any, TypeVar, cast
 
 import click
 
@@ -19,7 +18,7 @@ from powerinfer.options.llm_options import LLMOptions
 from powerinfer.options.option import Option, options_of
 from powerinfer.options.options import EngineOptions
 from powerinfer.options.vram_budget import VramBudget
-from powerinfer.sampling.grammar.option_kinds import GrammarSource, JsonSchema
+from powerinfer.sampling.grammar.option_kinds import read_grammar, read_json_schema
 from powerinfer.sampling.sampling_params import FORMS, SamplingParams
 
 __all__ = [
@@ -35,6 +34,13 @@ __all__ = [
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
+_OPTIONS = options_of(EngineOptions) | options_of(SamplingParams)
+_DEFAULTS: dict[str, object] = {
+    field.name: field.default
+    for table in (EngineOptions, SamplingParams)
+    for field in fields(table)
+}
+
 # Larger limits are checked, but not shown in the help.
 _LARGEST_LIMIT_SHOWN = 1 << 20
 
@@ -45,17 +51,26 @@ def flag(
     help: str | None = None,  # noqa: A002  as click calls it
     default: object = None,
 ) -> Callable[[Command], Command]:
-    """The flag of an option of the tables, as a decorator for a command.
+    """Create a decorator that adds an option's flag to a command.
 
     Args:
-        name: of the option; the command gets the value under it.
-        help: instead of the table's, where the option means something else to a command.
+        name: field of `EngineOptions` or `SamplingParams`; the command's parameter has this name.
+        help: replaces the help of the field where the option means something else to a command.
         default: likewise.
     """
     option = _OPTIONS[name]
     if default is None:
-        default = option.default
-    is_switch = isinstance(option.kind, kinds.Switch)
+        default = _DEFAULTS[name]
+    is_switch = option.check is kinds.read_switch
+
+    def read(_context: click.Context, _parameter: click.Parameter, value: object) -> object:
+        if value in (None, option.none):
+            return None
+        try:
+            return option.read(_first_flag(name), value)
+        except PromptError as error:
+            raise click.BadParameter(in_flags(error)) from None
+
     return click.option(
         *option.flags,
         name,
@@ -63,107 +78,110 @@ def flag(
         default=default,
         show_default=bool(default) and not is_switch,
         is_flag=is_switch,
-        multiple=isinstance(option.kind, kinds.Texts),
+        multiple=option.check is kinds.read_texts,
         metavar=option.metavar,
         envvar=option.variable,
         show_envvar=option.variable is not None,
-        callback=_reading(name, option),
+        callback=read,
         help=help or option.help,
     )
 
 
 def add_flags(command: Command, *flags: Callable[[Command], Command]) -> Command:
-    """Add flags to a command; the first one stands first in its help."""
+    """Add flags to a command; help lists them in the order given."""
     for decorate in reversed(flags):
         command = decorate(command)
     return command
 
 
 def llm_options(flags: Mapping[str, object], vram_budget: VramBudget | None = None) -> LLMOptions:
-    """The options of `LLM` among the parameters of a command.
+    """Pick the options of `LLM` from a command's parameters.
 
     Args:
-        flags: parameters; those that are no such options are left alone.
-        vram_budget: GPU memory to take, where the command has it as a parameter of its own.
+        flags: parameters by name.
+        vram_budget: GPU memory to use, if it is a parameter of its own.
     """
-    names = options_of(EngineOptions)
-    options = cast("LLMOptions", {name: flags[name] for name in names if name in flags})
+    given = {name: flags[name] for name in options_of(EngineOptions) if name in flags}
+    options = cast("LLMOptions", given)
     if vram_budget is not None:
         options["vram_budget"] = vram_budget
     return options
 
 
 def sampling_params(flags: Mapping[str, object], max_tokens: int | None) -> SamplingParams:
-    """Sampling parameters from the parameters of a command.
+    """Create sampling parameters from a command's parameters.
 
     Args:
-        flags: parameters; those that are not of sampling are left alone.
-        max_tokens: most tokens to generate; None for no limit.
+        flags: parameters by name.
+        max_tokens: largest number of tokens to generate, None for no limit; not taken from `flags`.
 
     Raises:
-        PromptError: a value is out of its range.
+        PromptError: two forms are given.
     """
-    given = {name: flags[name] for name in options_of(SamplingParams) if name in flags}
-    given["max_tokens"] = max_tokens
-    # The values come from flags; it checks their types itself.
-    build: Callable[..., SamplingParams] = SamplingParams
-    return build(**given)
+    names = options_of(SamplingParams).keys() - {"max_tokens"}
+    given: dict[str, Any] = {name: flags[name] for name in names & flags.keys()}
+    return SamplingParams(max_tokens=max_tokens, **given)
 
 
 def chat_flags() -> dict[str, str]:
-    """The sampling parameters that a conversation can change: names in Python, flags without `--`.
+    """The sampling parameters that a conversation can change: Python's name, flag without `--`.
 
-    Probabilities are not shown there, and what is said has no prescribed form.
+    It shows no probabilities, and no form is prescribed for what is said.
     """
     return {
-        name: next(each for each in found.flags if each.startswith("--")).lstrip("-")
-        for name, found in options_of(SamplingParams).items()
-        if found.flags and name not in ("logprobs", *FORMS)
+        name: next(each for each in option.flags if each.startswith("--")).lstrip("-")
+        for name, option in options_of(SamplingParams).items()
+        if option.flags and name not in ("logprobs", *FORMS)
     }
 
 
 def change_sampling(params: SamplingParams, name: str, text: str) -> tuple[str, SamplingParams]:
-    """Sampling parameters with one of them changed, as its flag would.
+    """Change one sampling parameter as its flag would.
 
     Args:
-        params: as they are.
-        name: a flag with or without its hyphens, or the name that Python uses.
-        text: the value as the command line takes it; `default` is the one of `SamplingParams`.
-            Several texts stand in quotation marks, separated by spaces.
+        params: to start from; they stay as they are.
+        name: a flag with or without its hyphens, or the field's name.
+        text: the value as the command line takes it; `default` restores the default. Several texts
+            are in quotation marks, separated by spaces.
 
     Returns:
-        The name that Python uses, and the new parameters.
+        The field's name, and the new parameters.
 
     Raises:
-        UnsupportedError: there is no such parameter; names the nearest.
+        UnsupportedError: there is no such parameter; suggests the nearest.
         click.ClickException: the value is not valid.
     """
     shown = chat_flags()
-    options = {each: options_of(SamplingParams)[each] for each in shown}
-    names = {each: each for each in options}
-    # The flags come second and win: they are what is typed here.
-    for each, found in options.items():
-        names.update({flag_name.lstrip("-").replace("-", "_"): each for flag_name in found.flags})
-    wanted = names.get(name.lstrip("-").replace("-", "_"))
+    names = {each: each for each in shown}
+    # Flags override fields of the same name, because flags are what users type here.
+    for each in shown:
+        names |= dict.fromkeys(map(_bare, _OPTIONS[each].flags), each)
+    wanted = names.get(_bare(name))
     if wanted is None:
         raise unsupported("sampling parameter", name, tuple(shown.values()))
-    value: object = options[wanted].default
-    if text.startswith(('"', "'")) and isinstance(options[wanted].kind, kinds.Texts):
-        value = _quoted_texts(text)
-    elif text != "default":
-        try:
-            value = _click_type(options[wanted]).convert(text, None, None)
-        except click.BadParameter as error:
-            raise click.ClickException(f"{shown[wanted]}: {error.message}") from None
-        if options[wanted].none is not None and value == options[wanted].none:
-            value = None
-    # It checks the value's type itself.
-    changed: Callable[..., SamplingParams] = partial(replace, params)
-    return wanted, changed(**{wanted: value})
+    change: dict[str, Any] = {wanted: _parse_value(wanted, text, shown[wanted])}
+    return wanted, replace(params, **change)
+
+
+def _bare(name: str) -> str:
+    return name.lstrip("-").replace("-", "_")
+
+
+def _parse_value(name: str, text: str, shown: str) -> object:
+    option = _OPTIONS[name]
+    if text == "default":
+        return _DEFAULTS[name]
+    if text.startswith(('"', "'")) and option.check is kinds.read_texts:
+        return _quoted_texts(text)
+    try:
+        value: object = _click_type(option).convert(text, None, None)
+    except click.BadParameter as error:
+        raise click.ClickException(f"{shown}: {error.message}") from None
+    return None if value == option.none else value
 
 
 def _quoted_texts(text: str) -> tuple[str, ...]:
-    """Texts in quotation marks, as a shell reads them; two marks alone stand for none."""
+    """Split texts in quotation marks as a shell does; empty ones are dropped."""
     import shlex
 
     try:
@@ -173,10 +191,10 @@ def _quoted_texts(text: str) -> tuple[str, ...]:
 
 
 def in_flags(error: PowerInferError, command: click.Command | None = None) -> str:
-    """What an error says, with flags in its remedy.
+    """Word an error with flags in its remedy.
 
     Args:
-        error: to put into words.
+        error: whose remedy may name options.
         command: whose flags are meant; None for the one that runs.
     """
     context = click.get_current_context(silent=True)
@@ -189,7 +207,7 @@ def in_flags(error: PowerInferError, command: click.Command | None = None) -> st
         first = shown.opts[0] if shown is not None else _first_flag(name)
         variable = _OPTIONS[name].variable if name in _OPTIONS else None
         if variable and os.environ.get(variable):
-            # Whoever set it long ago would look for the flag in vain.
+            # Someone who set it long ago would look for the flag in vain.
             first = f"{first} or the variable {variable}, which is set"
         if value == "False" and shown is not None and shown.secondary_opts:
             return shown.secondary_opts[0]
@@ -199,39 +217,48 @@ def in_flags(error: PowerInferError, command: click.Command | None = None) -> st
 
 
 _QUOTES = "'\""
-_OPTIONS: dict[str, Option[object]] = options_of(EngineOptions) | options_of(SamplingParams)
 
 
 def _first_flag(name: str) -> str:
-    """The flag of an option that the command itself does not have."""
-    option = _OPTIONS.get(name)
-    return option.flags[0].partition("/")[0] if option is not None and option.flags else name
+    """The first flag of an option, or the name of one that has no flag."""
+    flags = _OPTIONS[name].flags if name in _OPTIONS else ()
+    return flags[0].partition("/")[0] if flags else name
 
 
-def _click_type(option: Option[object]) -> "click.ParamType[object]":
-    kind = option.kind
-    if isinstance(kind, kinds.WholeNumber):
-        low = kind.low if option.none is None else option.none
-        is_shown = kind.high is not None and kind.high < _LARGEST_LIMIT_SHOWN
-        return _WholeNumber(low, kind.high if is_shown else None)
-    if isinstance(kind, kinds.Number):
-        return _Number(kind.low, kind.high, min_open=kind.is_open)
-    if isinstance(kind, kinds.Choice):
-        return click.Choice(kind.names)
-    if isinstance(kind, kinds.FilePath):
-        return PathType()
-    if isinstance(kind, JsonSchema | GrammarSource):
-        return _FormFile()
-    return _PLAIN.get(type(kind), click.STRING)
+def _click_type(option: Option) -> "click.ParamType[Any]":
+    check = option.check
+    if isinstance(check, kinds.WholeNumber):
+        is_shown = check.high is not None and check.high < _LARGEST_LIMIT_SHOWN
+        low = check.low if option.none is None else option.none
+        return _WholeNumber(low, check.high if is_shown else None)
+    if isinstance(check, kinds.Number):
+        return _Number(check.low, check.high, min_open=check.is_open)
+    if isinstance(check, kinds.Choice):
+        return click.Choice(check.names)
+    return _TYPES.get(check, click.STRING)
 
 
-# Messages say `'abc' is not a valid NAME`.
+# Messages read `'abc' is not a valid NAME`.
 class _WholeNumber(click.IntRange):
     name = "whole number"
 
 
 class _Number(click.FloatRange):
     name = "number"
+
+
+class _AnyNumber(click.types.FloatParamType):
+    name = "number"
+
+
+class _Switch(click.types.BoolParamType):
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> bool:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"{value!r} is neither on nor off", param, ctx)
 
 
 class _FormFile(PathType):
@@ -249,37 +276,10 @@ class _FormFile(PathType):
         return read_text(super().convert(value, param, ctx)).decode("utf-8")
 
 
-class _AnyNumber(click.types.FloatParamType):
-    name = "number"
-
-
-class _Switch(click.types.BoolParamType):
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> bool:
-        try:
-            return super().convert(value, param, ctx)
-        except click.BadParameter:
-            self.fail(f"{value!r} is neither on nor off", param, ctx)
-
-
-_PLAIN: "dict[type, click.ParamType[object]]" = {
-    kinds.Share: _AnyNumber(),
-    kinds.Switch: _Switch(),
+_TYPES: "dict[Callable[[object], object], click.ParamType[Any]]" = {
+    kinds.read_share: _AnyNumber(),
+    kinds.read_switch: _Switch(),
+    kinds.read_path: PathType(),
+    read_json_schema: _FormFile(),
+    read_grammar: _FormFile(),
 }
-
-
-def _reading(
-    name: str, option: Option[object]
-) -> Callable[[click.Context, click.Parameter, object], object]:
-    """A callback that reads a value as Python's would be, before anything is loaded."""
-
-    def read(_context: click.Context, _parameter: click.Parameter, value: object) -> object:
-        if option.none is not None and value == option.none:
-            return None
-        try:
-            return option.read(option.flags[0].partition("/")[0], value)
-        except PromptError as error:
-            raise click.BadParameter(in_flags(error)) from None
-
-    return read

@@ -1,4 +1,4 @@
-"""Options that several commands share, as decorators."""
+"""Decorators that add options which several commands share, and output they share."""
 
 import json
 import re
@@ -8,8 +8,8 @@ import click
 
 from powerinfer.cli.files import ModelPath
 from powerinfer.cli.flags.flags import Command, add_flags, flag
-from powerinfer.options.option import options_of
-from powerinfer.options.options import ContextOptions, EngineOptions
+from powerinfer.options.option import OptionTable, options_of
+from powerinfer.options.options import EngineOptions
 from powerinfer.sampling.sampling_params import FORMS, SamplingParams
 
 __all__ = [
@@ -23,8 +23,8 @@ __all__ = [
     "sampling_options",
 ]
 
-# A command that has them says so, because their default differs or only it prints the result.
-_FLAGS_OF_FEW = ("max_tokens", "logprobs", *FORMS)
+# Flags that commands add one by one: not every command has them, or their default differs.
+_ADDED_SINGLY = ("context_shift", "keep_tokens", "max_tokens", "logprobs", *FORMS)
 
 model_option = click.option(
     "-m",
@@ -43,22 +43,21 @@ json_option = click.option(
 def engine_options(
     command: Command, *, context: Callable[[Command], Command] | None = None
 ) -> Command:
-    """Add -m and the flag of every option that goes into loading a model.
+    """Add -m and the flags of the options for loading a model.
 
     Args:
         command: to add them to.
-        context: the flag -c, for a command where it means something else.
+        context: replaces the flag -c in a command where it means something else.
     """
     decorators: list[Callable[[Command], Command]] = [
         context if context is not None and name == "context_length" else flag(name)
-        for name, option in options_of(EngineOptions).items()
-        if option.flags and name not in options_of(ContextOptions)
+        for name in _shared_flags(EngineOptions)
     ]
     return add_flags(command, model_option, *decorators)
 
 
 def parallel_options(command: Command) -> Command:
-    """Add the flags of a command that computes texts side by side."""
+    """Add the flags for computing several texts at once."""
     return add_flags(
         command,
         click.option(
@@ -80,22 +79,25 @@ def parallel_options(command: Command) -> Command:
 
 
 def sampling_options(command: Command) -> Command:
-    """Add the flags that choose the next token, and those that end a text early."""
-    names = (
-        name
-        for name, option in options_of(SamplingParams).items()
-        if option.flags and name not in _FLAGS_OF_FEW
-    )
-    return add_flags(command, *map(flag, names))
+    """Add the flags for choosing tokens and for stopping early."""
+    return add_flags(command, *map(flag, _shared_flags(SamplingParams)))
 
 
 def form_options(command: Command) -> Command:
-    """Add the flags that keep the text to a schema, an expression or a grammar."""
+    """Add the flags that prescribe a JSON schema, a regular expression or a grammar."""
     return add_flags(command, *map(flag, FORMS))
 
 
+def _shared_flags(table: type[OptionTable]) -> list[str]:
+    return [
+        name
+        for name, option in options_of(table).items()
+        if option.flags and name not in _ADDED_SINGLY
+    ]
+
+
 def print_json(value: Mapping[str, object]) -> None:
-    """Print one JSON object on one line of stdout."""
+    """Print a JSON object on stdout, in one line."""
     click.echo(json.dumps(value, ensure_ascii=False, allow_nan=False))
 
 
@@ -104,10 +106,7 @@ _ESCAPED = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"0": b"\0"}
 
 
 def decode_escapes(text: bytes) -> bytes:
-    r"""Replace ``\n \t \r \0 \\ \" \'`` and ``\xHH`` (one byte) by what they stand for.
-
-    An unknown escape is kept as it is written.
-    """
+    r"""Decode ``\n \t \r \0 \\ \" \'`` and ``\xHH`` (one byte); keep unknown escapes."""
 
     def replaced(match: re.Match[bytes]) -> bytes:
         letter, code = match.groups()

@@ -1,82 +1,62 @@
-"""The kinds of values that describe a form: checked without compiling anything.
+"""Checks of the options that prescribe a form, without compiling it.
 
-Importing this module must stay fast, because `--help` needs it.
+`--help` imports this module, so it must import quickly.
 """
 
 import json
 from collections.abc import Mapping
-from typing import ClassVar
 
 from powerinfer.errors import PromptError
-from powerinfer.options.option_kinds import Kind
 
-__all__ = ["MOST_CHARACTERS", "GrammarSource", "JsonSchema", "Regex"]
+__all__ = ["read_grammar", "read_json_schema", "read_regex"]
 
 # A schema with some thousand properties, which takes half a second to compile.
-MOST_CHARACTERS = 1 << 16
+_MOST_CHARACTERS = 1 << 16
+_JSON_SCHEMA = "a JSON schema: a dictionary, or the text of a JSON object"
 
 
-class _Source(Kind[str]):
-    """A text in some notation.
-
-    Attributes:
-        name: what it is called in messages.
-        is_file: on the command line it stands in a file.
-    """
-
-    name: ClassVar[str]
-    is_file: ClassVar[bool] = True
-
-    def read(self, value: object) -> str:
-        """See `Kind`."""
-        if not isinstance(value, str):
-            raise ValueError("a text")
-        if len(value) > MOST_CHARACTERS:
-            raise PromptError(
-                f"{self.name} of {len(value)} characters; at most {MOST_CHARACTERS} are possible"
-            )
-        try:
-            value.encode("utf-8")
-        except UnicodeEncodeError:
-            raise PromptError(f"{self.name} holds half of a surrogate pair") from None
-        return value
+def read_regex(value: object) -> str:
+    """Check for the text of a regular expression."""
+    return _read_source("a regular expression", value)
 
 
-class Regex(_Source):
-    """A regular expression in the notation of Rust's `regex`; the whole text must match it."""
-
-    name = "a regular expression"
-    is_file = False
+def read_grammar(value: object) -> str:
+    """Check for the text of a grammar."""
+    return _read_source("a grammar", value)
 
 
-class GrammarSource(_Source):
-    """A grammar in GBNF, or in llguidance's Lark if it begins with `%llguidance`."""
+def read_json_schema(value: object) -> str:
+    """Convert a JSON schema, text or dictionary, to text without white space."""
+    if not isinstance(value, str | Mapping):
+        raise ValueError(_JSON_SCHEMA)
+    try:
+        schema = json.loads(value, parse_constant=_refuse) if isinstance(value, str) else value
+        text = json.dumps(schema, separators=(",", ":"), allow_nan=False)
+    except (ValueError, TypeError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise PromptError(f"the JSON schema is not valid JSON: {reason}") from None
+    if not isinstance(schema, Mapping):
+        raise ValueError(_JSON_SCHEMA)
+    _check_length("a JSON schema", text)
+    return text
 
-    name = "a grammar"
+
+def _read_source(what: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("a text")
+    _check_length(what, value)
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise PromptError(f"{what} holds half of a surrogate pair") from None
+    return value
 
 
-class JsonSchema(Kind[str | Mapping[str, object]]):
-    """A JSON schema, as text or as dictionaries and lists; it becomes text."""
-
-    is_file: ClassVar[bool] = True
-
-    def read(self, value: object) -> str:
-        """See `Kind`."""
-        if not isinstance(value, str | Mapping):
-            raise ValueError("a JSON schema: a dictionary, or the text of a JSON object")
-        try:
-            schema = json.loads(value, parse_constant=_refuse) if isinstance(value, str) else value
-            text = json.dumps(schema, separators=(",", ":"), allow_nan=False)
-        except (ValueError, TypeError, RecursionError) as error:
-            reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
-            raise PromptError(f"the JSON schema is not valid JSON: {reason}") from None
-        if not isinstance(schema, Mapping):
-            raise ValueError("a JSON schema: a dictionary, or the text of a JSON object")
-        if len(text) > MOST_CHARACTERS:
-            raise PromptError(
-                f"a JSON schema of {len(text)} characters; at most {MOST_CHARACTERS} are possible"
-            )
-        return text
+def _check_length(what: str, text: str) -> None:
+    if len(text) > _MOST_CHARACTERS:
+        raise PromptError(
+            f"{what} of {len(text)} characters; at most {_MOST_CHARACTERS} are possible"
+        )
 
 
 def _refuse(constant: str) -> object:
