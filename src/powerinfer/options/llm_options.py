@@ -1,7 +1,7 @@
-"""The keyword arguments of `LLM` as type checkers and editors read them.
+"""The keyword arguments of `LLM` for type checkers and editors.
 
-They understand literal declarations only, so this repeats what `powerinfer.options.options` says; a
-test compares both.
+They understand literal declarations only, so this repeats the fields of `EngineOptions`; a test
+compares the two.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ __all__ = ["LLMOptions"]
 
 
 class LLMOptions(TypedDict, total=False):
-    """Keyword arguments of `LLM`; `powerinfer.options.options` explains each."""
+    """Keyword arguments of `LLM`; `powerinfer.options.options` describes each."""
 
     context_length: int | None
     threads: int | None

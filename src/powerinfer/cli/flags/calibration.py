@@ -12,7 +12,7 @@ __all__ = ["calibration_options"]
 def _kinds(
     _context: click.Context, _parameter: click.Parameter, text: str | None
 ) -> tuple[str, ...] | None:
-    """Read `lowbit:2,sign`; the result has the names that curves use."""
+    """Parse `lowbit:2,sign` into the names that curves use."""
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",") if part.strip()]
@@ -101,6 +101,6 @@ _STORING = (
 
 
 def calibration_options(command: Command) -> Command:
-    """Add all options."""
+    """Add all options of the command."""
     others = (flag("activation"), flag("threads"), flag("kernels"), json_option)
     return add_flags(command, model_option, *_MEASURING, *_STORING, *others)
