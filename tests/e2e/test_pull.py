@@ -181,7 +181,7 @@ def test_a_model_that_is_here_imports_no_http_client(hub: Hub, tmp_path: Path) -
     assert pull(hub, tmp_path).returncode == 0
     code = (
         "import sys\n"
-        "from powerinfer.hub import fetch_model\n"
+        "from powerinfer.hub.fetch import fetch_model\n"
         "fetch_model('hf:org/one')\n"
         "found = {name.split('.')[0] for name in sys.modules}\n"
         "print(sorted(found & {'httpx', 'httpx2', 'huggingface_hub'}))\n"

@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import constants
 
 from hub_server import Hub, serving
-from powerinfer.hub import answers
+from powerinfer.hub import client
 
 __all__ = ["hub_here", "library_file"]
 
@@ -25,7 +25,7 @@ def hub_here(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Hub]:
     patch.setattr(constants, "HF_HUB_CACHE", str(folder / "huggingface" / "hub"))
     patch.setattr(constants, "HF_TOKEN_PATH", str(folder / "huggingface" / "token"))
     patch.setattr(constants, "HF_HUB_OFFLINE", False)
-    patch.setattr(answers, "WAITS_S", (0.0, 0.0, 0.0))
+    patch.setattr(client, "WAITS_S", (0.0, 0.0, 0.0))
     huggingface_hub.close_session()
     with serving() as hub:
         patch.setattr(constants, "ENDPOINT", hub.endpoint)

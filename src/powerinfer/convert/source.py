@@ -20,9 +20,9 @@ def checkpoint_folder(source: str, fetching: Callable[[int, int], None] | None =
         HubError: it cannot be fetched.
     """
     if source.startswith("hf:"):
-        from powerinfer import hub
+        from powerinfer.hub import fetch
 
-        return hub.checkpoint_folder(source, progress=fetching)
+        return fetch.checkpoint_folder(source, progress=fetching)
     path = Path(source)
     if path.name == "config.json" and path.is_file():
         return path.parent

@@ -1,8 +1,8 @@
-"""Fetching one file by ranges: resumed after a kill, checked, and renamed when it is whole.
+"""Download of one file by ranges: resumed after a kill, checked, renamed when it is complete.
 
-What has arrived lies beside the file to be as `.NAME.HASH.incomplete`. The hash in the name is that
-of the content, so a part is only ever continued with the same file. A process locks the part while
-it writes; another that wants the same file waits.
+Until then the bytes are in `.NAME.HASH.incomplete` next to the target. HASH is that of the content,
+so a partial file is only ever continued with the same file. A process locks it while it writes;
+another one that wants the same file waits.
 """
 
 import errno
@@ -17,116 +17,103 @@ from powerinfer._files import format_bytes
 from powerinfer._locks import has_locks, lock, try_lock
 from powerinfer._replacing import make_folder_of
 from powerinfer.errors import HubError
-from powerinfer.hub.answers import Retries, check_answer
+from powerinfer.hub.client import Response, Retries, TransportError, stream
 from powerinfer.hub.listing import RemoteFile
 from powerinfer.hub.names import Reference
-from powerinfer.hub.session import Response, describe, stream, transport_error
 
-__all__ = ["SUFFIX", "download", "has_size", "part_of"]
+__all__ = ["SUFFIX", "download", "has_size", "partial_path"]
 
 _log = logging.getLogger(__name__)
 
 SUFFIX = ".incomplete"
-"""How names of files end of which only a part has arrived."""
+"""Suffix of partial files."""
 
 _LARGEST_RANGE = 16 << 30  # the Hub's servers refuse to send 50 GB at once
 _PIECE_BYTES = 1 << 20
 _LONGEST_NAME = 200  # a file name has at most 255 bytes; the rest of ours takes 25
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def part_of(target: Path, file: RemoteFile) -> Path:
-    """Where the part of a file lies that has arrived."""
+def partial_path(target: Path, file: RemoteFile) -> Path:
+    """Path of the partial file of a target."""
     name = os.fsdecode(os.fsencode(target.name)[:_LONGEST_NAME])
     return target.with_name(f".{name}.{(file.content or 'unknown')[:12]}{SUFFIX}")
 
 
-def download(
-    address: str,
-    file: RemoteFile,
-    target: Path,
-    reference: Reference,
-    arrived: Callable[[int], None],
-) -> None:
-    """Fetch a file, or what is missing of it.
+def has_size(path: Path, num_bytes: int) -> bool:
+    """Check that a file exists and has a size."""
+    try:
+        return path.is_file() and path.stat().st_size == num_bytes
+    except OSError:
+        return False
 
-    Args:
-        address: where it is.
-        file: what is expected.
-        target: path to give it; its folder is made.
-        reference: to its model, for messages.
-        arrived: called with the number of bytes that are there, each time that it changes.
+
+def download(
+    url: str, file: RemoteFile, target: Path, reference: Reference, arrived: Callable[[int], None]
+) -> None:
+    """Download a file, or what is missing of it, and call `arrived` with each new byte count.
 
     Raises:
-        HubError: it cannot be fetched or stored, or is not the file that is expected. Unless its
-            content is wrong, the part that arrived is kept.
+        HubError: it cannot be fetched or stored, or has another content than was listed. Unless
+            the content is wrong, the partial file is kept.
     """
     make_folder_of(target, error=HubError)
-    with _storing(target, file), _locked_part(target, file) as stream_to:
-        if stream_to is None:
+    with _one_line_errors(target, file), _locked_partial(target, file) as locked:
+        if locked is None:
             arrived(file.num_bytes)
             return
-        part = _Part(stream_to, file, arrived)
-        part.load()
-        was_begun = part.num_bytes > 0
-        _receive(address, part, reference)
-        if not part.is_right() and was_begun:
-            # A computer that lost power may have kept the size of what it had not written.
+        partial = _Part(locked, file, arrived)
+        was_begun = partial.num_bytes > 0
+        _receive(url, partial, reference)
+        if not partial.is_right() and was_begun:
+            # After a power failure a file may have its size but not its last bytes.
             _log.warning("%s: a damaged part is fetched again", file.path)
-            part.restart()
-            _receive(address, part, reference)
-        if not part.is_right():
-            part_of(target, file).unlink()
+            partial.restart()
+            _receive(url, partial, reference)
+        if not partial.is_right():
+            partial_path(target, file).unlink()
             raise HubError(
                 f"{reference.model}: {file.path} arrived damaged: its hash is not "
-                f"{(file.content or '')[:12]}..., which the listing says; removed, try again"
+                f"{(file.content or '')[:12]}... as listed; it was removed, try again"
             )
-        os.fsync(stream_to.fileno())
+        os.fsync(locked.fileno())
         if not has_locks():
-            stream_to.close()  # Windows renames no open file
-        part_of(target, file).replace(target)
+            locked.close()  # Windows renames no open file
+        partial_path(target, file).replace(target)
 
 
 class _Part:
-    """What has arrived of a file, and its hash."""
+    """A partial file and the hash of its bytes; begins with what an earlier process left."""
 
-    def __init__(
-        self, stream_to: BinaryIO, file: RemoteFile, arrived: Callable[[int], None]
-    ) -> None:
-        self.file = file
-        self.num_bytes = 0
-        self._stream, self._arrived = stream_to, arrived
+    def __init__(self, locked: BinaryIO, file: RemoteFile, arrived: Callable[[int], None]) -> None:
+        self.file, self.num_bytes = file, 0
+        self._locked, self._arrived = locked, arrived
         self._digest = file.new_digest()
-
-    def load(self) -> None:
-        """Read what an earlier process left."""
-        self._stream.seek(0)
-        while piece := self._stream.read(_PIECE_BYTES):
+        locked.seek(0)
+        while piece := locked.read(_PIECE_BYTES):
             self._count(piece)
-        if self.num_bytes > self.file.num_bytes:
+        if self.num_bytes > file.num_bytes:
             self.restart()
 
     def append(self, piece: bytes) -> None:
-        """Store what has come; a process that is killed loses nothing of it."""
+        """Store and flush a piece, so that a kill does not lose it."""
         if self.num_bytes + len(piece) > self.file.num_bytes:
             raise HubError(
                 f"{self.file.path}: the server sends more than the {self.file.num_bytes:,} bytes "
                 "that the listing says"
             )
-        self._stream.write(piece)
-        self._stream.flush()
+        self._locked.write(piece)
+        self._locked.flush()
         self._count(piece)
 
     def restart(self) -> None:
-        """Throw it away."""
-        self._stream.seek(0)
-        self._stream.truncate()
+        self._locked.seek(0)
+        self._locked.truncate()
         self.num_bytes = 0
         self._digest = self.file.new_digest()
         self._arrived(0)
 
     def is_right(self) -> bool:
-        """Whether a whole file has the content that was listed."""
         return self.file.content is None or self._digest.hexdigest() == self.file.content
 
     def _count(self, piece: bytes) -> None:
@@ -135,103 +122,93 @@ class _Part:
         self._arrived(self.num_bytes)
 
 
-def _receive(address: str, part: _Part, reference: Reference) -> None:
+def _receive(url: str, partial: _Part, reference: Reference) -> None:
     """Fetch what is missing, in as many requests as it takes."""
     retries = Retries(
-        f"{reference.model}: {part.file.path}",
+        f"{reference.model}: {partial.file.path}",
         advice="what has arrived is kept: try again to go on with it",
     )
-    farthest = part.num_bytes
-    while part.num_bytes < part.file.num_bytes:
-        problem = _request(address, part, reference, retries)
-        if part.num_bytes > farthest:
-            farthest = part.num_bytes
-            retries.begin_anew()
+    # A server that ignores ranges sends the beginning again, which is no progress.
+    farthest = partial.num_bytes
+    while partial.num_bytes < partial.file.num_bytes:
+        problem = _request(url, partial, reference, retries)
+        if partial.num_bytes > farthest:
+            farthest = partial.num_bytes
+            retries.reset()
         if problem is not None:
             retries.wait(problem)
 
 
-def _request(address: str, part: _Part, reference: Reference, retries: Retries) -> str | None:
-    """One request; returns what broke it off."""
-    begin = part.num_bytes
-    end = min(begin + _LARGEST_RANGE, part.file.num_bytes)
+def _request(url: str, partial: _Part, reference: Reference, retries: Retries) -> str | None:
+    """Send one request and store its bytes; returns why it ended early."""
+    begin = partial.num_bytes
+    end = min(begin + _LARGEST_RANGE, partial.file.num_bytes)
     try:
-        with stream(address, {"range": f"bytes={begin}-{end - 1}"}) as response:
-            if not check_answer(response, reference, retries):
-                return None
-            if _whole_file_comes(response, part.file, begin):
-                end = part.file.num_bytes
+        with stream(url, reference, retries, range=f"bytes={begin}-{end - 1}") as response:
+            if not _is_range(response, partial.file, begin):
+                end = partial.file.num_bytes
                 if begin:
-                    part.restart()
-            for piece in response.iter_raw():
-                part.append(piece)
-    except transport_error() as problem:
-        return describe(problem)
-    return None if part.num_bytes >= end else "the connection ended early"
+                    partial.restart()
+            for piece in response.pieces:
+                partial.append(piece)
+    except TransportError as problem:
+        return str(problem)
+    return None if partial.num_bytes >= end else "the connection ended early"
 
 
-def _whole_file_comes(response: Response, file: RemoteFile, begin: int) -> bool:
-    """Whether a server ignores the range; checks the sizes that it says.
+def _is_range(response: Response, file: RemoteFile, begin: int) -> bool:
+    """Tell a range from a whole file, which servers that ignore ranges send.
 
     Raises:
-        HubError: it sends something else than was asked for.
+        HubError: it is another range, compressed, or of a file with another size.
     """
     encoding = response.headers.get("content-encoding", "identity")
-    said = str(response.headers.get("content-length", ""))
-    is_whole = response.status_code != 206
-    if not is_whole:
-        sent, _, said = str(response.headers.get("content-range", "")).partition("/")
+    size = response.headers.get("content-length", "")
+    is_range = response.status == 206
+    if is_range:
+        sent, _, size = response.headers.get("content-range", "").partition("/")
         if sent.strip().removeprefix("bytes ").partition("-")[0] != str(begin):
             raise HubError(f"{file.path}: the server sends another range than was asked for")
     if encoding != "identity":
         raise HubError(f"{file.path}: the server sends it compressed ({encoding!r:.20})")
-    if said.isdigit() and int(said) != file.num_bytes:
+    if size.isdigit() and int(size) != file.num_bytes:
         raise HubError(
-            f"{file.path}: the server has {int(said):,} bytes, but the listing says "
+            f"{file.path}: the server has {int(size):,} bytes, but the listing says "
             f"{file.num_bytes:,}"
         )
-    return is_whole
+    return is_range
 
 
 @contextmanager
-def _storing(target: Path, file: RemoteFile) -> Iterator[None]:
-    """Turn errors of the disk into one line; those of connections are none of these."""
+def _one_line_errors(target: Path, file: RemoteFile) -> Iterator[None]:
+    """Turn errors of the disk into a `HubError`; those of connections do not get here."""
     try:
         yield
     except OSError as problem:
-        is_full = problem.errno in _FULL
-        advice = (
-            f"; {format_bytes(file.num_bytes)} are needed there. What has arrived is kept: make "
-            "room and try again"
-        )
-        raise HubError(
-            f"{target}: cannot write: {problem.strerror or problem}{advice if is_full else ''}"
-        ) from None
+        advice = ""
+        if problem.errno in _DISK_FULL:
+            advice = (
+                f"; {format_bytes(file.num_bytes)} are needed there. What has arrived is kept: "
+                "make room and try again"
+            )
+        raise HubError(f"{target}: cannot write: {problem.strerror or problem}{advice}") from None
 
 
 @contextmanager
-def _locked_part(target: Path, expected: RemoteFile) -> Iterator[BinaryIO | None]:
-    """Open and lock a part; None if another process has made the file meanwhile."""
-    path = part_of(target, expected)
+def _locked_partial(target: Path, expected: RemoteFile) -> Iterator[BinaryIO | None]:
+    """Open and lock a partial file; None if another process has completed it meanwhile."""
+    path = partial_path(target, expected)
     while True:
         with path.open("a+b") as file:
             _wait_for_lock(file, target)
-            if not _is_still(path, file):
-                continue  # renamed by the process that had the lock, or removed
+            if not _is_at(path, file):
+                continue  # the process that had the lock renamed or removed it
             if has_size(target, expected.num_bytes):
                 path.unlink()
                 yield None
             else:
                 yield file
             return
-
-
-def has_size(path: Path, num_bytes: int) -> bool:
-    """Whether a file is there and as long as it should be."""
-    try:
-        return path.is_file() and path.stat().st_size == num_bytes
-    except OSError:
-        return False
 
 
 def _wait_for_lock(file: BinaryIO, target: Path) -> None:
@@ -244,7 +221,7 @@ def _wait_for_lock(file: BinaryIO, target: Path) -> None:
         _log.debug("%s: no locks here: %s", target, problem)
 
 
-def _is_still(path: Path, file: BinaryIO) -> bool:
+def _is_at(path: Path, file: BinaryIO) -> bool:
     with suppress(FileNotFoundError):
         return path.stat().st_ino == os.fstat(file.fileno()).st_ino
     return False

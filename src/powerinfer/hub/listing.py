@@ -1,44 +1,51 @@
-"""What a repository holds at a commit: the Hub's listing, read strictly."""
+"""Listings: the files of a repository at one commit, as the Hub answers and as our cache keeps.
+
+Both forms are input from outside and read strictly. The cache also keeps the commit that each
+revision was when the Hub was last asked.
+"""
 
 import hashlib
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
 
 from powerinfer.errors import HubError
-from powerinfer.sidecar import Field
+from powerinfer.hub.names import MAIN, Reference
+from powerinfer.sidecar import Field, Sidecar
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
 
 __all__ = [
+    "FOLDER",
     "LARGEST_LISTING",
     "SHA1",
-    "SHA256",
     "Listing",
     "RemoteFile",
-    "make_listing",
-    "read_hash",
+    "forget_commit",
     "read_listing",
-    "read_path",
-    "read_size",
+    "recall_commit",
+    "recall_listing",
+    "store_listing",
+    "stored_listings",
+    "stored_revisions",
 ]
 
+FOLDER = "hub"
+"""Folder of this package in the user's cache."""
 LARGEST_LISTING = 1 << 26
-"""Bytes that a listing can have: repositories have at most 100,000 files."""
-
+"""Largest size of a listing in bytes; repositories have at most 100,000 files."""
 SHA1 = re.compile(r"[0-9a-f]{40}")
-"""A hash as git and commits have it."""
-SHA256 = re.compile(r"[0-9a-f]{64}")
-"""A hash of a large file."""
+"""Form of a commit hash, and of git's hash of a file."""
 
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _LONGEST_PATH = 1 << 10
 _LONGEST_PART = 200
+_LONGEST_REPOSITORY = 100
 _MOST_BYTES = 1 << 50
-
-
-class _Digest(Protocol):
-    """What is used of a hash of `hashlib`."""
-
-    def update(self, data: bytes, /) -> None: ...
-    def hexdigest(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +53,10 @@ class RemoteFile:
     """A file of a repository.
 
     Attributes:
-        path: inside the repository, with slashes; safe to be joined to a folder.
+        path: repository-relative, with slashes; safe to join to a folder.
         num_bytes: its size.
-        sha256: of its bytes; None for small files, which are stored in git itself.
-        git_sha1: git's hash of a file without `sha256`; None if that is not known either.
+        sha256: None for small files, which are stored in git itself.
+        git_sha1: git's hash of a file without `sha256`; None if unknown.
     """
 
     path: str
@@ -59,21 +66,21 @@ class RemoteFile:
 
     @property
     def content(self) -> str | None:
-        """A hash that files with the same bytes share; None if none is known."""
+        """Hash that identifies the bytes; None if unknown."""
         return self.sha256 or self.git_sha1
 
     @property
     def folder(self) -> str:
-        """Path of its folder, with a slash behind it; empty for the top."""
+        """Path of its folder with a trailing slash; empty at the top."""
         return self.path[: self.path.rfind("/") + 1]
 
     @property
     def name(self) -> str:
-        """Its name in the folder."""
+        """Name in its folder."""
         return self.path[self.path.rfind("/") + 1 :]
 
-    def new_digest(self) -> _Digest:
-        """What computes `content`; of a file without, it computes something."""
+    def new_digest(self) -> "_Hash":
+        """Start the hash that ends as `content`."""
         if self.sha256 is not None:
             return hashlib.sha256()
         return hashlib.sha1(b"blob %d\0" % self.num_bytes, usedforsecurity=False)
@@ -81,13 +88,7 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """All files of a repository at one commit.
-
-    Attributes:
-        repository: `ORG/NAME`.
-        commit: its hash.
-        files: sorted by path.
-    """
+    """All files of a repository at one commit, sorted by path."""
 
     repository: str
     commit: str
@@ -95,7 +96,7 @@ class Listing:
 
 
 def read_listing(text: bytes, repository: str) -> Listing:
-    """Read what the Hub answers to `/api/models/ORG/NAME?blobs=true`.
+    """Read the Hub's answer to `/api/models/ORG/NAME?blobs=true`.
 
     Raises:
         HubError: it is something else, or names files outside the repository.
@@ -105,48 +106,144 @@ def read_listing(text: bytes, repository: str) -> Listing:
         return HubError(f"hf:{repository}: the server's listing cannot be used: {problem}")
 
     top = Field.parse(text, error)
-    files = tuple(_read_sibling(each) for each in top["siblings"].items())
-    return make_listing(top["sha"], repository, files)
+    return _checked(repository, top["sha"], map(_read_sibling, top["siblings"].items()))
+
+
+def recall_commit(reference: Reference) -> str | None:
+    """Commit of a revision when the Hub was last asked; None if it never was."""
+    return reference.commit or _REVISION.recall(_revision_path(reference))
+
+
+def recall_listing(reference: Reference) -> Listing | None:
+    """Stored listing of a revision; None if there is none."""
+    commit = recall_commit(reference)
+    return None if commit is None else _recall(reference.repository, commit)
+
+
+def store_listing(reference: Reference, listing: Listing) -> None:
+    """Remember a listing, and that the revision of a reference is its commit.
+
+    Raises:
+        HubError: the cache cannot be written.
+    """
+    _LISTING.write(_LISTING.cached(f"{listing.repository}/{listing.commit}"), listing)
+    if reference.commit is None:
+        _REVISION.write(_revision_path(reference), listing.commit)
+
+
+def stored_listings(repository: str) -> list[Listing]:
+    """All stored listings of a repository, by commit."""
+    found = (_recall(repository, commit) for commit in _stored_names(repository, _LISTING))
+    return [listing for listing in found if listing is not None]
+
+
+def stored_revisions(repository: str) -> list[tuple[str, str]]:
+    """Revisions that the Hub was asked for, with their commits."""
+    names = map(unquote, _stored_names(repository, _REVISION))
+    found = ((name, recall_commit(Reference(repository, None, name))) for name in names)
+    return [(name, commit) for name, commit in found if commit is not None]
+
+
+def forget_commit(repository: str, commit: str) -> None:
+    """Remove the listing of a commit, and the revisions that point to it."""
+    _LISTING.cached(f"{repository}/{commit}").unlink(missing_ok=True)
+    for revision, other in stored_revisions(repository):
+        if other == commit:
+            _revision_path(Reference(repository, None, revision)).unlink(missing_ok=True)
+
+
+def _recall(repository: str, commit: str) -> Listing | None:
+    found = _LISTING.recall(_LISTING.cached(f"{repository}/{commit}"))
+    is_right = found is not None and (found.repository, found.commit) == (repository, commit)
+    return found if is_right else None
+
+
+def _stored_names(repository: str, kind: Sidecar[Any]) -> list[str]:
+    paths = kind.cached(f"{repository}/x").parent.glob(f"*{kind.suffix}")
+    return [path.name.removesuffix(kind.suffix) for path in sorted(paths)]
+
+
+def _revision_path(reference: Reference) -> Path:
+    # Branch names may contain slashes.
+    name = quote(reference.revision or MAIN, safe="")
+    return _REVISION.cached(f"{reference.repository}/{name}")
+
+
+def _checked(repository: str, sha: Field, files: Iterable[RemoteFile]) -> Listing:
+    """Check the commit, which names a folder, and that no file is listed twice."""
+    ordered = tuple(sorted(files, key=lambda file: file.path))
+    if len({file.path for file in ordered}) < len(ordered):
+        sha.refuse("it names a file twice")
+    return Listing(repository, _hash(sha, SHA1), ordered)
 
 
 def _read_sibling(sibling: Field) -> RemoteFile:
     fields = sibling.fields()
     lfs = fields.get("lfs")
-    sha256 = None
-    if lfs is not None and not lfs.is_null():
-        sha256 = read_hash(lfs["sha256"], SHA256)
-    blob = fields.get("blobId")
-    sha1 = None if sha256 or blob is None or blob.is_null() else read_hash(blob, SHA1)
-    return RemoteFile(read_path(sibling["rfilename"]), read_size(sibling["size"]), sha256, sha1)
+    sha256 = None if lfs is None or lfs.is_null() else _hash(lfs["sha256"], _SHA256)
+    sha1 = None if sha256 else _hash_or_null(fields.get("blobId"), SHA1)
+    size = sibling["size"].integer(0, _MOST_BYTES)
+    return RemoteFile(_path(sibling["rfilename"]), size, sha256, sha1)
 
 
-def make_listing(commit: Field, repository: str, files: tuple[RemoteFile, ...]) -> Listing:
-    """Check the whole: the commit is a hash, since a folder is called so, and no file is twice."""
-    found = read_hash(commit, SHA1)
-    paths = [file.path for file in files]
-    if len(set(paths)) != len(paths):
-        commit.refuse("it names a file twice")
-    return Listing(repository, found, tuple(sorted(files, key=lambda file: file.path)))
+def _encode(listing: Listing) -> Mapping[str, object]:
+    files = [[each.path, each.num_bytes, each.sha256, each.git_sha1] for each in listing.files]
+    return {"repository": listing.repository, "commit": listing.commit, "files": files}
 
 
-def read_path(field: Field) -> str:
-    """A path that stays inside the folder that it is joined to, on every system."""
+def _decode(top: Field) -> Listing:
+    fields = top.exactly("version", "repository", "commit", "files")
+    repository = fields["repository"].text(_LONGEST_REPOSITORY)
+    return _checked(repository, fields["commit"], map(_decode_file, fields["files"].items()))
+
+
+def _decode_file(entry: Field) -> RemoteFile:
+    cells = entry.items(4)
+    if len(cells) != 4:
+        entry.fail("is not a file: path, bytes and two hashes")
+    hashes = _hash_or_null(cells[2], _SHA256), _hash_or_null(cells[3], SHA1)
+    return RemoteFile(_path(cells[0]), cells[1].integer(0, _MOST_BYTES), *hashes)
+
+
+def _path(field: Field) -> str:
+    """Read a path that stays inside the folder it is joined to, on every system."""
     path = field.text(_LONGEST_PATH)
     parts = path.split("/")
     is_bad = any(part in ("", ".", "..") or len(part.encode()) > _LONGEST_PART for part in parts)
     if is_bad or not path.isprintable() or any(c in path for c in '\\:*?"<>|'):
-        field.fail(f"is no path of a file: {path!r:.80}")
+        field.fail(f"is not a file path: {path!r:.80}")
     return path
 
 
-def read_size(field: Field) -> int:
-    """The size of a file."""
-    return field.integer(0, _MOST_BYTES)
-
-
-def read_hash(field: Field, form: re.Pattern[str]) -> str:
-    """A hash in hexadecimal digits."""
+def _hash(field: Field, form: re.Pattern[str]) -> str:
     text = field.text(64)
     if not form.fullmatch(text):
-        field.fail("is no hash")
+        field.fail("is not a hash")
     return text
+
+
+def _hash_or_null(field: Field | None, form: re.Pattern[str]) -> str | None:
+    return None if field is None or field.is_null() else _hash(field, form)
+
+
+_LISTING: Sidecar[Listing] = Sidecar(
+    noun="listing",
+    suffix=".listing.json",
+    folder=FOLDER,
+    version=1,
+    largest_bytes=LARGEST_LISTING,
+    error=HubError,
+    encode=_encode,
+    decode=_decode,
+)
+
+_REVISION: Sidecar[str] = Sidecar(
+    noun="revision",
+    suffix=".revision.json",
+    folder=FOLDER,
+    version=1,
+    largest_bytes=1 << 12,
+    error=HubError,
+    encode=lambda commit: {"commit": commit},
+    decode=lambda top: _hash(top["commit"], SHA1),
+)

@@ -1,37 +1,30 @@
-"""How a model on the Hub is named: `hf:ORG/NAME[:QUANT][@REVISION]`."""
+"""Names of models on the Hub: `hf:ORG/NAME[:QUANT][@REVISION]`."""
 
 import re
 from dataclasses import dataclass
 
 from powerinfer.errors import HubError
 
-__all__ = ["FORM", "MAIN", "Reference", "is_reference", "parse_reference"]
+__all__ = ["MAIN", "Reference", "is_reference", "parse_reference"]
 
-FORM = "hf:ORG/NAME[:QUANT][@REVISION]"
-"""What a reference looks like, for messages and help."""
 MAIN = "main"
-"""The revision that is meant where none is named."""
+"""Revision of a reference that names none."""
 
 _SCHEME = "hf:"
-# As the Hub allows them; both are also names of folders in the cache.
+# The Hub's rules; both parts are also folder names in the cache. `validate_repo_id` of
+# huggingface_hub would cost every local `hf:` model the import of an HTTP client.
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?")
 _LONGEST_NAME = 96
-# What git allows in names of branches and tags, less what an address would need escapes for.
+# What git allows in names of branches and tags, less what a URL would have to escape.
 _REVISION = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._/+-]*[A-Za-z0-9_+-])?")
 _QUANT = re.compile(r"[^\x00-\x1f\x7f\\:@]+")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_LONGEST = 200
+_LONGEST_SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A model on the Hub.
-
-    Attributes:
-        repository: `ORG/NAME`.
-        quant: which of its files, as the user wrote it; None where none was named.
-        revision: a branch, tag or commit; None for the branch `main`.
-    """
+    """Name of a model on the Hub; without a revision it means the branch `main`."""
 
     repository: str
     quant: str | None = None
@@ -39,13 +32,13 @@ class Reference:
 
     @property
     def commit(self) -> str | None:
-        """The revision where it is a whole commit hash, which never changes its content."""
+        """The revision if it is a full commit hash, whose content never changes."""
         revision = self.revision
         return revision if revision is not None and _COMMIT.fullmatch(revision) else None
 
     @property
     def model(self) -> str:
-        """The reference without what it says of files, for messages: `hf:ORG/NAME@REVISION`."""
+        """Text of the reference without QUANT."""
         return str(Reference(self.repository, None, self.revision))
 
     def __str__(self) -> str:
@@ -55,43 +48,43 @@ class Reference:
 
 
 def is_reference(name: str) -> bool:
-    """Whether a name says that it names a model on the Hub, rightly spelt or not."""
+    """Tell by its scheme that a name means a model on the Hub, well-formed or not."""
     return name[: len(_SCHEME)].lower() == _SCHEME
 
 
 def parse_reference(text: str) -> Reference:
-    """Read a reference.
+    """Parse a reference.
 
     Raises:
-        HubError: it is none; says what is wrong with it.
+        HubError: it is malformed; the message says where.
     """
     if not is_reference(text):
-        raise _bad(text, "it does not begin with hf:")
+        raise _malformed(text, "it does not begin with hf:")
     rest = text[len(_SCHEME) :]
     if rest.startswith("/"):
-        raise _bad(text, "no slash follows hf:")
+        raise _malformed(text, "no slash follows hf:")
     name, at, revision = rest.partition("@")
     repository, colon, quant = name.partition(":")
     _check_repository(text, repository)
     if colon and not _QUANT.fullmatch(quant):
-        raise _bad(text, f"{quant!r:.60} names no file")
+        raise _malformed(text, f"{quant!r:.60} names no file")
     if at and (not _REVISION.fullmatch(revision) or ".." in revision or "//" in revision):
         advice = "; QUANT stands before @" if ":" in revision else ""
-        raise _bad(text, f"{revision!r:.60} is no revision{advice}")
+        raise _malformed(text, f"{revision!r:.60} is no revision{advice}")
     return Reference(repository, quant if colon else None, revision if at else None)
 
 
 def _check_repository(text: str, repository: str) -> None:
-    organization, slash, name = repository.partition("/")
-    if not slash or not organization or not name or "/" in name:
-        raise _bad(text, f"{repository!r:.60} is not of the form ORG/NAME")
-    for part in (organization, name):
+    parts = repository.split("/")
+    if len(parts) != 2 or not all(parts):
+        raise _malformed(text, f"{repository!r:.60} is not of the form ORG/NAME")
+    for part in parts:
         if not _NAME.fullmatch(part) or ".." in part or "--" in part or part.endswith(".git"):
-            raise _bad(text, f"{part!r:.60} cannot be a name on the Hub")
+            raise _malformed(text, f"{part!r:.60} cannot be a name on the Hub")
     if len(repository) > _LONGEST_NAME:
-        raise _bad(text, f"a name has at most {_LONGEST_NAME} characters")
+        raise _malformed(text, f"a name has at most {_LONGEST_NAME} characters")
 
 
-def _bad(text: str, problem: str) -> HubError:
-    shown = text[:_LONGEST] if text.isprintable() else ascii(text)[1 : _LONGEST + 1]
-    return HubError(f"{shown}: {problem}; expected {FORM}")
+def _malformed(text: str, problem: str) -> HubError:
+    shown = text[:_LONGEST_SHOWN] if text.isprintable() else ascii(text)[1 : _LONGEST_SHOWN + 1]
+    return HubError(f"{shown}: {problem}; expected hf:ORG/NAME[:QUANT][@REVISION]")

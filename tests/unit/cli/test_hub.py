@@ -177,6 +177,15 @@ def test_what_the_list_shows(hub: Hub, models: dict[str, bytes]) -> None:
     assert hub.asked == []
 
 
+def test_a_damaged_cache_of_the_library_shows_what_is_whole(
+    hub: Hub, models: dict[str, bytes]
+) -> None:
+    held = library_file("lib/held", COMMIT, "x-Q4_0.gguf", models["llama"], "b" * 64)
+    held.with_name("y-Q8_0.gguf").symlink_to(held.with_name("removed"))
+    (held.parents[2] / "refs" / "v1").write_text(SECOND_COMMIT, encoding="ascii")
+    assert names() == ["hf:lib/held:Q4_0"]
+
+
 def test_calibrated_models_and_predictors(hub: Hub, models: dict[str, bytes]) -> None:
     invoke("pull", "hf:org/one")
     done = invoke("calibrate", "-m", "hf:org/one", "--tokens", "64")
@@ -295,7 +304,7 @@ def test_unfinished_downloads_are_shown_and_removed(
 
 
 def test_checkpoints_are_shown_and_removed(hub: Hub) -> None:
-    from powerinfer.hub import checkpoint_folder
+    from powerinfer.hub.fetch import checkpoint_folder
 
     config = json.dumps({"model_type": "opt"}).encode()
     hub.repositories["org/raw"] = Repository({"config.json": config, "model.safetensors": b"xyz"})

@@ -3,9 +3,9 @@
 import pytest
 
 from powerinfer import HubError
-from powerinfer.hub import parse_reference
 from powerinfer.hub.choice import choose_checkpoint, choose_model, label_of, models_in
 from powerinfer.hub.listing import Listing, RemoteFile
+from powerinfer.hub.names import parse_reference
 
 COMMIT = "0" * 40
 

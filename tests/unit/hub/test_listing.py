@@ -8,15 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powerinfer import HubError
-from powerinfer.hub import Reference
-from powerinfer.hub.listing import Listing, read_listing
-from powerinfer.hub.stored import (
+from powerinfer.hub.listing import (
+    Listing,
+    read_listing,
     recall_commit,
     recall_listing,
     store_listing,
     stored_listings,
     stored_revisions,
 )
+from powerinfer.hub.names import Reference
 
 COMMIT = "a" * 40
 SHA1, SHA256 = "b" * 40, "c" * 64

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powerinfer import LLM, HubError
-from powerinfer.hub import Reference, is_reference, parse_reference
+from powerinfer.hub.names import Reference, is_reference, parse_reference
 
 
 @pytest.mark.parametrize(

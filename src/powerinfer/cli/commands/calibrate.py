@@ -159,7 +159,7 @@ def _check_target(
 
 def _check_is_own(path: Path) -> None:
     from powerinfer.errors import HubError
-    from powerinfer.hub.places import is_fetched
+    from powerinfer.hub.caches import is_fetched
 
     if is_fetched(path):
         raise HubError(

@@ -55,8 +55,8 @@ class ModelRow(TypedDict):
 @json_option
 def list_models(as_json: bool) -> None:  # noqa: FBT001
     """List the models in the caches."""
+    from powerinfer.hub.caches import library_cache, our_cache
     from powerinfer.hub.held import held_models
-    from powerinfer.hub.places import library_cache, our_cache
 
     rows = [_row(model) for model in held_models()]
     if as_json:

@@ -151,7 +151,7 @@ def _folder(model: Path | None, output: Path | None, options: "LLMOptions") -> P
     from powerinfer.calibration.files import is_packaged
     from powerinfer.calibration.targets import check_activation
     from powerinfer.gguf import open_gguf
-    from powerinfer.hub.places import is_fetched
+    from powerinfer.hub.caches import is_fetched
     from powerinfer.placement.activation_folder import FOLDER
 
     file = open_gguf(model_file(model))
