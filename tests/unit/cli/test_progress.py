@@ -106,7 +106,8 @@ def test_what_takes_no_time_shows_no_bar(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 LOAD = """
-    from powerinfer.cli import model, progress
+    from powerinfer.cli import model
+    from powerinfer.cli.report import progress
     from powerinfer.cli.main import main
     model.PROGRESS_FROM_BYTES, progress._INTERVAL_S = 0, 0.0
     main()

@@ -204,5 +204,5 @@ def _script(command: Command) -> tuple[Path, tuple[str, ...]]:
     if words[0] in ("python", ".venv/bin/python"):
         words = words[1:]
     if words[0] == "-m":
-        return ROOT / "src" / f"{words[1].replace('.', '/')}.py", words[2:]
+        return ROOT / f"{words[1].replace('.', '/')}.py", words[2:]
     return ROOT / words[0], words[1:]
