@@ -22,10 +22,9 @@ from powerinfer.engine.request import EngineStatistics, Output, Request, Ticket
 from powerinfer.engine.text import Text
 from powerinfer.errors import ContextLengthError, PowerInferError, PromptError
 from powerinfer.kvcache import KVCache
-from powerinfer.loading.async_leader import AsyncLeader
 from powerinfer.loading.loader import LoadedModel, Progress
 from powerinfer.loading.step import TokenSequence
-from powerinfer.loading.turns import FairLock
+from powerinfer.loading.turns import AsyncLeader, FairLock
 from powerinfer.models.metrics import CostMeter, StepMeter, has_predictors
 from powerinfer.sampling.logit_processors import check_biased_ids
 from powerinfer.values import FloatArray

@@ -10,8 +10,7 @@ from typing import Literal, Self
 from powerinfer.engine.engine import CLOSED, Engine
 from powerinfer.engine.request import Output, Request, Ticket
 from powerinfer.errors import PowerInferError
-from powerinfer.loading.async_leader import AsyncWaiter
-from powerinfer.loading.turns import LOOK_EVERY_S
+from powerinfer.loading.turns import LOOK_EVERY_S, AsyncWaiter
 from powerinfer.models.metrics import Metrics
 from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.sampling.logprobs import TokenLogprob

@@ -8,8 +8,7 @@ overflows.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from powerinfer.sampling.sampler import largest
-from powerinfer.sampling.softmax import Softmax
+from powerinfer.sampling.sampler import Softmax, largest
 from powerinfer.values import FloatArray
 
 __all__ = ["TokenLogprob", "logprob_of", "token_logprob"]

@@ -5,9 +5,8 @@ import numpy.typing as npt
 import pytest
 
 from powerinfer.errors import NumericsError, PromptError
-from powerinfer.sampling.sampler import Sampler, check_finite, largest
+from powerinfer.sampling.sampler import Sampler, Softmax, check_finite, largest
 from powerinfer.sampling.sampling_params import SamplingParams
-from powerinfer.sampling.softmax import Softmax
 from powerinfer.values import FloatArray
 
 ALL = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}

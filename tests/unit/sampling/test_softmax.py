@@ -5,9 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerinfer.sampling.sampler import Sampler
+from powerinfer.sampling.sampler import (
+    Sampler,
+    Softmax,
+    draw,
+    exponentials,
+    group_sums,
+    place_of_share,
+)
 from powerinfer.sampling.sampling_params import SamplingParams
-from powerinfer.sampling.softmax import Softmax, draw, exponentials, group_sums, place_of_share
 from powerinfer.values import FloatArray
 
 SIZES = (1, 2, 511, 512, 513, 1024, 5000)
