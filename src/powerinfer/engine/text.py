@@ -60,6 +60,7 @@ class Text:
         known = () if self._params.max_tokens == 0 else request.prompt_ids
         self._sampler = new_sampler(tokenizer, self._params, known)
         self._stops = StopMatcher(self._params.stop_strings)
+        self._eog_ids = tokenizer.eog_ids
         # The decoder must know the prompt: a text drops a first space only at its beginning.
         self._decoder = tokenizer.new_stream(known)
         self._token_ids = list(request.prompt_ids)
@@ -165,7 +166,7 @@ class Text:
             return self._ended(FinishReason.STOP)
         try:
             token_id = self._sample(logits)
-            if token_id in self._loaded.tokenizer.eog_ids:
+            if token_id in self._eog_ids:
                 return self._ended(FinishReason.STOP)
             return self._with_token(token_id, logits, length_limit)
         except PowerInferError as error:

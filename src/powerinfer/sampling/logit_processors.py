@@ -37,6 +37,9 @@ class LogitChanges:
     """The changes that sampling parameters ask for, in llama.cpp's order, processors after others.
 
     The form comes last.
+
+    Attributes:
+        is_empty: nothing is ever changed.
     """
 
     def __init__(
@@ -61,6 +64,8 @@ class LogitChanges:
             or params.presence_penalty != 0
             or params.frequency_penalty != 0
         )
+        self._changes_numbers = bool(bias or banned_ids or self._has_penalties or self._processors)
+        self.is_empty = form is None and not self._changes_numbers
 
     def apply(self, logits: FloatArray, token_ids: Sequence[int]) -> FloatArray:
         """The changed logits; the array itself where nothing is changed.
@@ -85,8 +90,7 @@ class LogitChanges:
 
     def _apply_named(self, logits: FloatArray, token_ids: Sequence[int]) -> FloatArray:
         """What changes without a form."""
-        may_ban = bool(len(self._biased) or len(self._banned))
-        if not may_ban and not self._has_penalties and not self._processors:
+        if not self._changes_numbers:
             return logits
         logits = logits.copy()
         logits[self._biased] += self._bias

@@ -102,6 +102,7 @@ class Sampler:
         self._random = np.random.Generator(np.random.PCG64(self.seed))
         self._form = form
         self._changes = LogitChanges(params, banned_ids, form)
+        self._is_greedy = params.is_greedy
 
     @property
     def is_complete(self) -> bool:
@@ -111,7 +112,7 @@ class Sampler:
     @property
     def state(self) -> "SamplerState":
         """What decides later draws, to go back to it."""
-        draws = None if self.params.is_greedy else self._random.bit_generator.state
+        draws = None if self._is_greedy else self._random.bit_generator.state
         return SamplerState(draws, None if self._form is None else self._form.state)
 
     @state.setter
@@ -135,7 +136,9 @@ class Sampler:
         """
         self.softmax = Softmax(logits)
         check_finite(logits, self.softmax.highest)
-        changed = self._changes.apply(logits, recent_ids)
+        changed = logits
+        if not self._changes.is_empty:
+            changed = self._changes.apply(logits, recent_ids)
         softmax = self.softmax if changed is logits else Softmax(changed)
         token_id = self._choose(softmax)
         if self._form is not None:
@@ -144,7 +147,7 @@ class Sampler:
 
     def _choose(self, softmax: Softmax) -> int:
         row, params = softmax.row, self.params
-        if params.is_greedy:
+        if self._is_greedy:
             return int(np.argmax(row))
         if 0 < params.top_k < len(row):
             return self._choose_sorted(row)
