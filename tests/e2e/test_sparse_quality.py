@@ -63,7 +63,8 @@ def uncalibrated(cache: Path, stories: bytes) -> dict[str, QualityRow]:
 @pytest.fixture(scope="module")
 def calibrated(uncalibrated: object, data_dir: Path) -> Iterator[Measured]:
     """Calibrated on training stories, as `powerinfer calibrate` stores it; on other stories."""
-    loaded = loader.load(None, EngineOptions(sparsity="exact", threads=2), None)
+    options = EngineOptions(sparsity="exact", threads=2)
+    loaded = loader.load(loader.open_model(None, options), options, None)
     token_ids = loaded.tokenizer.encode(_stories(data_dir, "train"), add_bos=False)
     bos_id = loaded.tokenizer.bos_id
     text = cut_windows("train", token_ids, num_tokens=1024, context_length=512, bos_id=bos_id)

@@ -181,7 +181,8 @@ def _as_family(story: Path, family: Family, path: Path) -> Path:
 
 
 def _calibrate(path: Path) -> None:
-    loaded = loader.load(path, dataclasses.replace(OPTIONS, sparsity="exact"), None)
+    options = dataclasses.replace(OPTIONS, sparsity="exact")
+    loaded = loader.load(loader.open_model(path, options), options, None)
     token_ids = loaded.tokenizer.encode("\n".join(_made_up(2, 120)), add_bos=False)
     text = cut_windows("other stories", token_ids, num_tokens=4096, context_length=128, bos_id=None)
     identity = model_identity(loaded.file)

@@ -104,7 +104,8 @@ def measure_quality(
     for name in plan.settings:
         # Refuses unknown names before anything is measured.
         read_setting(name).options(options)
-    dense = loader.load(path, replace(options, sparsity="off"), None)
+    opened = loader.open_model(path, options)
+    dense = loader.load(opened, replace(options, sparsity="off"), None)
     token_ids = _tokens(dense, plan, text)
     settings = _settings(dense.model, plan)
     for setting in settings:
@@ -119,7 +120,7 @@ def measure_quality(
     settings = [setting for setting in settings if str(setting) not in done]
     if not settings:
         return
-    sparse = loader.load(path, replace(options, sparsity="exact"), None)
+    sparse = loader.load(opened, replace(options, sparsity="exact"), None)
     for setting in settings:
         loaded = setting.attached(sparse, options)
         if setting.sparsity is None and loaded.model.sparsity in ("off", "exact"):

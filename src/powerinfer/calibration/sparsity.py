@@ -12,8 +12,6 @@ from powerinfer.gguf import GGUFFile
 from powerinfer.models import (
     InputStatistics,
     Model,
-    architecture_of,
-    read_config,
     uniform,
     with_predictors,
 )
@@ -30,13 +28,14 @@ from powerinfer.predictors.calibration import DEFAULT_DIAL, Calibration, Dial
 from powerinfer.predictors.choosing import choose_for_model, closest_point
 from powerinfer.predictors.missing import missing_kind
 from powerinfer.tokenizer import Tokenizer
+from powerinfer.values import Activation
 
 __all__ = [
     "CALIBRATED",
     "Sparsity",
     "attach_sparsity",
     "attach_uncalibrated",
-    "sparsity_to_load",
+    "may_skip_neurons",
 ]
 
 CALIBRATED = "calibrated"
@@ -78,16 +77,12 @@ class _Request:
         return None if not options.has_dial else Dial(options.max_ffn_error, options.recall)
 
 
-def sparsity_to_load(file: GGUFFile, options: EngineOptions) -> str:
-    """How weights must be prepared for what was asked: `off`, or `exact` for everything else.
+def may_skip_neurons(activation: Activation, options: EngineOptions) -> bool:
+    """Whether weights must be prepared so that neurons can be skipped.
 
     Raises:
-        GGUFError: the file's configuration is damaged.
-        UnsupportedError: its architecture or activation is not implemented, or the activation is
-            never zero and neurons were to be skipped.
+        UnsupportedError: the activation is never zero and neurons were to be skipped.
     """
-    architecture = architecture_of(file)
-    activation = read_config(file, architecture, options.activation).activation
     if options.sparsity is None and options.has_dial and not activation.is_sparse:
         raise UnsupportedError(
             "max_ffn_error and recall need an activation of the ReLU family; this model runs "
@@ -96,10 +91,10 @@ def sparsity_to_load(file: GGUFFile, options: EngineOptions) -> str:
             "the right one with {activation}",
         )
     if options.sparsity == OFF or (options.sparsity is None and not activation.is_sparse):
-        return OFF
+        return False
     if options.sparsity is not None:
         check_is_sparse(activation, options.sparsity)
-    return EXACT
+    return True
 
 
 def attach_sparsity(
@@ -112,7 +107,7 @@ def attach_sparsity(
     """Decide what runs and attach it.
 
     Args:
-        model: loaded with `sparsity_to_load`.
+        model: prepared as `may_skip_neurons` says.
         file: it came from.
         tokenizer: of the same file.
         options: what was asked for.

@@ -36,7 +36,6 @@ from powerinfer.prompts.prompts import (
     read_params,
 )
 from powerinfer.sampling.sampling_params import SamplingParams
-from powerinfer.store.default_model import find_model
 from powerinfer.values import FloatArray
 
 if TYPE_CHECKING:
@@ -100,7 +99,8 @@ class LLM:
         checked = engine_options(**options)
         if observe is not None:
             checked = observable(checked, observe)
-        loaded = loader.load(find_model(path, downloading), checked, progress, calibrating, placing)
+        opened = loader.open_model(path, checked, downloading)
+        loaded = loader.load(opened, checked, progress, calibrating, placing)
         if loaded.options.measure_recall:
             loaded = replace(loaded, model=with_recall_meter(loaded.model))
         if observe is not None:

@@ -126,7 +126,8 @@ def evaluate_settings(
 def _load(
     path: Path | str | None, options: EngineOptions, progress: Progress | None
 ) -> loader.LoadedModel:
-    return loader.load(path, options, None if progress is None else partial(progress, "loading"))
+    told = None if progress is None else partial(progress, "loading")
+    return loader.load(loader.open_model(path, options), options, told)
 
 
 class _Job:

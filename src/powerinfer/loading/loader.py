@@ -9,22 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from powerinfer.calibration.recall import LayerRecall, recall_meter
-from powerinfer.calibration.sparsity import Sparsity, attach_sparsity, sparsity_to_load
+from powerinfer.calibration.sparsity import Sparsity, attach_sparsity, may_skip_neurons
 from powerinfer.errors import DeviceError, NumericsError, PromptError
-from powerinfer.gguf import GGUFFile, open_gguf
+from powerinfer.gguf import GGUFFile
 from powerinfer.kvcache import KVCache
 from powerinfer.loading.reading_speeds import use_measured_ways
 from powerinfer.loading.step import TokenSequence
 from powerinfer.loading.turns import FairLock
 from powerinfer.models import (
-    DEFAULT_CONTEXT_LENGTH,
     Model,
-    ModelConfig,
-    architecture_of,
+    ModelFile,
+    default_context,
     find_nonfinite_layer,
     kv_bytes_per_position,
-    load_model,
-    read_config,
+    prepare_model,
 )
 from powerinfer.offload.devices import find_device
 from powerinfer.ops.protocol import KVType
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
     from powerinfer.offload.progress import PlacementProgress
     from powerinfer.ops.cpu.ops import NativeOps
 
-__all__ = ["LoadedModel", "Progress", "load", "make_ops"]
+__all__ = ["LoadedModel", "Progress", "load", "make_ops", "open_model"]
 
 Progress = Callable[[int, int], None]
 """Called with (bytes prepared, bytes in all) while weights are prepared."""
@@ -177,8 +175,28 @@ class LoadedModel:
         )
 
 
-def load(
+def open_model(
     path: Path | str | None,
+    options: EngineOptions,
+    downloading: Progress | None = None,
+) -> ModelFile:
+    """Find, open and read the file of a model.
+
+    Args:
+        path: file, folder with one model, `hf:ORG/NAME[:QUANT]`, or None for the embedded model.
+        options: checked options, which may name the activation.
+        downloading: called with (bytes that are there, bytes in all) while a model is fetched.
+
+    Raises:
+        GGUFError: the file is missing or malformed.
+        HubError: a model on the Hub cannot be found, chosen or fetched.
+        UnsupportedError: its architecture or activation is not implemented.
+    """
+    return ModelFile.open(find_model(path, downloading), options.activation)
+
+
+def load(
+    opened: ModelFile,
     options: EngineOptions,
     progress: Progress | None,
     calibrating: Progress | None = None,
@@ -187,7 +205,7 @@ def load(
     """Load a model.
 
     Args:
-        path: file, folder with one model, or None for the embedded model.
+        opened: the file of the model, see `open_model`.
         options: checked options.
         progress: told how far it is.
         calibrating: told (layers done, layers in all) where the model has to be calibrated now.
@@ -195,8 +213,8 @@ def load(
 
     Raises:
         CalibrationError: what was calibrated before is damaged or belongs to another model.
-        GGUFError: the file is missing or malformed.
-        UnsupportedError: its architecture, a tensor type or an option is not implemented.
+        GGUFError: the file is malformed.
+        UnsupportedError: a tensor type or an option is not implemented.
         TokenizerError: its vocabulary cannot be used.
         DeviceError: the native extension, the asked-for instruction set or the GPU is missing.
         PlacementError: the plan that was named for the GPU cannot be used.
@@ -204,20 +222,19 @@ def load(
             kept than it can do without.
     """
     started = time.perf_counter()
-    file = open_gguf(find_model(path))
+    file = opened.file
     device = find_device(options)
-    _check_context(file, options)
+    _check_context(opened, options)
     beside_gpu = device is not None and not device.is_interpreted
     threads = options.threads or default_threads(beside_gpu=beside_gpu)
     ops, kernels = make_ops(
         options.kernels, threads, in_place=options.mmap, repack=_fits_this_machine(file)
     )
     tokenizer = Tokenizer.from_gguf(file)
-    model = load_model(
-        file,
+    model = prepare_model(
+        opened,
         ops,
-        activation=options.activation,
-        sparsity=sparsity_to_load(file, options),
+        skips_neurons=may_skip_neurons(opened.config.activation, options),
         context_length=options.context_length,
         progress=progress,
     )
@@ -242,7 +259,7 @@ def load(
         options=options,
         threads=threads,
         kernels=kernels,
-        load_s=time.perf_counter() - started,
+        load_s=opened.read_s + time.perf_counter() - started,
         dense_bytes=model.dense_bytes,
         sparsity=sparsity,
         placement=placement,
@@ -301,15 +318,13 @@ def _weight_bytes(file: GGUFFile) -> int:
     return sum(tensor.data.nbytes for tensor in file.tensors.values())
 
 
-def _check_context(file: GGUFFile, options: EngineOptions) -> None:
+def _check_context(opened: ModelFile, options: EngineOptions) -> None:
     """Check what depends on the context's length before anything is prepared.
 
     Raises:
         PromptError: there is not memory enough for the context, or nothing of it can be dropped.
     """
-    architecture = architecture_of(file)
-    config = read_config(file, architecture, options.activation)
-    context_length = options.context_length or min(config.context_length, DEFAULT_CONTEXT_LENGTH)
+    context_length = options.context_length or default_context(opened.config)
     # BOS is always kept, and of the others half is dropped.
     most = context_length - 2
     if options.context_shift and max(options.keep_tokens, 1) > most:
@@ -318,12 +333,10 @@ def _check_context(file: GGUFFile, options: EngineOptions) -> None:
             f"{max(options.keep_tokens, 1)} are kept; at most {max(most, 0)} can be",
             remedy="keep fewer ({keep_tokens}) or take a larger context ({context_length})",
         )
-    _check_memory(file, config, context_length, options)
+    _check_memory(opened, context_length, options)
 
 
-def _check_memory(
-    file: GGUFFile, config: ModelConfig, context_length: int, options: EngineOptions
-) -> None:
+def _check_memory(opened: ModelFile, context_length: int, options: EngineOptions) -> None:
     """Warn where weights, KV cache and working memory do not fit what is free.
 
     Raises:
@@ -332,9 +345,9 @@ def _check_memory(
     available = available_memory_bytes()
     if available is None:
         return
-    weight_bytes = _weight_bytes(file)
+    weight_bytes = _weight_bytes(opened.file)
     num_positions = options.kv_tokens or context_length
-    kv_bytes = num_positions * kv_bytes_per_position(config, KVType(options.kv_type))
+    kv_bytes = num_positions * kv_bytes_per_position(opened.config, KVType(options.kv_type))
     if options.kv_tokens and kv_bytes > available:
         raise PromptError(
             f"keys and values of {num_positions} tokens take {format_bytes(kv_bytes)} of memory, "

@@ -12,8 +12,14 @@ from powerinfer.models.architecture import (
     get_architecture,
 )
 from powerinfer.models.config import ModelConfig, read_config
-from powerinfer.models.load import DEFAULT_CONTEXT_LENGTH, load_model
+from powerinfer.models.load import (
+    DEFAULT_CONTEXT_LENGTH,
+    default_context,
+    load_model,
+    prepare_model,
+)
 from powerinfer.models.model import LayerShares, Model, kv_bytes_per_position, new_kv_cache
+from powerinfer.models.model_file import ModelFile
 from powerinfer.models.nonfinite import find_nonfinite_layer
 from powerinfer.models.rope import RopeConfig, RopeScaling, build_rope_table
 from powerinfer.models.sparsity import InputStatistics, layer_source, uniform, with_predictors
@@ -29,12 +35,14 @@ __all__ = [
     "LayerWeights",
     "Model",
     "ModelConfig",
+    "ModelFile",
     "ModelWeights",
     "RopeConfig",
     "RopeScaling",
     "architecture_names",
     "architecture_of",
     "build_rope_table",
+    "default_context",
     "find_nonfinite_layer",
     "get_architecture",
     "kv_bytes_per_position",
@@ -42,6 +50,7 @@ __all__ = [
     "load_model",
     "new_kv_cache",
     "parse_activation",
+    "prepare_model",
     "read_config",
     "uniform",
     "with_predictors",

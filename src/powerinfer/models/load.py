@@ -1,21 +1,22 @@
 """From an open file to a model: read, check, prepare, and attach what decides which neurons run."""
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 
 from powerinfer.errors import GGUFError, PromptError
 from powerinfer.gguf import GGUFFile
-from powerinfer.models.architecture import architecture_of
 from powerinfer.models.attention import AttentionOptions, attention_options
-from powerinfer.models.config import ModelConfig, read_config
+from powerinfer.models.config import ModelConfig
 from powerinfer.models.model import Model
+from powerinfer.models.model_file import ModelFile
 from powerinfer.models.sparsity import EXACT, OFF, default_sparsity, uniform, with_predictors
 from powerinfer.models.tensors.predictor_tensors import predictor_threshold
 from powerinfer.models.tensors.preparer import Progress
 from powerinfer.models.weights import ModelWeights, load_weights
 from powerinfer.ops.protocol import Ops
-from powerinfer.ops.some_backend import some_ops
+from powerinfer.ops.some_backend import SomeOps, some_ops
 from powerinfer.ops.type_parameters import (
     ArrayT,
     KVLayerT,
@@ -26,7 +27,7 @@ from powerinfer.ops.type_parameters import (
 )
 from powerinfer.values import Activation
 
-__all__ = ["DEFAULT_CONTEXT_LENGTH", "load_model"]
+__all__ = ["DEFAULT_CONTEXT_LENGTH", "default_context", "load_model", "prepare_model"]
 
 DEFAULT_CONTEXT_LENGTH = 4096
 """Context by default, if the model allows so much."""
@@ -43,7 +44,7 @@ def load_model(
     context_length: int | None = None,
     progress: Progress | None = None,
 ) -> Model:
-    """Read, check and prepare a model.
+    """Read, check and prepare a model, and attach one kind of predictor.
 
     Args:
         file: an open model file; must stay open as long as the model is used.
@@ -59,37 +60,74 @@ def load_model(
         UnsupportedError: its architecture, a tensor's format or an option is not implemented.
         PromptError: `context_length` is not positive, or more than the model has positions for.
     """
-    architecture = architecture_of(file)
-    config = read_config(file, architecture, activation)
-    length = _choose_context_length(context_length, config)
-    backend = some_ops(ops)
-    weights = load_weights(
-        file,
-        backend,
-        config,
-        architecture,
-        is_exact_sparse=sparsity != OFF and config.activation.is_sparse,
+    opened = ModelFile.of(file, activation)
+    config = opened.config
+    model = prepare_model(
+        opened,
+        some_ops(ops),
+        skips_neurons=sparsity != OFF and config.activation.is_sparse,
+        context_length=context_length,
         progress=progress,
     )
-    chosen = sparsity or default_sparsity(config, file.magic, has_predictors=weights.has_predictors)
-    model = Model(
+    has_predictors = model.weights.has_predictors
+    chosen = sparsity or default_sparsity(config, file.magic, has_predictors=has_predictors)
+    if chosen == OFF:
+        return replace(model, sparsity=OFF)
+    return with_predictors(model, uniform(chosen, config.num_layers), name=chosen)
+
+
+def prepare_model(
+    opened: ModelFile,
+    ops: SomeOps,
+    *,
+    skips_neurons: bool,
+    context_length: int | None = None,
+    progress: Progress | None = None,
+) -> Model:
+    """Check and prepare a model to which nothing is attached that decides which neurons run.
+
+    Args:
+        opened: its file.
+        ops: the backend.
+        skips_neurons: prepare FFNs so that neurons can be skipped.
+        context_length: as for `load_model`.
+        progress: called with (bytes prepared, bytes in all).
+
+    Raises:
+        GGUFError: as for `load_model`.
+        UnsupportedError: likewise.
+        PromptError: likewise.
+    """
+    file, config = opened.file, opened.config
+    length = _choose_context_length(context_length, config)
+    weights = load_weights(
+        file,
+        ops,
+        config,
+        opened.architecture,
+        is_exact_sparse=skips_neurons,
+        progress=progress,
+    )
+    return Model(
         config=config,
-        architecture=architecture,
+        architecture=opened.architecture,
         weights=weights,
-        ops=backend,
+        ops=ops,
         attention=_attention(file, config, weights, length),
         context_length=length,
-        sparsity=chosen if chosen == OFF else EXACT,
+        sparsity=EXACT if skips_neurons else OFF,
         mlp_threshold=predictor_threshold(file),
     )
-    if chosen == OFF:
-        return model
-    return with_predictors(model, uniform(chosen, config.num_layers), name=chosen)
+
+
+def default_context(config: ModelConfig) -> int:
+    """Positions to prepare for where nobody asks for a number."""
+    return min(config.context_length, DEFAULT_CONTEXT_LENGTH)
 
 
 def _choose_context_length(asked: int | None, config: ModelConfig) -> int:
     if asked is None:
-        return min(config.context_length, DEFAULT_CONTEXT_LENGTH)
+        return default_context(config)
     if asked < 1:
         raise PromptError(f"the context must be at least 1 token, got {asked}")
     if config.max_positions is not None and asked > config.max_positions:

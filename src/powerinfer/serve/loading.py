@@ -5,14 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from powerinfer.engine.engine import Engine
-from powerinfer.gguf import open_gguf
 from powerinfer.loading import loader
 from powerinfer.loading.loader import Progress
-from powerinfer.models import DEFAULT_CONTEXT_LENGTH, architecture_of, read_config
+from powerinfer.models import default_context
 from powerinfer.options.llm_options import LLMOptions
 from powerinfer.options.options import engine_options
 from powerinfer.serve.context import ServedModel
-from powerinfer.store.default_model import find_model
 
 if TYPE_CHECKING:
     from powerinfer.offload.progress import PlacementProgress
@@ -42,21 +40,15 @@ def load_served(
     Raises:
         PowerInferError: as for `LLM`.
     """
-    found = find_model(path, downloading)
     checked = engine_options(**options)
+    opened = loader.open_model(path, checked, downloading)
     if checked.kv_tokens is None:
-        per_text = checked.context_length or _default_context(found, checked.activation)
+        per_text = checked.context_length or default_context(opened.config)
         checked = replace(checked, kv_tokens=checked.parallel * per_text)
-    loaded = loader.load(found, checked, progress, calibrating, placing)
+    loaded = loader.load(opened, checked, progress, calibrating, placing)
     return ServedModel(
         engine=Engine(loaded),
         tokenizer=loaded.tokenizer,
         context_length=loaded.model.context_length,
         loaded=loaded,
     )
-
-
-def _default_context(path: Path, activation: str | None) -> int:
-    file = open_gguf(path)
-    config = read_config(file, architecture_of(file), activation)
-    return min(config.context_length, DEFAULT_CONTEXT_LENGTH)

@@ -321,5 +321,6 @@ def test_nothing_is_measured_for_a_model_that_a_gpu_holds(
             "place",
             lambda sparsity, *_: SimpleNamespace(plan=plan, model=sparsity.model),
         )
-    loader.load(None, engine_options(), None)
+    options = engine_options()
+    loader.load(loader.open_model(None, options), options, None)
     assert bool(calls) == is_measured
