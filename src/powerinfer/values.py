@@ -1,4 +1,4 @@
-"""Frozen value types shared by every layer: activations and the batch of tokens of one step.
+"""Value types shared by every layer: arrays, JSON, activations and the batch of one step.
 
 Nothing here computes, opens a file or knows a device.
 """
@@ -14,6 +14,10 @@ FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int32]
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
+
+JSON: TypeAlias = bool | int | float | str | list["JSON"] | dict[str, "JSON"] | None
+"""A value that `json.loads` returns."""
+JSONObject: TypeAlias = dict[str, JSON]
 
 
 class ActivationKind(StrEnum):

@@ -5,12 +5,13 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from fastapi import Request
 
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import ApiError, bad_request
+from powerinfer.values import JSON, JSONObject
 
 __all__ = ["parse_object", "read_object"]
 
@@ -22,7 +23,7 @@ _MOST_DIGITS = 4300
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-async def read_object(request: Request, context: ServerContext) -> dict[str, Any]:
+async def read_object(request: Request, context: ServerContext) -> JSONObject:
     """The JSON object that is a request's body.
 
     Raises:
@@ -34,14 +35,14 @@ async def read_object(request: Request, context: ServerContext) -> dict[str, Any
     return await context.run_blocking(parse_object, body)
 
 
-def parse_object(body: bytes) -> dict[str, Any]:
+def parse_object(body: bytes) -> JSONObject:
     """A JSON object from UTF-8, stricter than Python's reader: what others read differently fails.
 
     Raises:
         ApiError: 400, with what is wrong.
     """
     try:
-        value = _DECODER.decode(body.decode("utf-8-sig"))
+        value: JSON = _DECODER.decode(body.decode("utf-8-sig"))
         if _SURROGATE.search(body):
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
@@ -78,9 +79,9 @@ async def _read(request: Request, context: ServerContext) -> bytes:
     return bytes(body)
 
 
-def _check_depth(value: object) -> None:
+def _check_depth(value: JSONObject) -> None:
     """Without recursion, which is what deep values are made to exhaust."""
-    level: list[Any] = [value]
+    level: list[JSONObject | list[JSON]] = [value]
     for _ in range(MAX_DEPTH):
         level = [
             item
@@ -123,7 +124,7 @@ def _no_number(text: str) -> NoReturn:
     raise ValueError(f"{text} is no number of JSON")
 
 
-def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+def _unique(pairs: Sequence[tuple[str, JSON]]) -> JSONObject:
     values = dict(pairs)
     if len(values) < len(pairs):
         names = [name for name, _ in pairs]

@@ -1,9 +1,9 @@
 """Fields of a request, read one by one; errors name the field, as OpenAI's do."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from powerinfer.serve.errors import ApiError, bad_request
+from powerinfer.values import JSON
 
 __all__ = ["Fields"]
 
@@ -11,9 +11,13 @@ _LONGEST_SHOWN = 60
 
 
 class Fields:
-    """An object of a request; a field that is null counts as missing."""
+    """An object of a request; a field that is null counts as missing.
 
-    def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
+    Readers raise an `ApiError` if the field has another type. Those named `required` also raise it
+    if the field is missing; the others return None or a default.
+    """
+
+    def __init__(self, values: Mapping[str, JSON], path: str = "") -> None:
         """Read from `values`; `path` is where the object stands in the request."""
         self.values = values
         self._path = path
@@ -32,27 +36,49 @@ class Fields:
         path = self.path(name)
         return bad_request(f"{path} must be {wanted}, got {shown}", path, code)
 
-    def required(self, name: str) -> Any:
-        """A value of any type.
-
-        Raises:
-            ApiError: the field is missing.
-        """
+    def required(self, name: str) -> JSON:
+        """Read a value of any type but null."""
         value = self.values.get(name)
         if value is None:
             path = self.path(name)
             raise bad_request(f"{path} is missing", path, "missing_required_parameter")
         return value
 
-    def text(self, name: str) -> str | None:
-        """A text; None if it is missing."""
-        value = self.values.get(name)
-        if value is not None and not isinstance(value, str):
+    def required_text(self, name: str) -> str:
+        """Read a text."""
+        value = self.required(name)
+        if not isinstance(value, str):
             raise self.error(name, "a text")
         return value
 
+    def text(self, name: str) -> str | None:
+        """Read a text."""
+        return self.required_text(name) if name in self else None
+
+    def texts(self, name: str) -> list[str] | None:
+        """Read a text or a list of texts, as a list."""
+        value = self.values.get(name)
+        if value is None:
+            return None
+        listed = value if isinstance(value, list) else [value]
+        texts = [each for each in listed if isinstance(each, str)]
+        if len(texts) < len(listed):
+            raise self.error(name, "a text or a list of texts")
+        return texts
+
+    def required_choice(self, name: str, allowed: Sequence[str]) -> str:
+        """Read a text that must be one of those allowed."""
+        value = self.required_text(name)
+        if value not in allowed:
+            raise self.error(name, f"one of {', '.join(allowed)}", "invalid_value")
+        return value
+
+    def choice(self, name: str, allowed: Sequence[str]) -> str | None:
+        """Read a text that must be one of those allowed."""
+        return self.required_choice(name, allowed) if name in self else None
+
     def switch(self, name: str, *, default: bool = False) -> bool:
-        """True or false."""
+        """Read true or false."""
         value = self.values.get(name)
         if value is None:
             return default
@@ -61,7 +87,7 @@ class Fields:
         return value
 
     def number(self, name: str, low: float, high: float) -> float | None:
-        """A number within bounds; None if it is missing."""
+        """Read a number within bounds."""
         value = self.values.get(name)
         if value is None:
             return None
@@ -71,7 +97,7 @@ class Fields:
         return float(value)
 
     def whole(self, name: str, low: int, high: int) -> int | None:
-        """A whole number within bounds; None if it is missing."""
+        """Read a whole number within bounds."""
         value = self.values.get(name)
         if value is None:
             return None
@@ -82,31 +108,26 @@ class Fields:
         self._check_range(name, value, low, high, "integer")
         return value
 
-    def choice(self, name: str, allowed: Sequence[str]) -> str | None:
-        """One of some texts; None if it is missing."""
-        value = self.text(name)
-        if value is not None and value not in allowed:
-            raise self.error(name, f"one of {', '.join(allowed)}", "invalid_value")
-        return value
-
-    def items(self, name: str) -> list[Any] | None:
-        """A list; None if it is missing."""
+    def items(self, name: str) -> list[JSON] | None:
+        """Read a list."""
         value = self.values.get(name)
         if value is not None and not isinstance(value, list):
             raise self.error(name, "a list")
         return value
 
-    def object(self, name: str) -> "Fields | None":
-        """An object; None if it is missing."""
-        value = self.values.get(name)
-        if value is None:
-            return None
+    def required_object(self, name: str) -> "Fields":
+        """Read an object."""
+        value = self.required(name)
         if not isinstance(value, dict):
             raise self.error(name, "an object")
         return Fields(value, self.path(name))
 
+    def object(self, name: str) -> "Fields | None":
+        """Read an object."""
+        return self.required_object(name) if name in self else None
+
     def objects(self, name: str) -> "Iterator[Fields]":
-        """The objects of a list; none if it is missing."""
+        """Read the objects of a list; a missing list has none."""
         for index, value in enumerate(self.items(name) or ()):
             path = f"{self.path(name)}[{index}]"
             if not isinstance(value, dict):
@@ -117,15 +138,9 @@ class Fields:
     def refuse(
         self, *names: str, reason: str = "is not supported", may_be_empty: bool = True
     ) -> None:
-        """Refuse fields that would change the answer if they did something.
+        """Refuse fields that this server ignores although they should change the answer.
 
-        Args:
-            names: of the fields.
-            reason: for messages.
-            may_be_empty: empty ones and false do nothing.
-
-        Raises:
-            ApiError: one of them is there and says something.
+        Empty values and false are harmless if `may_be_empty`.
         """
         for name in names:
             is_harmless = may_be_empty and self.values.get(name) in ("", False, [], {})
@@ -141,5 +156,5 @@ class Fields:
 
 
 def _shown(limit: float) -> str:
-    """All digits of whole numbers: clients are to be able to send them."""
+    """Format a limit; whole numbers keep all digits, so that clients can send them."""
     return str(limit) if isinstance(limit, int) else f"{limit:g}"

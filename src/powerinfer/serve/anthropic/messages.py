@@ -40,10 +40,10 @@ def _of_user(fields: Fields, names: dict[str, str]) -> list[_Message]:
     """Results of calls, each as a message of its own, and what the user says."""
     results: list[_Message] = []
     texts: list[str] = []
-    for block in _blocks(fields, "content"):
-        if block.values["type"] == "text":
-            texts.append(_text_of(block))
-        elif block.values["type"] == "tool_result":
+    for kind, block in _blocks(fields, "content"):
+        if kind == "text":
+            texts.append(block.required_text("text"))
+        elif kind == "tool_result":
             results.append(_result(block, names))
         else:
             raise _unreadable(block, "text or tool_result")
@@ -56,10 +56,9 @@ def _of_assistant(fields: Fields, names: dict[str, str]) -> _Message:
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
-    for block in _blocks(fields, "content"):
-        kind = block.values["type"]
+    for kind, block in _blocks(fields, "content"):
         if kind == "text":
-            texts.append(_text_of(block))
+            texts.append(block.required_text("text"))
         elif kind == "thinking":
             thoughts.append(block.text("thinking") or "")
         elif kind == "tool_use":
@@ -75,8 +74,7 @@ def _of_assistant(fields: Fields, names: dict[str, str]) -> _Message:
 
 
 def _result(block: Fields, names: dict[str, str]) -> _Message:
-    block.required("tool_use_id")
-    call_id = block.text("tool_use_id") or ""
+    call_id = block.required_text("tool_use_id")
     content = _joined(block, "content") if "content" in block else ""
     if block.switch("is_error"):
         content = f"Error: {content}"
@@ -90,7 +88,7 @@ def _call(block: Fields, names: dict[str, str]) -> dict[str, Any]:
     for name in ("id", "name"):
         block.required(name)
     given = block.object("input")
-    call_id, name = block.text("id") or "", block.text("name") or ""
+    call_id, name = block.required_text("id"), block.required_text("name")
     names[call_id] = name
     function = {"name": name, "arguments": {} if given is None else dict(given.values)}
     return {"id": call_id, "type": "function", "function": function}
@@ -99,30 +97,23 @@ def _call(block: Fields, names: dict[str, str]) -> dict[str, Any]:
 def _joined(fields: Fields, name: str) -> str:
     """A text, or a list of blocks of text."""
     texts = []
-    for block in _blocks(fields, name):
-        if block.values["type"] != "text":
+    for kind, block in _blocks(fields, name):
+        if kind != "text":
             raise _unreadable(block, "text")
-        texts.append(_text_of(block))
+        texts.append(block.required_text("text"))
     return "".join(texts)
 
 
-def _blocks(fields: Fields, name: str) -> Iterator[Fields]:
-    """Blocks of a content; a text is one of them."""
+def _blocks(fields: Fields, name: str) -> Iterator[tuple[str, Fields]]:
+    """Type and fields of each block of a content; a text is one of them."""
     value = fields.values.get(name)
     if isinstance(value, str):
-        yield Fields({"type": "text", "text": value}, fields.path(name))
+        yield "text", Fields({"type": "text", "text": value}, fields.path(name))
         return
     if not isinstance(value, list):
         raise fields.error(name, "a text or a list of blocks")
     for block in fields.objects(name):
-        block.required("type")
-        block.text("type")
-        yield block
-
-
-def _text_of(block: Fields) -> str:
-    block.required("text")
-    return block.text("text") or ""
+        yield block.required_text("type"), block
 
 
 def _unreadable(block: Fields, wanted: str) -> ApiError:

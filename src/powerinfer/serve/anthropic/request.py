@@ -12,6 +12,7 @@ from powerinfer.serve.errors import bad_request
 from powerinfer.serve.fields import Fields
 from powerinfer.serve.openai.options import check_model
 from powerinfer.serve.openai.sampling import MAX_TOKENS, read_sampling
+from powerinfer.values import JSONObject
 
 __all__ = ["MessagesRequest", "read_request"]
 
@@ -39,7 +40,7 @@ class MessagesRequest:
 
 
 def read_request(
-    body: Mapping[str, Any], context: ServerContext, *, needs_limit: bool = True
+    body: JSONObject, context: ServerContext, *, needs_limit: bool = True
 ) -> MessagesRequest:
     """Read a body; what Anthropic's API does not know is ignored, unless it is ours.
 
@@ -84,12 +85,13 @@ def read_request(
 
 
 def _stop_sequences(fields: Fields) -> tuple[str, ...]:
-    stops = fields.items("stop_sequences") or []
-    if not all(isinstance(each, str) and each for each in stops):
+    given = fields.items("stop_sequences") or []
+    stops = tuple(each for each in given if isinstance(each, str) and each)
+    if len(stops) < len(given):
         raise fields.error("stop_sequences", "a list of texts that are not empty")
     if len(stops) > MAX_STOPS:
         raise fields.error("stop_sequences", f"at most {MAX_STOPS} texts")
-    return tuple(stops)
+    return stops
 
 
 def _tools(fields: Fields) -> list[dict[str, Any]]:
@@ -98,17 +100,15 @@ def _tools(fields: Fields) -> list[dict[str, Any]]:
     for tool in fields.objects("tools"):
         if tool.text("type") not in (None, "custom"):
             raise tool.error("type", "custom: this server runs no tools", "unsupported_value")
-        tool.required("name")
-        name = tool.text("name") or ""
+        name = tool.required_text("name")
         if _NAME.fullmatch(name) is None:
             raise tool.error("name", "letters, digits, hyphens and underscores, at most 128")
         if any(name == each["function"]["name"] for each in tools):
             path = tool.path("name")
             raise bad_request(f"{path}: there are two tools {name!r}", path, "invalid_value")
-        tool.required("input_schema")
-        schema = tool.object("input_schema")
+        schema = tool.required_object("input_schema")
         function: dict[str, Any] = {"name": name, "description": tool.text("description") or ""}
-        function["parameters"] = {} if schema is None else dict(schema.values)
+        function["parameters"] = dict(schema.values)
         tools.append({"type": "function", "function": function})
     if len(tools) > MAX_TOOLS:
         raise fields.error("tools", f"at most {MAX_TOOLS} tools", "array_above_max_length")
@@ -120,15 +120,13 @@ def _tool_choice(fields: Fields, names: list[str]) -> tuple[str | Mapping[str, o
     choice = fields.object("tool_choice")
     if choice is None:
         return "auto" if names else "none", True
-    choice.required("type")
-    kind = choice.choice("type", (*_CHOICES, "tool")) or ""
+    kind = choice.required_choice("type", (*_CHOICES, "tool"))
     parallel = not choice.switch("disable_parallel_tool_use")
     if kind in ("any", "tool") and not names:
         raise choice.error("type", "auto or none: there are no tools", "invalid_value")
     if kind != "tool":
         return _CHOICES[kind], parallel
-    choice.required("name")
-    name = choice.choice("name", names)
+    name = choice.required_choice("name", names)
     return {"type": "function", "function": {"name": name}}, parallel
 
 
@@ -137,8 +135,7 @@ def _thinking(fields: Fields) -> dict[str, object]:
     thinking = fields.object("thinking")
     if thinking is None:
         return {}
-    thinking.required("type")
-    kind = thinking.choice("type", ("enabled", "disabled", "adaptive"))
+    kind = thinking.required_choice("type", ("enabled", "disabled", "adaptive"))
     return {"enable_thinking": kind != "disabled"}
 
 
@@ -148,8 +145,5 @@ def _output_form(fields: Fields) -> dict[str, object]:
     wanted = fields.object("output_format") if config is None else config.object("format")
     if wanted is None:
         return {}
-    wanted.required("type")
-    wanted.choice("type", ("json_schema",))
-    wanted.required("schema")
-    schema = wanted.object("schema")
-    return {"json_schema": {} if schema is None else dict(schema.values)}
+    wanted.required_choice("type", ("json_schema",))
+    return {"json_schema": dict(wanted.required_object("schema").values)}

@@ -1,7 +1,5 @@
 """The routes of Anthropic's API."""
 
-from typing import Any
-
 from fastapi import APIRouter, Request, Response
 
 from powerinfer.serve.anthropic.answer import MessagesAnswer
@@ -12,6 +10,7 @@ from powerinfer.serve.bodies import read_object
 from powerinfer.serve.chat.plan import plan_chat
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.responding import Answer, Reply
+from powerinfer.values import JSONObject
 
 __all__ = ["router"]
 
@@ -41,6 +40,6 @@ def router(context: ServerContext) -> APIRouter:
     return routes
 
 
-def _count(body: dict[str, Any], context: ServerContext) -> int:
+def _count(body: JSONObject, context: ServerContext) -> int:
     asked = read_request(body, context, needs_limit=False)
     return len(plan_chat(context, asked.chat).prompt_ids)

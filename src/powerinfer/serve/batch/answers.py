@@ -2,16 +2,16 @@
 
 import json
 import os
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from powerinfer._locks import try_lock
 from powerinfer.errors import PromptError
 from powerinfer.serve.batch.requests import BatchRequest
 from powerinfer.serve.errors import ApiError
+from powerinfer.values import JSON, JSONObject
 
 __all__ = ["AnswerFile"]
 
@@ -71,17 +71,17 @@ class AnswerFile:
         """Whether the line of a request says that it could not be answered."""
         return self._done.get(request.key, False)
 
-    def add(self, request: BatchRequest, status: int, request_id: str, body: Any) -> None:
+    def add(self, request: BatchRequest, status: int, request_id: str, body: JSON) -> None:
         """Write what a route answered."""
-        response = {"status_code": status, "request_id": request_id, "body": body}
-        self._append(request, {"response": response, "error": None})
+        response: JSON = {"status_code": status, "request_id": request_id, "body": body}
+        self._append(request, {"response": response, "error": None}, has_failed=status != 200)
 
     def add_error(self, request: BatchRequest, error: ApiError) -> None:
         """Write why a line cannot be answered."""
-        code = error.code or "invalid_request"
-        self._append(request, {"response": None, "error": {"code": code, "message": error.message}})
+        said: JSON = {"code": error.code or "invalid_request", "message": error.message}
+        self._append(request, {"response": None, "error": said}, has_failed=True)
 
-    def _append(self, request: BatchRequest, content: Mapping[str, Any]) -> None:
+    def _append(self, request: BatchRequest, content: JSONObject, *, has_failed: bool) -> None:
         record = {"id": request.id, "custom_id": request.custom_id, **content}
         rest = memoryview(json.dumps(record, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
         try:
@@ -89,7 +89,7 @@ class AnswerFile:
                 rest = rest[self._file.write(rest) or 0 :]
         except OSError as error:
             raise self._unwritable(error) from None
-        self._done[request.key] = _is_failure(record)
+        self._done[request.key] = has_failed
 
     def _lock(self) -> None:
         try:
@@ -132,7 +132,8 @@ class AnswerFile:
             record = json.loads(line)
             id_, custom_id = record["id"], record["custom_id"]
             key = str(id_) if custom_id is None else f"custom_id {custom_id}"
-            self._done[key] = _is_failure(record)
+            has_failed = record["error"] is not None or record["response"]["status_code"] != 200
+            self._done[key] = has_failed
         except (ValueError, TypeError, KeyError, AttributeError):
             raise self._foreign(number) from None
 
@@ -144,7 +145,3 @@ class AnswerFile:
 
     def _unwritable(self, error: OSError) -> PromptError:
         return PromptError(f"{self.path}: cannot write: {error.strerror or error}")
-
-
-def _is_failure(record: Mapping[str, Any]) -> bool:
-    return record["error"] is not None or record["response"]["status_code"] != 200

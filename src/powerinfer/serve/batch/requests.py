@@ -4,11 +4,11 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from powerinfer.errors import PromptError
 from powerinfer.serve.bodies import parse_object
 from powerinfer.serve.errors import ApiError, bad_request
+from powerinfer.values import JSONObject
 
 __all__ = ["URLS", "BatchRequest", "read_requests"]
 
@@ -89,7 +89,7 @@ def _parse(number: int, line: bytes) -> BatchRequest:
     return BatchRequest(line=number, custom_id=custom_id, url=url, body=body)
 
 
-def _custom_id(value: dict[str, Any]) -> str:
+def _custom_id(value: JSONObject) -> str:
     custom_id = value.get("custom_id")
     if not isinstance(custom_id, str) or not custom_id:
         raise bad_request(
@@ -98,7 +98,7 @@ def _custom_id(value: dict[str, Any]) -> str:
     return custom_id
 
 
-def _url(value: dict[str, Any]) -> str:
+def _url(value: JSONObject) -> str:
     if value.get("method", "POST") != "POST":
         raise bad_request(f"method must be 'POST', got {value['method']!r:.60}", "method")
     url = value.get("url")
@@ -107,7 +107,7 @@ def _url(value: dict[str, Any]) -> str:
     return str(url)
 
 
-def _body(value: dict[str, Any]) -> bytes:
+def _body(value: JSONObject) -> bytes:
     body = value.get("body")
     if not isinstance(body, dict):
         raise bad_request(f"body must be an object, got {body!r:.60}", "body")

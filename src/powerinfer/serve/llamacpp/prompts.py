@@ -1,13 +1,12 @@
 """Prompts as llama-server takes them: texts, token ids, or both in one list."""
 
-from typing import Any
-
 from powerinfer.errors import PowerInferError
 from powerinfer.prompts.long_prompts import encode_prompt, too_long
 from powerinfer.prompts.prompts import bos_alone, read_ids
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import bad_request, from_engine
 from powerinfer.serve.fields import Fields
+from powerinfer.values import JSON
 
 __all__ = ["read_prompts"]
 
@@ -22,19 +21,19 @@ def read_prompts(fields: Fields, context: ServerContext) -> tuple[list[list[int]
         ApiError: the prompt is something else, empty or too long.
     """
     value = fields.required("prompt")
-    is_several = isinstance(value, list) and _holds_prompts(value)
-    listed = value if is_several else [value]
-    if len(listed) > MAX_PROMPTS:
+    if not isinstance(value, list) or not _holds_prompts(value):
+        return [_prompt(value, fields, context)], False
+    if len(value) > MAX_PROMPTS:
         raise fields.error("prompt", f"at most {MAX_PROMPTS} prompts", "array_above_max_length")
-    return [_prompt(each, fields, context) for each in listed], is_several
+    return [_prompt(each, fields, context) for each in value], True
 
 
-def _holds_prompts(value: list[Any]) -> bool:
+def _holds_prompts(value: list[JSON]) -> bool:
     """Whether a list is one of prompts; texts between token ids are parts of one prompt."""
     return bool(value) and all(isinstance(each, str | list | dict) for each in value)
 
 
-def _prompt(value: Any, fields: Fields, context: ServerContext) -> list[int]:
+def _prompt(value: JSON, fields: Fields, context: ServerContext) -> list[int]:
     if isinstance(value, dict):
         if value.get("multimodal_data"):
             raise fields.error("prompt", "text: this model reads nothing else")
@@ -61,7 +60,7 @@ def _prompt(value: Any, fields: Fields, context: ServerContext) -> list[int]:
     return token_ids
 
 
-def _part_ids(part: Any, context: ServerContext, *, add_bos: bool | None) -> list[int]:
+def _part_ids(part: JSON, context: ServerContext, *, add_bos: bool | None) -> list[int]:
     tokenizer = context.tokenizer
     if isinstance(part, str):
         return encode_prompt(tokenizer, part, context.model.context_length, add_bos=add_bos)

@@ -1,8 +1,6 @@
 """The body of `/completion`, read and checked."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from powerinfer.engine.request import Request
 from powerinfer.sampling.sampling_params import SamplingParams
@@ -10,6 +8,7 @@ from powerinfer.serve.context import ServerContext
 from powerinfer.serve.fields import Fields
 from powerinfer.serve.llamacpp.prompts import read_prompts
 from powerinfer.serve.llamacpp.sampling import check_samplers, read_params
+from powerinfer.values import JSONObject
 
 __all__ = ["NativeRequest", "read_native"]
 
@@ -56,7 +55,7 @@ class NativeRequest:
         ]
 
 
-def read_native(body: Mapping[str, Any], context: ServerContext) -> NativeRequest:
+def read_native(body: JSONObject, context: ServerContext) -> NativeRequest:
     """Read a body and tokenize its prompts, which takes long; what is unknown is ignored.
 
     Raises:

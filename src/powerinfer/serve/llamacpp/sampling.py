@@ -3,14 +3,14 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from powerinfer.errors import PowerInferError
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import bad_request, from_engine
 from powerinfer.serve.fields import Fields
-from powerinfer.serve.openai.sampling import MAX_CHOICES, MAX_TOKENS
+from powerinfer.serve.openai.sampling import MAX_CHOICES, MAX_TOKENS, read_seed
+from powerinfer.values import JSON
 
 __all__ = ["check_samplers", "read_params"]
 
@@ -45,7 +45,7 @@ def read_params(fields: Fields, context: ServerContext) -> SamplingParams:
         "repeat_last_n": _repeat_last_n(fields, context),
         "presence_penalty": fields.number("presence_penalty", -1e3, 1e3),
         "frequency_penalty": fields.number("frequency_penalty", -1e3, 1e3),
-        "seed": _seed(fields),
+        "seed": read_seed(fields),
         "stop": _stop(fields),
         "ignore_eos": fields.switch("ignore_eos") if "ignore_eos" in fields else None,
         "logit_bias": _logit_bias(fields, context),
@@ -99,33 +99,18 @@ def _max_tokens(fields: Fields, context: ServerContext) -> int | None:
     return None if limit < 0 else limit
 
 
-def _seed(fields: Fields) -> int | None:
-    seed = fields.whole("seed", -(1 << 63), (1 << 64) - 1)
-    return None if seed is None or seed == -1 else seed & ((1 << 64) - 1)
-
-
 def _stop(fields: Fields) -> tuple[str, ...] | None:
-    value: Any = fields.values.get("stop")
-    stops = [value] if isinstance(value, str) else value
-    if stops is None:
-        return None
-    if not isinstance(stops, list) or not all(isinstance(each, str) for each in stops):
-        raise fields.error("stop", "a text or a list of texts")
-    return tuple(each for each in stops if each)
+    stops = fields.texts("stop")
+    return None if stops is None else tuple(filter(None, stops))
 
 
 def _logit_bias(fields: Fields, context: ServerContext) -> dict[int, float] | None:
     """`[[token, bias], ...]` or `{token: bias}`: a token is an id or a text, false bans it."""
-    value: Any = fields.values.get("logit_bias")
+    value = fields.values.get("logit_bias")
     if value is None:
         return None
-    pairs = [list(pair) for pair in value.items()] if isinstance(value, dict) else value
-    if not isinstance(pairs, list) or not all(
-        isinstance(pair, list) and len(pair) == 2 for pair in pairs
-    ):
-        raise fields.error("logit_bias", "a list of pairs of a token and its bias")
     biases: dict[int, float] = {}
-    for token, bias in pairs:
+    for token, bias in _pairs(value, fields):
         if bias is False:
             bias = -float("inf")
         if isinstance(bias, bool) or not isinstance(bias, int | float):
@@ -135,7 +120,17 @@ def _logit_bias(fields: Fields, context: ServerContext) -> dict[int, float] | No
     return biases
 
 
-def _token_ids(token: object, fields: Fields, context: ServerContext) -> list[int]:
+def _pairs(value: JSON, fields: Fields) -> list[tuple[JSON, JSON]]:
+    if isinstance(value, dict):
+        return list(value.items())
+    listed = value if isinstance(value, list) else [value]
+    pairs = [(each[0], each[1]) for each in listed if isinstance(each, list) and len(each) == 2]
+    if len(pairs) < len(listed):
+        raise fields.error("logit_bias", "a list of pairs of a token and its bias")
+    return pairs
+
+
+def _token_ids(token: JSON, fields: Fields, context: ServerContext) -> list[int]:
     if isinstance(token, str) and not (token.isascii() and token.isdecimal() and len(token) < 11):
         return context.tokenizer.encode(token, add_bos=False)
     if isinstance(token, bool) or not isinstance(token, int | str):

@@ -1,28 +1,25 @@
 """`/tokenize` and `/detokenize`."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from powerinfer.errors import PromptError
 from powerinfer.prompts.prompts import read_ids
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import bad_request
 from powerinfer.serve.fields import Fields
 from powerinfer.tokenizer import Tokenizer
+from powerinfer.values import JSONObject
 
 __all__ = ["detokenize", "tokenize"]
 
 
-def tokenize(body: Mapping[str, Any], context: ServerContext) -> dict[str, Any]:
+def tokenize(body: JSONObject, context: ServerContext) -> dict[str, object]:
     """Token ids of a text, with their pieces if asked for.
 
     Raises:
         ApiError: a field has another type.
     """
     fields, tokenizer = Fields(body), context.tokenizer
-    fields.required("content")
     token_ids = tokenizer.encode(
-        fields.text("content") or "",
+        fields.required_text("content"),
         add_bos=fields.switch("add_special") and tokenizer.add_bos,
         parse_special=fields.switch("parse_special", default=True),
     )
@@ -31,7 +28,7 @@ def tokenize(body: Mapping[str, Any], context: ServerContext) -> dict[str, Any]:
     return {"tokens": [{"id": each, "piece": _piece(tokenizer, each)} for each in token_ids]}
 
 
-def detokenize(body: Mapping[str, Any], context: ServerContext) -> dict[str, str]:
+def detokenize(body: JSONObject, context: ServerContext) -> dict[str, str]:
     """The text of token ids, names of special tokens included.
 
     Raises:

@@ -1,8 +1,6 @@
 """The body of `/v1/chat/completions`, read and checked."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.serve.chat.plan import Chat
@@ -14,6 +12,7 @@ from powerinfer.serve.openai.options import Streaming, check_model, read_streami
 from powerinfer.serve.openai.response_format import read_response_format
 from powerinfer.serve.openai.sampling import MAX_TOKENS, read_sampling
 from powerinfer.serve.openai.tools import read_tool_choice, read_tools
+from powerinfer.values import JSONObject
 
 __all__ = ["ChatRequest", "read_chat"]
 
@@ -38,7 +37,7 @@ class ChatRequest:
     streaming: Streaming
 
 
-def read_chat(body: Mapping[str, Any], context: ServerContext) -> ChatRequest:
+def read_chat(body: JSONObject, context: ServerContext) -> ChatRequest:
     """Read a body; what OpenAI does not know is ignored, unless it is ours.
 
     Raises:
@@ -100,7 +99,7 @@ def _refuse(fields: Fields) -> None:
 def _variables(fields: Fields) -> dict[str, object]:
     """More variables of the chat template."""
     given = fields.object("chat_template_kwargs")
-    variables = {} if given is None else dict(given.values)
+    variables: dict[str, object] = {} if given is None else dict(given.values)
     for name in variables:
         if name in _OWN_VARIABLES or not name.isidentifier():
             path = fields.path("chat_template_kwargs")

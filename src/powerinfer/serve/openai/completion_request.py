@@ -1,8 +1,6 @@
 """The body of `/v1/completions`, read and checked."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from powerinfer.errors import PromptError
 from powerinfer.prompts.long_prompts import encode_prompt
@@ -14,6 +12,7 @@ from powerinfer.serve.fields import Fields
 from powerinfer.serve.openai.options import Streaming, check_model, read_streaming
 from powerinfer.serve.openai.response_format import read_response_format
 from powerinfer.serve.openai.sampling import MAX_TOKENS, read_sampling
+from powerinfer.values import JSON, JSONObject
 
 __all__ = ["CompletionPrompt", "CompletionRequest", "read_completion"]
 
@@ -56,7 +55,7 @@ class CompletionRequest:
     streaming: Streaming
 
 
-def read_completion(body: Mapping[str, Any], context: ServerContext) -> CompletionRequest:
+def read_completion(body: JSONObject, context: ServerContext) -> CompletionRequest:
     """Read a body and tokenize its prompts, which takes long; see `read_chat`.
 
     Raises:
@@ -86,18 +85,19 @@ def read_prompts(fields: Fields, context: ServerContext) -> list[CompletionPromp
         ApiError: it is something else, empty or too long.
     """
     value = fields.required("prompt")
-    is_list = isinstance(value, list)
-    if is_list and not value:
-        raise fields.error("prompt", "a text or token ids, or a list of them", "empty_array")
-    is_one = not is_list or isinstance(value[0], int)
     path = fields.path("prompt")
-    listed = [(path, value)] if is_one else [(f"{path}[{i}]", v) for i, v in enumerate(value)]
-    if len(listed) > MAX_TEXTS:
+    if not isinstance(value, list):
+        return [_prompt(value, path, context)]
+    if not value:
+        raise fields.error("prompt", "a text or token ids, or a list of them", "empty_array")
+    if isinstance(value[0], int):
+        return [_prompt(value, path, context)]
+    if len(value) > MAX_TEXTS:
         raise fields.error("prompt", f"at most {MAX_TEXTS} prompts", "array_above_max_length")
-    return [_prompt(each, where, context) for where, each in listed]
+    return [_prompt(each, f"{path}[{i}]", context) for i, each in enumerate(value)]
 
 
-def _prompt(value: object, path: str, context: ServerContext) -> CompletionPrompt:
+def _prompt(value: JSON, path: str, context: ServerContext) -> CompletionPrompt:
     tokenizer = context.tokenizer
     if isinstance(value, str):
         try:
@@ -112,10 +112,11 @@ def _prompt(value: object, path: str, context: ServerContext) -> CompletionPromp
         shown = repr(value)[:60]
         message = f"{path} must be a text or a list of token ids, got {shown}"
         raise bad_request(message, path, "invalid_type")
-    return CompletionPrompt(_checked_ids(value, path, context), 0, tokenizer.decode(value))
+    token_ids = _checked_ids(value, path, context)
+    return CompletionPrompt(token_ids, 0, tokenizer.decode(token_ids))
 
 
-def _checked_ids(value: list[object], path: str, context: ServerContext) -> list[int]:
+def _checked_ids(value: list[JSON], path: str, context: ServerContext) -> list[int]:
     tokenizer, longest = context.tokenizer, context.model.context_length
     if not value:
         raise bad_request(f"{path} is empty", path, "empty_array")

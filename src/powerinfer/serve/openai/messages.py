@@ -25,8 +25,7 @@ def read_messages(fields: Fields) -> list[dict[str, object]]:
 
 
 def _message(fields: Fields) -> dict[str, object]:
-    fields.required("role")
-    role = fields.choice("role", _ROLES)
+    role = fields.required_choice("role", _ROLES)
     # Templates know the older name.
     message: dict[str, object] = {"role": "system" if role == "developer" else role}
     content, calls = _content(fields), _calls(fields) if role == "assistant" else []
@@ -55,12 +54,11 @@ def _content(fields: Fields) -> str | None:
     texts = []
     for part in fields.objects("content"):
         kind = part.required("type")
-        if kind not in ("text", "refusal"):
+        if not isinstance(kind, str) or kind not in ("text", "refusal"):
             path = part.path("type")
             message = f"{path} must be text, this model reads nothing else; got {kind!r:.60}"
             raise bad_request(message, path, "unsupported_content_type")
-        part.required(kind)
-        texts.append(part.text(kind) or "")
+        texts.append(part.required_text(kind))
     return "".join(texts)
 
 
@@ -68,12 +66,10 @@ def _calls(fields: Fields) -> list[dict[str, Any]]:
     """Calls of tools in an earlier answer."""
     calls = []
     for call in fields.objects("tool_calls"):
-        call.required("function")
-        function = call.object("function")
-        if call.text("type") not in (None, "function") or function is None:
+        function = call.required_object("function")
+        if call.text("type") not in (None, "function"):
             raise call.error("type", "function", "invalid_value")
-        function.required("name")
-        named = {"name": function.text("name"), "arguments": _arguments(function)}
+        named = {"name": function.required_text("name"), "arguments": _arguments(function)}
         calls.append({"id": call.text("id") or "", "type": "function", "function": named})
     return calls
 

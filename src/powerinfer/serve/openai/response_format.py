@@ -16,18 +16,12 @@ def read_response_format(fields: Fields) -> dict[str, object]:
     wanted = fields.object("response_format")
     if wanted is None:
         return {}
-    wanted.required("type")
-    kind = wanted.choice("type", _TYPES)
+    kind = wanted.required_choice("type", _TYPES)
     if kind == "text":
         return {}
     if kind == "json_object":
         # llama-server takes a schema here, too.
         schema = wanted.object("schema")
         return {"json_schema": {"type": "object"} if schema is None else dict(schema.values)}
-    wanted.required("json_schema")
-    named = wanted.object("json_schema")
-    if named is None:
-        return {}
-    named.required("schema")
-    schema = named.object("schema")
-    return {"json_schema": {} if schema is None else dict(schema.values)}
+    named = wanted.required_object("json_schema")
+    return {"json_schema": dict(named.required_object("schema").values)}

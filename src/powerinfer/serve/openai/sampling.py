@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from powerinfer.errors import PromptError, UnsupportedError
 from powerinfer.sampling.sampling_params import SamplingParams
@@ -11,7 +10,7 @@ from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import bad_request
 from powerinfer.serve.fields import Fields
 
-__all__ = ["MAX_CHOICES", "MAX_TOKENS", "read_sampling", "read_stop"]
+__all__ = ["MAX_CHOICES", "MAX_TOKENS", "read_sampling", "read_seed"]
 
 MAX_CHOICES = 128
 MAX_TOKENS = (1 << 31) - 1
@@ -39,8 +38,8 @@ def read_sampling(fields: Fields, context: ServerContext, **given: object) -> Sa
         "presence_penalty": fields.number("presence_penalty", -2, 2),
         "frequency_penalty": fields.number("frequency_penalty", -2, 2),
         "n": fields.whole("n", 1, MAX_CHOICES),
-        "seed": _read_seed(fields),
-        "stop": read_stop(fields),
+        "seed": read_seed(fields),
+        "stop": _read_stop(fields),
         "logit_bias": _read_logit_bias(fields, context.tokenizer.vocab_size),
         "top_k": _read_top_k(fields),
         "min_p": fields.number("min_p", 0, 1),
@@ -59,14 +58,11 @@ def read_sampling(fields: Fields, context: ServerContext, **given: object) -> Sa
         raise bad_request(str(error), code="invalid_value") from None
 
 
-def read_stop(fields: Fields) -> tuple[str, ...] | None:
+def _read_stop(fields: Fields) -> tuple[str, ...] | None:
     """One text or a few; None if the field is missing."""
-    value: Any = fields.values.get("stop")
-    if value is None:
+    stops = fields.texts("stop")
+    if stops is None:
         return None
-    stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or not all(isinstance(each, str) for each in stops):
-        raise fields.error("stop", "a text or a list of texts")
     if len(stops) > MAX_STOPS:
         wanted = f"at most {MAX_STOPS} texts"
         raise fields.error("stop", wanted, "array_above_max_length")
@@ -95,7 +91,7 @@ def _read_logit_bias(fields: Fields, vocab_size: int) -> dict[int, float] | None
     return read
 
 
-def _read_seed(fields: Fields) -> int | None:
+def read_seed(fields: Fields) -> int | None:
     """Any whole number of 64 bits, with a sign or without; -1 asks for a new one."""
     seed = fields.whole("seed", -(1 << 63), _MAX_SEED)
     return None if seed is None or seed == -1 else seed & _MAX_SEED

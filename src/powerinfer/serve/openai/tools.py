@@ -22,12 +22,8 @@ def read_tools(fields: Fields) -> list[dict[str, Any]]:
     """
     tools: list[dict[str, Any]] = []
     for tool in fields.objects("tools"):
-        tool.required("type")
-        tool.choice("type", ("function",))
-        tool.required("function")
-        function = tool.object("function")
-        if function is None:
-            continue
+        tool.required_choice("type", ("function",))
+        function = tool.required_object("function")
         name = _name(function)
         if any(name == each["function"]["name"] for each in tools):
             path = function.path("name")
@@ -57,12 +53,11 @@ def read_tool_choice(
     if value is None:
         return "auto" if tools else "none"
     if isinstance(value, str):
-        choice = fields.choice("tool_choice", _CHOICES) or "auto"
+        choice = fields.required_choice("tool_choice", _CHOICES)
         if choice == "required" and not tools:
             raise fields.error("tool_choice", "none: there are no tools", "invalid_value")
         return choice
-    wanted = fields.object("tool_choice")
-    function = None if wanted is None else wanted.object("function")
+    function = fields.required_object("tool_choice").object("function")
     if function is None:
         raise fields.error("tool_choice", "none, auto, required or the name of a function")
     name = _name(function)
@@ -73,8 +68,7 @@ def read_tool_choice(
 
 
 def _name(function: Fields) -> str:
-    function.required("name")
-    name = function.text("name") or ""
+    name = function.required_text("name")
     if _NAME.fullmatch(name) is None:
         wanted = "letters, digits, dots, hyphens and underscores, at most 64"
         raise function.error("name", wanted, "invalid_value")
