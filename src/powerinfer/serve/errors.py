@@ -1,7 +1,6 @@
 """Errors as clients of the OpenAI API read them: a status and an `error` object, on every path."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from starlette.responses import JSONResponse
 
@@ -55,11 +54,11 @@ class ApiError(Exception):
         return JSONResponse(content, self.status, headers=self.headers)
 
 
-ErrorBody = Callable[[ApiError], dict[str, Any]]
+ErrorBody = Callable[[ApiError], Mapping[str, object]]
 """Writes the object of an error in the shape that an API's clients expect."""
 
 
-def error_body(error: ApiError) -> dict[str, Any]:
+def error_body(error: ApiError) -> dict[str, dict[str, str | None]]:
     """The shape of OpenAI's API."""
     return {
         "error": {

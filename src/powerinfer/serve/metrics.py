@@ -1,7 +1,5 @@
 """What the server counts, for Prometheus."""
 
-from typing import Any
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from powerinfer.serve.engine_thread import StreamWatcher
@@ -75,7 +73,7 @@ class ServerMetrics(StreamWatcher):
         self.prompt_tokens.inc(ticket.num_prompt_tokens)
         self.cached_tokens.inc(ticket.num_cached_tokens)
 
-    def measure(self, statistics: Any) -> None:
+    def measure(self, statistics: object) -> None:
         """Take over what an engine says of itself; what it does not say is left out."""
         for name, gauge in self._gauges.items():
             value = getattr(statistics, name, None)

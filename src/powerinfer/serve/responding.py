@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -33,7 +32,7 @@ class Reply:
         self._send = send
         self.is_started = False
 
-    async def json(self, value: Mapping[str, Any] | Sequence[Any]) -> None:
+    async def json(self, value: Mapping[str, object] | Sequence[object]) -> None:
         """The whole answer."""
         await self._start({"content-type": "application/json"})
         await self._write(_dump(value), more=False)
@@ -42,7 +41,7 @@ class Reply:
         """Send the head of a stream of events, before there is one."""
         await self._start(_EVENT_HEADERS)
 
-    async def event(self, data: Mapping[str, Any] | str, name: str | None = None) -> None:
+    async def event(self, data: Mapping[str, object] | str, name: str | None = None) -> None:
         """Send an event; the first one starts the answer.
 
         Args:
@@ -144,5 +143,5 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-def _dump(value: Mapping[str, Any] | Sequence[Any]) -> bytes:
+def _dump(value: Mapping[str, object] | Sequence[object]) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")

@@ -2,7 +2,6 @@
 
 import secrets
 from collections.abc import Mapping
-from typing import Any
 
 from powerinfer.engine.request import Output, Request
 from powerinfer.sampling.finish_reason import FinishReason
@@ -78,7 +77,7 @@ class MessagesAnswer:
             self._stop_reason = "tool_use" if self._blocks.has_calls else "end_turn"
         return events
 
-    def _message(self, streams: Streams) -> dict[str, Any]:
+    def _message(self, streams: Streams) -> dict[str, object]:
         return {
             "id": self._id,
             "type": "message",
@@ -91,7 +90,7 @@ class MessagesAnswer:
         }
 
 
-async def _send(reply: Reply, name: str, values: Mapping[str, Any]) -> None:
+async def _send(reply: Reply, name: str, values: Mapping[str, object]) -> None:
     await reply.event({"type": name, **values}, name)
 
 

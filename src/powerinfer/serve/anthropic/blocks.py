@@ -3,102 +3,118 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from powerinfer.serve.chat.deltas import ChatDelta
+from powerinfer.serve.chat.deltas import ChatDelta, ToolCallDelta
 
 __all__ = ["BlockEvent", "Blocks"]
+
+_DELTAS = {
+    "text": ("text_delta", "text"),
+    "thinking": ("thinking_delta", "thinking"),
+    "tool_use": ("input_json_delta", "partial_json"),
+}
+"""By type of block, the type of its deltas and the name of their text."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockEvent:
-    """One event of a stream: its name, which is its type too, and what it says."""
+    """One event of a stream: its name, which is its type too, and the rest of its object."""
 
     name: str
-    values: Mapping[str, Any]
+    values: Mapping[str, object]
+
+
+@dataclass(slots=True)
+class _Block:
+    """A block, as far as it was read.
+
+    Attributes:
+        type: in the API.
+        call: the first piece of a use of a tool, None in other blocks.
+        text: text or thoughts; in a use of a tool the JSON of its input.
+    """
+
+    type: str
+    call: ToolCallDelta | None
+    text: str = ""
+
+    def as_json(self) -> dict[str, object]:
+        """The object of the API."""
+        if self.call is not None:
+            given = _input(self.text)
+            return {"type": self.type, "id": self.call.id, "name": self.call.name, "input": given}
+        if self.type == "thinking":
+            return {"type": self.type, "thinking": self.text, "signature": ""}
+        return {"type": self.type, "text": self.text}
+
+    def holds(self, delta: ChatDelta) -> bool:
+        """Whether a delta goes on with this block."""
+        if self.call is not None and delta.tool_call is not None:
+            return self.call.index == delta.tool_call.index
+        return self.type == _type(delta)
 
 
 class Blocks:
     """Puts what is read of an answer into blocks, one after the other."""
 
     def __init__(self) -> None:
-        self._written: list[dict[str, Any]] = []
-        self._kind: object = None
+        self._blocks: list[_Block] = []
+        self._is_open = False
 
     @property
     def has_calls(self) -> bool:
         """A tool is used."""
-        return any(block["type"] == "tool_use" for block in self._written)
+        return any(block.call is not None for block in self._blocks)
 
     def add(self, deltas: Sequence[ChatDelta]) -> Iterator[BlockEvent]:
         """Add to the answer; yields the events that say so."""
         for delta in deltas:
-            kind, text = _kind_and_text(delta)
-            if kind != self._kind:
+            if not self._is_open or not self._blocks[-1].holds(delta):
                 yield from self.close()
-                yield self._open(delta, kind)
-            if text:
+                yield self._open(delta)
+            arguments = "" if delta.tool_call is None else delta.tool_call.arguments
+            if text := arguments or delta.reasoning or delta.content:
                 yield self._go_on(text)
 
     def close(self) -> Iterator[BlockEvent]:
         """End the block that is open, if there is one."""
-        if self._kind is None:
+        if not self._is_open:
             return
-        self._kind = None
-        index = len(self._written) - 1
-        if self._written[-1]["type"] == "thinking":
-            delta = {"type": "signature_delta", "signature": ""}
-            yield BlockEvent("content_block_delta", {"index": index, "delta": delta})
-        yield BlockEvent("content_block_stop", {"index": index})
+        self._is_open = False
+        if self._blocks[-1].type == "thinking":
+            yield self._event("delta", delta={"type": "signature_delta", "signature": ""})
+        yield self._event("stop")
 
-    def content(self) -> list[dict[str, Any]]:
+    def content(self) -> list[dict[str, object]]:
         """All blocks, whole."""
-        return [_whole(block) for block in self._written]
+        return [block.as_json() for block in self._blocks]
 
-    def _open(self, delta: ChatDelta, kind: object) -> BlockEvent:
-        self._kind = kind
-        call = delta.tool_call
-        block: dict[str, Any]
-        if call is not None:
-            block = {"type": "tool_use", "id": call.id or "", "name": call.name or "", "input": {}}
-            self._written.append({**block, "input": ""})
-        elif delta.reasoning:
-            block = {"type": "thinking", "thinking": "", "signature": ""}
-            self._written.append(dict(block))
-        else:
-            block = {"type": "text", "text": ""}
-            self._written.append(dict(block))
-        values = {"index": len(self._written) - 1, "content_block": block}
-        return BlockEvent("content_block_start", values)
+    def _open(self, delta: ChatDelta) -> BlockEvent:
+        self._is_open = True
+        self._blocks.append(_Block(_type(delta), delta.tool_call))
+        return self._event("start", content_block=self._blocks[-1].as_json())
 
     def _go_on(self, text: str) -> BlockEvent:
-        block = self._written[-1]
-        kind, key = {
-            "tool_use": ("input_json_delta", "partial_json"),
-            "thinking": ("thinking_delta", "thinking"),
-            "text": ("text_delta", "text"),
-        }[block["type"]]
-        block["input" if key == "partial_json" else key] += text
-        delta = {"type": kind, key: text}
-        values = {"index": len(self._written) - 1, "delta": delta}
-        return BlockEvent("content_block_delta", values)
+        block = self._blocks[-1]
+        block.text += text
+        kind, name = _DELTAS[block.type]
+        return self._event("delta", delta={"type": kind, name: text})
+
+    def _event(self, name: str, **values: object) -> BlockEvent:
+        index = len(self._blocks) - 1
+        return BlockEvent(f"content_block_{name}", {"index": index, **values})
 
 
-def _kind_and_text(delta: ChatDelta) -> tuple[object, str]:
-    """What tells the block of a delta from others, and what the delta adds to it."""
+def _type(delta: ChatDelta) -> str:
     if delta.tool_call is not None:
-        return delta.tool_call.index, delta.tool_call.arguments
-    if delta.reasoning:
-        return "thinking", delta.reasoning
-    return "text", delta.content
+        return "tool_use"
+    return "thinking" if delta.reasoning else "text"
 
 
-def _whole(block: dict[str, Any]) -> dict[str, Any]:
-    if block["type"] != "tool_use":
-        return block
+def _input(text: str) -> dict[str, object]:
+    """The input of a tool; an empty one if the answer was cut off within it."""
     try:
-        arguments = json.loads(block["input"])
+        value = json.loads(text)
     except (ValueError, RecursionError):
-        # The answer was cut off within them.
-        arguments = {}
-    return {**block, "input": arguments if isinstance(arguments, dict) else {}}
+        return {}
+    return value if isinstance(value, dict) else {}

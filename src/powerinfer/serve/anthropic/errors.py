@@ -1,7 +1,5 @@
 """Errors in the shape of Anthropic's API."""
 
-from typing import Any
-
 from powerinfer.serve.errors import ApiError
 
 __all__ = ["error_body"]
@@ -18,7 +16,7 @@ _TYPES = {
 }
 
 
-def error_body(error: ApiError) -> dict[str, Any]:
+def error_body(error: ApiError) -> dict[str, object]:
     """The object of an error; its type follows from the status."""
     fallback = "invalid_request_error" if error.status < 500 else "api_error"
     kind = _TYPES.get(error.status, fallback)

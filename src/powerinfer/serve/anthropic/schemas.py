@@ -1,7 +1,5 @@
 """The bodies of Anthropic's API as `/openapi.json` describes them."""
 
-from typing import Any
-
 from powerinfer.serve.openai.schemas import json_body
 
 __all__ = ["COUNT_BODY", "MESSAGES_BODY"]
@@ -39,7 +37,7 @@ _CHOICE = {
         "disable_parallel_tool_use": _SWITCH,
     },
 }
-_COUNTED: dict[str, Any] = {
+_COUNTED: dict[str, object] = {
     "model": _TEXT,
     "messages": {"type": "array", "items": _MESSAGE, "minItems": 1},
     "system": _CONTENT,
@@ -50,7 +48,7 @@ _COUNTED: dict[str, Any] = {
         "properties": {"type": {"enum": ["enabled", "disabled", "adaptive"]}},
     },
 }
-_SAMPLED: dict[str, Any] = {
+_SAMPLED: dict[str, object] = {
     "max_tokens": {"type": "integer", "minimum": 1},
     "stop_sequences": {"type": "array", "items": _TEXT},
     "stream": _SWITCH,

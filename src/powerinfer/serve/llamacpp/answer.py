@@ -1,8 +1,8 @@
 """`/completion`: texts that go on with prompts, in llama-server's own form."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from powerinfer.engine.request import Output
 from powerinfer.sampling.finish_reason import FinishReason
@@ -52,7 +52,7 @@ class _Text:
         """Tokens of the prompt."""
         return self.stream.ticket.num_prompt_tokens
 
-    def end(self, context_length: int) -> dict[str, Any]:
+    def end(self, context_length: int) -> dict[str, object]:
         """Why it ended."""
         reason = None if self.last is None else self.last.finish_reason
         word = None if self.last is None else self.last.stop
@@ -64,7 +64,7 @@ class _Text:
             "stopping_word": word or "",
         }
 
-    def timings(self) -> dict[str, Any]:
+    def timings(self) -> dict[str, object]:
         """How long the prompt and the text took."""
         now = time.monotonic()
         first = now if self.first_at is None else self.first_at
@@ -122,7 +122,7 @@ class NativeAnswer:
                 await reply.event(self._final(text))
         await reply.end()
 
-    def _partial(self, text: _Text, output: Output) -> dict[str, Any]:
+    def _partial(self, text: _Text, output: Output) -> dict[str, object]:
         written = {
             "index": text.index,
             "content": output.text,
@@ -136,7 +136,7 @@ class NativeAnswer:
             written["completion_probabilities"] = self._probabilities(output.logprobs)
         return written
 
-    def _final(self, text: _Text) -> dict[str, Any]:
+    def _final(self, text: _Text) -> dict[str, object]:
         """All about a text; in a stream its content was sent before."""
         asked, context = self._asked, self._context
         is_shown = not asked.is_streamed and asked.params.max_tokens != 0
@@ -168,7 +168,7 @@ class NativeAnswer:
             ]
         return written
 
-    def _probabilities(self, entries: tuple[TokenLogprob, ...] | list[TokenLogprob]) -> list[Any]:
+    def _probabilities(self, entries: Sequence[TokenLogprob]) -> list[dict[str, object]]:
         tokenizer, asked = self._context.tokenizer, self._asked
         if asked.after_filters:
             return [filtered(tokenizer, each, asked.num_top, asked.params) for each in entries]

@@ -1,7 +1,6 @@
 """Probabilities of tokens as llama-server writes them."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from powerinfer.tokenizer import Tokenizer
 __all__ = ["filtered", "probability"]
 
 
-def probability(tokenizer: Tokenizer, entry: TokenLogprob, num_top: int) -> dict[str, Any]:
+def probability(tokenizer: Tokenizer, entry: TokenLogprob, num_top: int) -> dict[str, object]:
     """A token and the likeliest in its place, before anything changed their logits."""
     top = [
         {**_token(tokenizer, token_id), "logprob": logprob}
@@ -27,7 +26,7 @@ def probability(tokenizer: Tokenizer, entry: TokenLogprob, num_top: int) -> dict
 
 def filtered(
     tokenizer: Tokenizer, entry: TokenLogprob, num_top: int, params: SamplingParams
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The same after top-k, top-p, min-p and temperature; penalties and biases do not count.
 
     Args:
@@ -62,6 +61,6 @@ def _after_filters(top: Sequence[tuple[int, float]], params: SamplingParams) -> 
     return {token_id: float(each) for (token_id, _), each in zip(kept, chances, strict=False)}
 
 
-def _token(tokenizer: Tokenizer, token_id: int) -> dict[str, Any]:
+def _token(tokenizer: Tokenizer, token_id: int) -> dict[str, object]:
     piece = tokenizer.piece_bytes(token_id)
     return {"id": token_id, "token": piece.decode("utf-8", "replace"), "bytes": list(piece)}

@@ -1,7 +1,5 @@
 """The routes that llama-server has beside OpenAI's."""
 
-from typing import Any
-
 from fastapi import APIRouter, Request, Response
 
 from powerinfer.serve import errors
@@ -38,7 +36,7 @@ def router(context: ServerContext) -> APIRouter:
         return Answer(context, work)
 
     @routes.post("/tokenize", openapi_extra=TOKENIZE_BODY)
-    async def tokens_of(request: Request) -> dict[str, Any]:
+    async def tokens_of(request: Request) -> dict[str, object]:
         """Turn a text into tokens."""
         body = await read_object(request, context)
         return await context.run_blocking(tokenize, body, context)
@@ -50,7 +48,7 @@ def router(context: ServerContext) -> APIRouter:
         return await context.run_blocking(detokenize, body, context)
 
     @routes.get("/props")
-    async def properties() -> dict[str, Any]:
+    async def properties() -> dict[str, object]:
         """Describe the server."""
         return server_properties(context)
 

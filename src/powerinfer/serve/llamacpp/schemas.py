@@ -1,15 +1,13 @@
 """The bodies of llama-server's own routes as `/openapi.json` describes them."""
 
-from typing import Any
-
 from powerinfer.serve.openai.schemas import json_body
 
 __all__ = ["COMPLETION_BODY", "DETOKENIZE_BODY", "TOKENIZE_BODY"]
 
 _TEXT, _SWITCH = {"type": "string"}, {"type": "boolean"}
 _NUMBER, _WHOLE = {"type": "number"}, {"type": "integer"}
-_IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}}
-_MIXED: dict[str, Any] = {"type": "array", "items": {"anyOf": [_TEXT, _WHOLE, _IDS]}}
+_IDS: dict[str, object] = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+_MIXED: dict[str, object] = {"type": "array", "items": {"anyOf": [_TEXT, _WHOLE, _IDS]}}
 
 TOKENIZE_BODY = json_body(
     {

@@ -1,7 +1,5 @@
 """What `/props` and the answers of `/completion` say about the settings."""
 
-from typing import Any
-
 from powerinfer._version import __version__
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.serve.context import ServerContext
@@ -9,7 +7,7 @@ from powerinfer.serve.context import ServerContext
 __all__ = ["generation_settings", "server_properties"]
 
 
-def generation_settings(params: SamplingParams) -> dict[str, Any]:
+def generation_settings(params: SamplingParams) -> dict[str, object]:
     """Sampling parameters by llama-server's names."""
     limit = -1 if params.max_tokens is None else params.max_tokens
     return {
@@ -32,7 +30,7 @@ def generation_settings(params: SamplingParams) -> dict[str, Any]:
     }
 
 
-def server_properties(context: ServerContext) -> dict[str, Any]:
+def server_properties(context: ServerContext) -> dict[str, object]:
     """The object of `/props`.
 
     Raises:

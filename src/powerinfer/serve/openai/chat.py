@@ -3,8 +3,7 @@
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from powerinfer.engine.request import Output, Request
 from powerinfer.errors import PromptError
@@ -16,6 +15,7 @@ from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import from_engine
 from powerinfer.serve.openai.chat_request import ChatRequest
 from powerinfer.serve.openai.logprobs import chat_logprobs
+from powerinfer.serve.openai.objects import ChatChoice, ChatLogprobs, ChunkChoice, Head
 from powerinfer.serve.openai.streams import Streams, opened
 from powerinfer.serve.responding import Reply
 
@@ -30,7 +30,7 @@ class _Choice:
         index: its number.
         parser: of its text.
         logprobs: of tokens that were not reported yet.
-        calls: of tools, as far as they are known.
+        calls: of tools, as far as they were read.
     """
 
     index: int
@@ -38,7 +38,7 @@ class _Choice:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     content: str = ""
     reasoning: str = ""
-    calls: list[dict[str, Any]] = field(default_factory=list)
+    calls: list[ToolCallDelta] = field(default_factory=list)
     finish_reason: str | None = None
 
     def read(self, output: Output) -> list[ChatDelta]:
@@ -58,25 +58,24 @@ class _Choice:
         self.content += delta.content
         self.reasoning += delta.reasoning
         call = delta.tool_call
-        if call is None:
-            return
-        while len(self.calls) <= call.index:
-            empty = {"name": "", "arguments": ""}
-            self.calls.append({"id": "", "type": "function", "function": empty})
-        kept = self.calls[call.index]
-        kept["id"] = call.id or kept["id"]
-        kept["function"]["name"] = call.name or kept["function"]["name"]
-        kept["function"]["arguments"] += call.arguments
+        if call is not None and call.index == len(self.calls):
+            self.calls.append(call)
+        elif call is not None:
+            begun = self.calls[call.index]
+            self.calls[call.index] = replace(begun, arguments=begun.arguments + call.arguments)
 
-    def message(self) -> dict[str, Any]:
+    def message(self) -> dict[str, object]:
         """The whole answer."""
         # A call stands alone, unless something was said with it.
         content = None if self.calls and not self.content else self.content
-        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        message: dict[str, object] = {"role": "assistant", "content": content, "refusal": None}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
         if self.calls:
-            message["tool_calls"] = self.calls
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": _function(call)}
+                for call in self.calls
+            ]
         return message
 
 
@@ -86,7 +85,7 @@ class ChatAnswer:
     def __init__(self, context: ServerContext, request: ChatRequest) -> None:
         self._context = context
         self._request = request
-        self._head: dict[str, Any] = {}
+        self._head = new_head("chatcmpl-", request.model)
 
     async def __call__(self, reply: Reply) -> None:
         """Write the answer."""
@@ -105,7 +104,6 @@ class ChatAnswer:
         async with opened(
             context, [request], prompt_field="messages", form_field=form_field
         ) as streams:
-            self._head = new_head("chatcmpl-", asked.model)
             if asked.streaming.is_on:
                 await self._stream(reply, streams, choices)
             else:
@@ -114,7 +112,7 @@ class ChatAnswer:
     async def _whole(self, reply: Reply, streams: Streams, choices: list[_Choice]) -> None:
         async for _, output in streams.outputs():
             choices[output.index].read(output)
-        written = [
+        written: list[ChatChoice] = [
             {
                 "index": choice.index,
                 "message": choice.message(),
@@ -153,35 +151,35 @@ class ChatAnswer:
         self,
         reply: Reply,
         choice: _Choice,
-        delta: Mapping[str, Any],
+        delta: Mapping[str, object],
         *,
         with_logprobs: bool = False,
         finish_reason: str | None = None,
     ) -> None:
-        written = {
+        written: ChunkChoice = {
             "index": choice.index,
             "delta": delta,
             "logprobs": self._logprobs(choice) if with_logprobs and choice.logprobs else None,
             "finish_reason": finish_reason,
         }
-        chunk = {**self._chunk_head(), "choices": [written]}
+        chunk: dict[str, object] = {**self._chunk_head(), "choices": [written]}
         if self._request.streaming.includes_usage:
             chunk["usage"] = None
         await reply.event(chunk)
 
-    def _chunk_head(self) -> dict[str, Any]:
+    def _chunk_head(self) -> dict[str, object]:
         return {**self._head, "object": "chat.completion.chunk"}
 
-    def _logprobs(self, choice: _Choice) -> dict[str, Any] | None:
-        """Of the tokens that were not reported yet."""
+    def _logprobs(self, choice: _Choice) -> ChatLogprobs | None:
+        """Log probabilities of the tokens that were not reported yet."""
         if self._request.chat.params.logprobs is None:
             return None
         entries, choice.logprobs = choice.logprobs, []
         return chat_logprobs(self._context.tokenizer, entries)
 
 
-def new_head(prefix: str, model: str) -> dict[str, Any]:
-    """What all answers begin with: an id, the time and the model."""
+def new_head(prefix: str, model: str) -> Head:
+    """Make the head of an answer, with a new id."""
     return {
         "id": prefix + secrets.token_hex(12),
         "created": int(time.time()),
@@ -190,7 +188,7 @@ def new_head(prefix: str, model: str) -> dict[str, Any]:
     }
 
 
-def _delta(delta: ChatDelta) -> dict[str, Any]:
+def _delta(delta: ChatDelta) -> dict[str, object]:
     if delta.tool_call is not None:
         return {"tool_calls": [_call(delta.tool_call)]}
     if delta.reasoning:
@@ -198,10 +196,12 @@ def _delta(delta: ChatDelta) -> dict[str, Any]:
     return {"content": delta.content}
 
 
-def _call(call: ToolCallDelta) -> dict[str, Any]:
-    function: dict[str, Any] = {"arguments": call.arguments}
-    if call.name is not None:
-        function = {"name": call.name, "arguments": call.arguments}
+def _call(call: ToolCallDelta) -> dict[str, object]:
     if call.id is None:
-        return {"index": call.index, "function": function}
-    return {"index": call.index, "id": call.id, "type": "function", "function": function}
+        return {"index": call.index, "function": _function(call)}
+    return {"index": call.index, "id": call.id, "type": "function", "function": _function(call)}
+
+
+def _function(call: ToolCallDelta) -> dict[str, str]:
+    named = {} if call.name is None else {"name": call.name}
+    return named | {"arguments": call.arguments}

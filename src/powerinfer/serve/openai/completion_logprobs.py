@@ -1,10 +1,10 @@
 """Log probabilities of completions: lists of tokens, values and places in the text."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from powerinfer.sampling.logprobs import TokenLogprob
 from powerinfer.serve.openai.logprobs import token_text
+from powerinfer.serve.openai.objects import TextLogprobs
 from powerinfer.tokenizer import Tokenizer
 
 __all__ = ["CompletionLogprobs"]
@@ -40,9 +40,9 @@ class CompletionLogprobs:
         self._values.append(None if entry is None else entry.logprob)
         self._tops.append(None if entry is None else self._top(entry))
 
-    def take(self) -> dict[str, Any]:
-        """The object of the API for the tokens since the last call; `token_ids` is ours."""
-        written = {
+    def take(self) -> TextLogprobs:
+        """The object of the API for the tokens since the last call."""
+        written: TextLogprobs = {
             "tokens": [token_text(self._tokenizer, each) for each in self._ids],
             "token_ids": self._ids,
             "token_logprobs": self._values,

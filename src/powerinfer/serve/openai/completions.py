@@ -1,7 +1,6 @@
 """`/v1/completions`: texts that go on with prompts, whole or piece by piece."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from powerinfer.engine.request import Output, Request
 from powerinfer.sampling.logprobs import TokenLogprob
@@ -10,6 +9,7 @@ from powerinfer.serve.engine_thread import RequestStream
 from powerinfer.serve.openai.chat import new_head
 from powerinfer.serve.openai.completion_logprobs import CompletionLogprobs
 from powerinfer.serve.openai.completion_request import CompletionPrompt, CompletionRequest
+from powerinfer.serve.openai.objects import CompletionChoice
 from powerinfer.serve.openai.streams import Streams, opened
 from powerinfer.serve.responding import Reply
 
@@ -67,7 +67,7 @@ class CompletionAnswer:
     def __init__(self, context: ServerContext, asked: CompletionRequest) -> None:
         self._context = context
         self._asked = asked
-        self._head: dict[str, Any] = {}
+        self._head = {**new_head("cmpl-", asked.model), "object": "text_completion"}
 
     async def __call__(self, reply: Reply) -> None:
         """Write the answer."""
@@ -87,7 +87,6 @@ class CompletionAnswer:
         async with opened(
             self._context, requests, prompt_field="prompt", form_field=form_field
         ) as streams:
-            self._head = {**new_head("cmpl-", asked.model), "object": "text_completion"}
             if asked.streaming.is_on:
                 await self._stream(reply, streams, choices)
             else:
@@ -126,7 +125,8 @@ class CompletionAnswer:
             text = self._read(streams, choices, number, output)
             if not text and choice.finish_reason is None:
                 continue
-            chunk = {**self._head, "choices": [self._written(choice, text, is_whole=False)]}
+            written = self._written(choice, text, is_whole=False)
+            chunk: dict[str, object] = {**self._head, "choices": [written]}
             if includes_usage:
                 chunk["usage"] = None
             await reply.event(chunk)
@@ -136,7 +136,7 @@ class CompletionAnswer:
         await reply.end()
 
     @staticmethod
-    def _written(choice: _Choice, text: str, *, is_whole: bool) -> dict[str, Any]:
+    def _written(choice: _Choice, text: str, *, is_whole: bool) -> CompletionChoice:
         logprobs = choice.logprobs
         has_any = logprobs is not None and (is_whole or len(logprobs))
         return {

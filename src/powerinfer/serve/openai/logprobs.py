@@ -1,17 +1,24 @@
 """Log probabilities as OpenAI's two APIs write them."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from powerinfer.sampling.logprobs import TokenLogprob
+from powerinfer.serve.openai.objects import ChatLogprobs, ChatToken, TokenObject
 from powerinfer.tokenizer import Tokenizer
 
 __all__ = ["chat_logprobs", "token_text"]
 
 
-def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """The object of a choice of a chat; `id` is ours, as llama-server has it."""
-    return {"content": [_chat_entry(tokenizer, each) for each in entries], "refusal": None}
+def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprob]) -> ChatLogprobs:
+    """The object of a choice of a chat."""
+    content = [
+        ChatToken(
+            **_token(tokenizer, entry.token_id, entry.logprob),
+            top_logprobs=[_token(tokenizer, *each) for each in entry.top],
+        )
+        for entry in entries
+    ]
+    return {"content": content, "refusal": None}
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
@@ -23,14 +30,7 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
 
-def _chat_entry(tokenizer: Tokenizer, entry: TokenLogprob) -> dict[str, Any]:
-    return {
-        **_token(tokenizer, entry.token_id, entry.logprob),
-        "top_logprobs": [_token(tokenizer, *each) for each in entry.top],
-    }
-
-
-def _token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
+def _token(tokenizer: Tokenizer, token_id: int, logprob: float) -> TokenObject:
     piece = tokenizer.piece_bytes(token_id)
     return {
         "id": token_id,

@@ -1,19 +1,17 @@
 """`/v1/models`: the one model of this server."""
 
-from typing import Any
-
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.openai.options import unknown_model
 
 __all__ = ["list_models", "show_model"]
 
 
-def list_models(context: ServerContext) -> dict[str, Any]:
+def list_models(context: ServerContext) -> dict[str, object]:
     """All models, which is one."""
     return {"object": "list", "data": [_model(context)]}
 
 
-def show_model(context: ServerContext, name: str) -> dict[str, Any]:
+def show_model(context: ServerContext, name: str) -> dict[str, object]:
     """One model.
 
     Raises:
@@ -24,10 +22,10 @@ def show_model(context: ServerContext, name: str) -> dict[str, Any]:
     return _model(context)
 
 
-def _model(context: ServerContext) -> dict[str, Any]:
+def _model(context: ServerContext) -> dict[str, object]:
     """`meta` is what clients of llama-server read there."""
     model = context.model
-    meta: dict[str, Any] = {
+    meta: dict[str, object] = {
         "n_vocab": model.tokenizer.vocab_size,
         "n_ctx": model.context_length,
     }

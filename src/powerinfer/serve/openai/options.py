@@ -1,7 +1,6 @@
 """What both kinds of OpenAI's requests share: the model, streaming, usage, refused fields."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import ApiError, bad_request
@@ -69,7 +68,7 @@ class Usage:
     cached: int = 0
     completion: int = 0
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """The object of the API."""
         return {
             "prompt_tokens": self.prompt,

@@ -1,7 +1,5 @@
 """The routes of OpenAI's API, with and without `/v1` as llama-server has them."""
 
-from typing import Any
-
 from fastapi import APIRouter, Request, Response
 
 from powerinfer.serve.bodies import read_object
@@ -46,13 +44,13 @@ def router(context: ServerContext) -> APIRouter:
 
     @routes.get("/v1/models")
     @routes.get("/models", include_in_schema=False)
-    async def models() -> dict[str, Any]:
+    async def models() -> dict[str, object]:
         """List the models."""
         return list_models(context)
 
     @routes.get("/v1/models/{name:path}")
     @routes.get("/models/{name:path}", include_in_schema=False)
-    async def model(name: str) -> dict[str, Any]:
+    async def model(name: str) -> dict[str, object]:
         """Describe one model."""
         return show_model(context, name)
 

@@ -1,30 +1,30 @@
 """The bodies of OpenAI's API as `/openapi.json` describes them."""
 
-from typing import Any
+from collections.abc import Mapping
 
 __all__ = ["CHAT_BODY", "COMPLETION_BODY", "json_body"]
 
 
-def json_body(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
+def json_body(properties: Mapping[str, object], required: list[str]) -> dict[str, object]:
     """The description of a route's body, an object of JSON."""
     schema = {"type": "object", "properties": properties, "required": required}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-def _number(low: float, high: float) -> dict[str, Any]:
+def _number(low: float, high: float) -> dict[str, object]:
     return {"type": "number", "minimum": low, "maximum": high}
 
 
-def _whole(low: int, high: int = (1 << 31) - 1) -> dict[str, Any]:
+def _whole(low: int, high: int = (1 << 31) - 1) -> dict[str, object]:
     return {"type": "integer", "minimum": low, "maximum": high}
 
 
-def _list(of: dict[str, Any], most: int | None = None) -> dict[str, Any]:
+def _list(of: Mapping[str, object], most: int | None = None) -> dict[str, object]:
     return {"type": "array", "items": of} | ({} if most is None else {"maxItems": most})
 
 
 _TEXT, _SWITCH, _OBJECT = {"type": "string"}, {"type": "boolean"}, {"type": "object"}
-_SHARED: dict[str, Any] = {
+_SHARED: dict[str, object] = {
     "model": _TEXT,
     "stream": _SWITCH,
     "stream_options": {"type": "object", "properties": {"include_usage": _SWITCH}},

@@ -1,7 +1,6 @@
 """What the live panel shows: how the engine is doing, as one JSON object."""
 
 import time
-from typing import Any
 
 from powerinfer.models import LayerShares
 from powerinfer.serve.context import ServerContext
@@ -21,7 +20,7 @@ _COUNTS = (
 """Of `EngineStatistics`; counts of tokens are since the start, so that rates are differences."""
 
 
-def panel_figures(context: ServerContext) -> dict[str, Any]:
+def panel_figures(context: ServerContext) -> dict[str, object]:
     """Figures of now; null stands for what this engine does not count.
 
     Returns:

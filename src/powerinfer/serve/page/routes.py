@@ -1,7 +1,5 @@
 """The page at `/`, its files, and the figures that its live panel reads."""
 
-from typing import Any
-
 from fastapi import APIRouter, Request, Response
 
 from powerinfer.serve.context import ServerContext
@@ -32,7 +30,7 @@ def router(context: ServerContext) -> APIRouter:
         return _answer(request, found)
 
     @routes.get("/panel")
-    async def panel() -> dict[str, Any]:
+    async def panel() -> dict[str, object]:
         """Figures of the engine."""
         return await context.run_blocking(panel_figures, context)
 
