@@ -8,11 +8,12 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
-from typing import Any
+from functools import partial
+from typing import Generic
 
 from powerinfer.engine.request import Output, Request
 from powerinfer.errors import PowerInferError
-from powerinfer.serve.stepping import AnyTicket, StepEngine
+from powerinfer.serve.stepping import AnyTicket, StepEngine, TicketT
 
 __all__ = ["EngineThread", "RequestStream", "StreamWatcher"]
 
@@ -89,11 +90,11 @@ class RequestStream:
             self._arrived.set()
 
 
-class EngineThread:
+class EngineThread(Generic[TicketT]):
     """Steps an engine while there is work; requests are opened and read on one event loop."""
 
     def __init__(
-        self, engine: StepEngine[Any], pool: Executor, watcher: StreamWatcher | None = None
+        self, engine: StepEngine[TicketT], pool: Executor, watcher: StreamWatcher | None = None
     ) -> None:
         """Make it within a running event loop; `start` begins.
 
@@ -106,11 +107,10 @@ class EngineThread:
         self._pool = pool
         self._watcher = watcher or StreamWatcher()
         self._loop = asyncio.get_running_loop()
-        # By the identity of tickets, which may be mutable values.
-        self._streams: dict[int, RequestStream] = {}
+        self._streams: dict[TicketT, RequestStream] = {}
         # Of requests that were submitted a moment ago: the engine may be faster than the loop.
         self._num_submitting = 0
-        self._early: list[tuple[Any, Output]] = []
+        self._early: list[tuple[TicketT, Output]] = []
         self._condition = threading.Condition()
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -143,34 +143,33 @@ class EngineThread:
         Raises:
             PromptError: the request can never run.
         """
-        stream = await self._new_stream(request)
-        ticket = stream.ticket
+        ticket, stream = await self._new_stream(request)
         self._watcher.opened(ticket)
         self._wake()
         try:
             yield stream
         finally:
-            del self._streams[id(ticket)]
+            del self._streams[ticket]
             self._watcher.closed(ticket)
             if not stream.is_over:
                 self._cancel(ticket)
 
-    async def _new_stream(self, request: Request) -> RequestStream:
+    async def _new_stream(self, request: Request) -> tuple[TicketT, RequestStream]:
         """Submit a request, and take what was computed of it before this loop heard of it."""
         self._num_submitting += 1
         try:
             ticket = await self._submit(request)
-            stream = self._streams[id(ticket)] = RequestStream(ticket)
+            stream = self._streams[ticket] = RequestStream(ticket)
             for early, output in self._early:
                 if early is ticket:
                     stream.take(output, self._watcher)
-            return stream
+            return ticket, stream
         finally:
             self._num_submitting -= 1
             if not self._num_submitting:
                 self._early.clear()
 
-    async def _submit(self, request: Request) -> Any:
+    async def _submit(self, request: Request) -> TicketT:
         """Submit in the pool; whoever stops waiting for it leaves nothing behind."""
         submitted = self._loop.run_in_executor(self._pool, self.engine.submit, request)
         try:
@@ -179,11 +178,11 @@ class EngineThread:
             submitted.add_done_callback(self._forget)
             raise
 
-    def _forget(self, submitted: "asyncio.Future[Any]") -> None:
+    def _forget(self, submitted: "asyncio.Future[TicketT]") -> None:
         if not submitted.cancelled() and submitted.exception() is None:
             self._cancel(submitted.result())
 
-    def _cancel(self, ticket: Any) -> None:
+    def _cancel(self, ticket: TicketT) -> None:
         self.engine.cancel(ticket)
         self._wake()
 
@@ -198,27 +197,27 @@ class EngineThread:
                     self._condition.wait()
                 if self._is_closing:
                     return
-            self._call(*self._one_step())
+            report = self._step()
+            try:
+                self._loop.call_soon_threadsafe(report)
+            except RuntimeError:
+                # The loop has ended, and nobody reads any more.
+                self.close()
 
-    def _one_step(self) -> tuple[Callable[..., None], Any]:
+    def _step(self) -> Callable[[], None]:
+        """Compute a step; returns what tells the event loop about it."""
         try:
-            return self._deliver, self.engine.step()
+            return partial(self._deliver, self.engine.step())
         except PowerInferError as error:
-            return self.fail_all, error
+            return partial(self.fail_all, error)
         except Exception as error:  # noqa: BLE001  requests must hear of it, whatever it is
             _log.exception("a step failed")
-            return self.fail_all, PowerInferError(f"a step failed: {type(error).__name__}")
+            failed = PowerInferError(f"a step failed: {type(error).__name__}")
+            return partial(self.fail_all, failed)
 
-    def _call(self, function: Callable[..., None], argument: Any) -> None:
-        try:
-            self._loop.call_soon_threadsafe(function, argument)
-        except RuntimeError:
-            # The loop has ended, and nobody reads any more.
-            self.close()
-
-    def _deliver(self, outputs: list[tuple[Any, Output]]) -> None:
+    def _deliver(self, outputs: list[tuple[TicketT, Output]]) -> None:
         for ticket, output in outputs:
-            stream = self._streams.get(id(ticket))
+            stream = self._streams.get(ticket)
             if stream is not None:
                 stream.take(output, self._watcher)
             elif self._num_submitting:
@@ -226,6 +225,6 @@ class EngineThread:
 
     def fail_all(self, error: PowerInferError) -> None:
         """End all requests; called on the event loop."""
-        for stream in list(self._streams.values()):
-            self.engine.cancel(stream.ticket)
+        for ticket, stream in self._streams.items():
+            self.engine.cancel(ticket)
             stream.fail(error)

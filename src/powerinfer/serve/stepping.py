@@ -1,16 +1,16 @@
 """What the server needs of a scheduler: `engine.engine.Engine`, or one that plays it."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from powerinfer.engine.request import Output, Request
 from powerinfer.sampling.logprobs import TokenLogprob
 
-__all__ = ["AnyTicket", "StepEngine"]
+__all__ = ["AnyTicket", "StepEngine", "TicketT"]
 
 
 class AnyTicket(Protocol):
-    """A request that was submitted."""
+    """A request that was submitted; compared by identity."""
 
     @property
     def request(self) -> Request:
@@ -65,6 +65,6 @@ class StepEngine(Protocol[TicketT]):
         """One step of all running texts."""
         ...
 
-    def statistics(self) -> Any:
+    def statistics(self) -> object:
         """Figures of now and since the start."""
         ...
