@@ -10,8 +10,12 @@ from hypothesis import strategies as st
 
 from powerinfer.errors import UnsupportedError
 from powerinfer.serve.chat.deltas import ChatDelta, ChatOutputParser
+from powerinfer.serve.chat.messages import ChatMessage
+from powerinfer.serve.fields import Fields
+from powerinfer.serve.openai.messages import read_messages
 from powerinfer.serve.tool_formats import Call, Tool, find_format, format_names, load_format
 from powerinfer.tokenizer import render_chat
+from powerinfer.values import JSON
 from template_cases import SPECIAL, TEMPLATES
 from tool_answers import ANSWERS
 
@@ -65,13 +69,13 @@ def cut(text: str, places: Sequence[int]) -> list[str]:
     return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
-JSON = st.recursive(
+VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=6,
 )
 MARKS = ("<", "</tool_call>", "<tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "{", '"')
-ARGUMENTS = st.dictionaries(st.text() | st.sampled_from(MARKS), JSON, max_size=3)
+ARGUMENTS = st.dictionaries(st.text() | st.sampled_from(MARKS), VALUES, max_size=3)
 CALLS = st.lists(
     st.builds(Call, st.sampled_from(NAMES), ARGUMENTS | st.just({"q": '"}]\\ </tool_call> {'})),
     min_size=1,
@@ -129,9 +133,9 @@ def test_models_without_a_template_have_the_tools_described() -> None:
     assert find_format(None) is load_format("described")
 
 
-def conversation(num_calls: int) -> list[dict[str, Any]]:
-    """A question, calls with their arguments as OpenAI's clients send them, and the results."""
-    calls = [
+def conversation(num_calls: int) -> list[ChatMessage]:
+    """A question, calls and results, read from what OpenAI's clients send."""
+    calls: list[JSON] = [
         {
             "id": f"call_{i}",
             "type": "function",
@@ -139,14 +143,13 @@ def conversation(num_calls: int) -> list[dict[str, Any]]:
         }
         for i in range(num_calls)
     ]
-    return [
-        {"role": "user", "content": "Weather?"},
-        {"role": "assistant", "content": None, "tool_calls": calls},
-        *(
-            {"role": "tool", "tool_call_id": f"call_{i}", "content": f"sun {i}"}
-            for i in range(num_calls)
-        ),
+    results: list[JSON] = [
+        {"role": "tool", "tool_call_id": f"call_{i}", "content": f"sun {i}"}
+        for i in range(num_calls)
     ]
+    question: JSON = {"role": "user", "content": "Weather?"}
+    answer: JSON = {"role": "assistant", "content": None, "tool_calls": calls}
+    return read_messages(Fields({"messages": [question, answer, *results]}))
 
 
 @pytest.mark.parametrize("num_calls", [1, 2])
@@ -256,7 +259,7 @@ def test_references_of_a_schema_are_kept_apart() -> None:
 def test_ids_of_mistral_have_nine_characters() -> None:
     form = load_format("mistral")
     messages = form.messages(conversation(2), TOOLS)
-    ids = [call["id"] for call in messages[1]["tool_calls"]]  # type: ignore[attr-defined]
+    ids = [call["id"] for call in messages[1]["tool_calls"]]
     assert ids == [message["tool_call_id"] for message in messages[2:]]
     assert all(len(each) == 9 and each.isalnum() for each in [*ids, form.new_id()])
 

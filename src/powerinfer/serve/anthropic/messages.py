@@ -1,17 +1,15 @@
 """Messages in Anthropic's form to those of OpenAI's, which templates read."""
 
 from collections.abc import Iterator
-from typing import Any
 
+from powerinfer.serve.chat.messages import ChatMessage, FunctionCall, ToolCall
 from powerinfer.serve.errors import ApiError, bad_request
 from powerinfer.serve.fields import Fields
 
 __all__ = ["read_messages"]
 
-_Message = dict[str, object]
 
-
-def read_messages(fields: Fields) -> tuple[list[_Message], str]:
+def read_messages(fields: Fields) -> tuple[list[ChatMessage], str]:
     """The messages of a request, and the beginning of the answer that it gives.
 
     Raises:
@@ -31,14 +29,14 @@ def read_messages(fields: Fields) -> tuple[list[_Message], str]:
     return messages, _taken_prefill(messages)
 
 
-def _system(fields: Fields) -> Iterator[_Message]:
+def _system(fields: Fields) -> Iterator[ChatMessage]:
     if "system" in fields:
         yield {"role": "system", "content": _joined(fields, "system")}
 
 
-def _of_user(fields: Fields, names: dict[str, str]) -> list[_Message]:
+def _of_user(fields: Fields, names: dict[str, str]) -> list[ChatMessage]:
     """Results of calls, each as a message of its own, and what the user says."""
-    results: list[_Message] = []
+    results: list[ChatMessage] = []
     texts: list[str] = []
     for kind, block in _blocks(fields, "content"):
         if kind == "text":
@@ -48,14 +46,14 @@ def _of_user(fields: Fields, names: dict[str, str]) -> list[_Message]:
         else:
             raise _unreadable(block, "text or tool_result")
     if texts or not results:
-        results.append({"role": fields.text("role"), "content": "".join(texts)})
+        results.append({"role": fields.required_text("role"), "content": "".join(texts)})
     return results
 
 
-def _of_assistant(fields: Fields, names: dict[str, str]) -> _Message:
+def _of_assistant(fields: Fields, names: dict[str, str]) -> ChatMessage:
     texts: list[str] = []
     thoughts: list[str] = []
-    calls: list[dict[str, Any]] = []
+    calls: list[ToolCall] = []
     for kind, block in _blocks(fields, "content"):
         if kind == "text":
             texts.append(block.required_text("text"))
@@ -65,7 +63,7 @@ def _of_assistant(fields: Fields, names: dict[str, str]) -> _Message:
             calls.append(_call(block, names))
         elif kind != "redacted_thinking":
             raise _unreadable(block, "text, thinking or tool_use")
-    message: _Message = {"role": "assistant", "content": "".join(texts)}
+    message: ChatMessage = {"role": "assistant", "content": "".join(texts)}
     if any(thoughts):
         message["reasoning_content"] = "\n\n".join(thoughts)
     if calls:
@@ -73,24 +71,25 @@ def _of_assistant(fields: Fields, names: dict[str, str]) -> _Message:
     return message
 
 
-def _result(block: Fields, names: dict[str, str]) -> _Message:
+def _result(block: Fields, names: dict[str, str]) -> ChatMessage:
     call_id = block.required_text("tool_use_id")
     content = _joined(block, "content") if "content" in block else ""
     if block.switch("is_error"):
         content = f"Error: {content}"
-    message: _Message = {"role": "tool", "tool_call_id": call_id, "content": content}
+    message: ChatMessage = {"role": "tool", "tool_call_id": call_id, "content": content}
     if call_id in names:
         message["name"] = names[call_id]
     return message
 
 
-def _call(block: Fields, names: dict[str, str]) -> dict[str, Any]:
+def _call(block: Fields, names: dict[str, str]) -> ToolCall:
     for name in ("id", "name"):
         block.required(name)
     given = block.object("input")
     call_id, name = block.required_text("id"), block.required_text("name")
     names[call_id] = name
-    function = {"name": name, "arguments": {} if given is None else dict(given.values)}
+    arguments = {} if given is None else dict(given.values)
+    function: FunctionCall = {"name": name, "arguments": arguments}
     return {"id": call_id, "type": "function", "function": function}
 
 
@@ -122,10 +121,10 @@ def _unreadable(block: Fields, wanted: str) -> ApiError:
     return bad_request(f"{path} must be {wanted}, got {got}", path, "unsupported_content_type")
 
 
-def _taken_prefill(messages: list[_Message]) -> str:
+def _taken_prefill(messages: list[ChatMessage]) -> str:
     """The text of a last message of the assistant, which the answer goes on with."""
     last = messages[-1]
     if last["role"] != "assistant" or "tool_calls" in last:
         return ""
     messages.pop()
-    return str(last["content"]).rstrip()
+    return (last["content"] or "").rstrip()

@@ -1,11 +1,11 @@
 """The body of `/v1/messages`, read and checked."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from powerinfer.serve.anthropic.messages import read_messages
+from powerinfer.serve.chat.messages import Function, FunctionTool
 from powerinfer.serve.chat.plan import Chat
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import bad_request
@@ -19,7 +19,6 @@ __all__ = ["MessagesRequest", "read_request"]
 MAX_STOPS = 64
 MAX_TOOLS = 128
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
-_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ def read_request(
         fields.required("max_tokens")
     fields.refuse("mcp_servers", "container")
     messages, prefill = read_messages(fields)
-    tools = _tools(fields)
+    given_tools = _tools(fields)
     stops = _stop_sequences(fields)
     fields.number("temperature", 0, 1)
     params = read_sampling(
@@ -71,12 +70,12 @@ def read_request(
         logprobs=None,
         **_output_form(fields),
     )
-    choice, parallel = _tool_choice(fields, [tool["function"]["name"] for tool in tools])
+    tools, must_call, parallel = _tool_choice(fields, given_tools)
     chat = Chat(
         messages=messages,
         params=params,
         tools=tools,
-        tool_choice=choice,
+        must_call=must_call,
         parallel_tool_calls=parallel,
         template_variables=_thinking(fields),
         prefill=prefill,
@@ -94,9 +93,9 @@ def _stop_sequences(fields: Fields) -> tuple[str, ...]:
     return stops
 
 
-def _tools(fields: Fields) -> list[dict[str, Any]]:
+def _tools(fields: Fields) -> list[FunctionTool]:
     """The tools in OpenAI's form."""
-    tools: list[dict[str, Any]] = []
+    tools: list[FunctionTool] = []
     for tool in fields.objects("tools"):
         if tool.text("type") not in (None, "custom"):
             raise tool.error("type", "custom: this server runs no tools", "unsupported_value")
@@ -107,27 +106,32 @@ def _tools(fields: Fields) -> list[dict[str, Any]]:
             path = tool.path("name")
             raise bad_request(f"{path}: there are two tools {name!r}", path, "invalid_value")
         schema = tool.required_object("input_schema")
-        function: dict[str, Any] = {"name": name, "description": tool.text("description") or ""}
-        function["parameters"] = dict(schema.values)
+        function: Function = {
+            "name": name,
+            "description": tool.text("description") or "",
+            "parameters": dict(schema.values),
+        }
         tools.append({"type": "function", "function": function})
     if len(tools) > MAX_TOOLS:
         raise fields.error("tools", f"at most {MAX_TOOLS} tools", "array_above_max_length")
     return tools
 
 
-def _tool_choice(fields: Fields, names: list[str]) -> tuple[str | Mapping[str, object], bool]:
-    """As `Chat.tool_choice`, and whether several calls are welcome."""
+def _tool_choice(
+    fields: Fields, tools: Sequence[FunctionTool]
+) -> tuple[Sequence[FunctionTool], Collection[str], bool]:
+    """`tools`, `must_call` and `parallel_tool_calls` of the chat."""
     choice = fields.object("tool_choice")
     if choice is None:
-        return "auto" if names else "none", True
-    kind = choice.required_choice("type", (*_CHOICES, "tool"))
+        return tools, (), True
+    names = [tool["function"]["name"] for tool in tools]
+    kind = choice.required_choice("type", ("auto", "any", "none", "tool"))
     parallel = not choice.switch("disable_parallel_tool_use")
     if kind in ("any", "tool") and not names:
         raise choice.error("type", "auto or none: there are no tools", "invalid_value")
-    if kind != "tool":
-        return _CHOICES[kind], parallel
-    name = choice.required_choice("name", names)
-    return {"type": "function", "function": {"name": name}}, parallel
+    if kind == "tool":
+        return tools, (choice.required_choice("name", names),), parallel
+    return () if kind == "none" else tools, names if kind == "any" else (), parallel
 
 
 def _thinking(fields: Fields) -> dict[str, object]:

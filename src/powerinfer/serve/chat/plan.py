@@ -1,6 +1,6 @@
 """From the messages of a chat to what the engine is asked, for all APIs that have chats."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from powerinfer.prompts.long_prompts import encode_prompt
@@ -8,8 +8,9 @@ from powerinfer.prompts.messages import message_ids, with_chat_stop
 from powerinfer.prompts.reasoning import ends_within
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.serve.chat.deltas import ChatOutputParser
+from powerinfer.serve.chat.messages import ChatMessage, FunctionTool
 from powerinfer.serve.chat.reasoning import thought_marks
-from powerinfer.serve.chat.tool_use import AnswerForm, forced_call, read_tool
+from powerinfer.serve.chat.tool_use import AnswerForm, read_tool
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import bad_request
 from powerinfer.serve.tool_formats import ForcedCall, ToolFormat, find_format, load_format
@@ -23,21 +24,19 @@ class Chat:
     """What a client asks, in the terms of OpenAI's API, checked for types.
 
     Attributes:
-        messages: `role` and `content` (a text, or None beside `tool_calls`), perhaps `tool_calls`
-            whose arguments are objects, `tool_call_id`, `name`, `reasoning_content`.
-        params: of sampling; a grammar of the response format is in them.
-        tools: each `{"type": "function", "function": {name, description, parameters}}`.
-        tool_choice: `none`, `auto`, `required` or the name of a tool that must be called, as
-            `{"type": "function", "function": {"name": ...}}`.
+        messages: the oldest first.
+        params: sampling parameters; a grammar of the response format is in them.
+        tools: that the answer may call.
+        must_call: names of tools, one of which the answer must call; empty if it need not.
         parallel_tool_calls: an answer may call several tools.
         template_variables: more variables of the chat template (`enable_thinking` ...).
         prefill: the beginning of the answer, which what is generated goes on with.
     """
 
-    messages: Sequence[Mapping[str, object]]
+    messages: Sequence[ChatMessage]
     params: SamplingParams
-    tools: Sequence[Mapping[str, object]] = ()
-    tool_choice: str | Mapping[str, object] = "auto"
+    tools: Sequence[FunctionTool] = ()
+    must_call: Collection[str] = ()
     parallel_tool_calls: bool = True
     template_variables: Mapping[str, object] = field(default_factory=dict)
     prefill: str = ""
@@ -68,9 +67,10 @@ def plan_chat(context: ServerContext, chat: Chat) -> ChatPlan:
     tokenizer = context.model.tokenizer
     template = tokenizer.chat_template or ""
     is_story = context.settings.is_story_model
-    tools = [read_tool(tool) for tool in chat.tools] if chat.tool_choice != "none" else []
+    tools = [read_tool(tool) for tool in chat.tools]
     written_as = load_format("harmony") if tokenizer.is_harmony else find_format(template)
-    forced = forced_call(written_as, tools, chat.tool_choice, template) if tools else None
+    must_call = [tool for tool in tools if tool.name in chat.must_call]
+    forced = written_as.forced(must_call, template) if must_call else None
     params = chat.params if is_story else with_chat_stop(tokenizer, chat.params)
     if forced is not None:
         params = _forced(params, forced)
@@ -95,20 +95,16 @@ def plan_chat(context: ServerContext, chat: Chat) -> ChatPlan:
 
 def _story_ids(context: ServerContext, chat: Chat) -> list[int]:
     """The prompt of a model that goes on with stories."""
-    told = [
-        {"role": str(each["role"]), "content": str(each.get("content") or "")}
-        for each in chat.messages
-    ]
+    told = [{"role": each["role"], "content": each["content"] or ""} for each in chat.messages]
     return encode_prompt(context.tokenizer, story_text(told), context.model.context_length)
 
 
 def _chat_ids(context: ServerContext, chat: Chat, written_as: ToolFormat) -> list[int]:
     """The prompt that the model's template writes."""
     variables = dict(chat.template_variables)
-    shown = chat.tools if chat.tool_choice != "none" else ()
-    if shown and written_as.is_of_template:
-        variables["tools"] = list(shown)
-    messages = written_as.messages(chat.messages, [read_tool(tool) for tool in shown])
+    if chat.tools and written_as.is_of_template:
+        variables["tools"] = list(chat.tools)
+    messages = written_as.messages(chat.messages, [read_tool(tool) for tool in chat.tools])
     return message_ids(context.tokenizer, messages, context.model.context_length, **variables)
 
 

@@ -1,24 +1,23 @@
-"""Tools in a chat: what of them the prompt shows, what must be called, how an answer is read."""
+"""Tools in a chat, and how an answer that may call them is read."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from powerinfer.serve.chat.deltas import ChatDelta, ChatOutputParser, PlainOutput
+from powerinfer.serve.chat.messages import FunctionTool
 from powerinfer.serve.chat.reasoning import ThoughtMarks, Thoughts
-from powerinfer.serve.tool_formats import NO_PARAMETERS, ForcedCall, Tool, ToolFormat
+from powerinfer.serve.tool_formats import NO_PARAMETERS, Tool, ToolFormat
 
-__all__ = ["AnswerForm", "CallsAlone", "OneCall", "Primed", "forced_call", "read_tool"]
+__all__ = ["AnswerForm", "CallsAlone", "OneCall", "Primed", "read_tool"]
 
 
-def read_tool(tool: Mapping[str, object]) -> Tool:
-    """A tool of OpenAI's API, checked before."""
+def read_tool(tool: FunctionTool) -> Tool:
+    """Read a tool of OpenAI's API, whose form was checked."""
     function = tool["function"]
-    values = function if isinstance(function, Mapping) else {}
-    parameters = values.get("parameters")
     return Tool(
-        str(values.get("name", "")),
-        parameters if isinstance(parameters, Mapping) else NO_PARAMETERS,
-        str(values.get("description") or ""),
+        function["name"],
+        function.get("parameters", NO_PARAMETERS),
+        function.get("description", ""),
     )
 
 
@@ -113,24 +112,3 @@ class CallsAlone:
 
 def _without_further(deltas: Sequence[ChatDelta]) -> list[ChatDelta]:
     return [each for each in deltas if each.tool_call is None or each.tool_call.index == 0]
-
-
-def forced_call(
-    tool_format: ToolFormat,
-    tools: Sequence[Tool],
-    choice: str | Mapping[str, object],
-    template: str,
-) -> ForcedCall | None:
-    """What makes the model call a tool; None if it need not.
-
-    Args:
-        tool_format: in which calls are written.
-        tools: that may be called.
-        choice: `required`, the name of one in OpenAI's form, or something that forces none.
-        template: of the model's chats.
-    """
-    if isinstance(choice, Mapping):
-        function = choice.get("function")
-        name = function.get("name") if isinstance(function, Mapping) else None
-        return tool_format.forced([tool for tool in tools if tool.name == name], template)
-    return tool_format.forced(tools, template) if choice == "required" else None

@@ -48,16 +48,17 @@ def read_chat(body: JSONObject, context: ServerContext) -> ChatRequest:
     messages = read_messages(fields)
     streaming = read_streaming(fields)
     _refuse(fields)
-    tools = read_tools(fields)
+    given_tools = read_tools(fields)
     given = read_response_format(fields)
     given["max_tokens"] = _max_tokens(fields, context)
     given["logprobs"] = _logprobs(fields)
     params: SamplingParams = read_sampling(fields, context, **given)
+    tools, must_call = read_tool_choice(fields, given_tools)
     chat = Chat(
         messages=messages,
         params=params,
         tools=tools,
-        tool_choice=read_tool_choice(fields, tools),
+        must_call=must_call,
         parallel_tool_calls=fields.switch("parallel_tool_calls", default=True),
         template_variables=_variables(fields),
     )

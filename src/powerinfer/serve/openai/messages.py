@@ -1,17 +1,25 @@
 """Messages of a chat in OpenAI's form, for templates: contents are texts, arguments objects."""
 
 import json
-from typing import Any
+from collections.abc import Sequence
+from typing import Literal
 
+from powerinfer.serve.chat.messages import ChatMessage, FunctionCall, ToolCall
 from powerinfer.serve.errors import bad_request
 from powerinfer.serve.fields import Fields
+from powerinfer.values import JSON, JSONObject
 
 __all__ = ["read_messages"]
 
+_TEXTS: Sequence[Literal["name", "tool_call_id", "reasoning_content"]] = (
+    "name",
+    "tool_call_id",
+    "reasoning_content",
+)
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
-def read_messages(fields: Fields) -> list[dict[str, object]]:
+def read_messages(fields: Fields) -> list[ChatMessage]:
     """The messages of a request.
 
     Raises:
@@ -24,21 +32,23 @@ def read_messages(fields: Fields) -> list[dict[str, object]]:
     return messages
 
 
-def _message(fields: Fields) -> dict[str, object]:
+def _message(fields: Fields) -> ChatMessage:
     role = fields.required_choice("role", _ROLES)
-    # Templates know the older name.
-    message: dict[str, object] = {"role": "system" if role == "developer" else role}
     content, calls = _content(fields), _calls(fields) if role == "assistant" else []
     if content is None and not calls and "refusal" not in fields:
         fields.required("content")
     if role == "assistant":
         fields.refuse("audio", "function_call")
-    message["content"] = content if content is not None or calls else fields.text("refusal")
-    if calls:
-        message["tool_calls"] = calls
-    for name in ("name", "tool_call_id", "reasoning_content"):
+    message: ChatMessage = {
+        # Templates know the older name.
+        "role": "system" if role == "developer" else role,
+        "content": content if content is not None or calls else fields.text("refusal"),
+    }
+    for name in _TEXTS:
         if (text := fields.text(name)) is not None:
             message[name] = text
+    if calls:
+        message["tool_calls"] = calls
     if role == "tool":
         fields.required("tool_call_id")
     return message
@@ -62,23 +72,26 @@ def _content(fields: Fields) -> str | None:
     return "".join(texts)
 
 
-def _calls(fields: Fields) -> list[dict[str, Any]]:
+def _calls(fields: Fields) -> list[ToolCall]:
     """Calls of tools in an earlier answer."""
-    calls = []
+    calls: list[ToolCall] = []
     for call in fields.objects("tool_calls"):
         function = call.required_object("function")
         if call.text("type") not in (None, "function"):
             raise call.error("type", "function", "invalid_value")
-        named = {"name": function.required_text("name"), "arguments": _arguments(function)}
+        named: FunctionCall = {
+            "name": function.required_text("name"),
+            "arguments": _arguments(function),
+        }
         calls.append({"id": call.text("id") or "", "type": "function", "function": named})
     return calls
 
 
-def _arguments(function: Fields) -> object:
+def _arguments(function: Fields) -> JSONObject | str:
     """The object that the arguments' JSON stands for; a text that is none stays one."""
     text = function.text("arguments") or "{}"
     try:
-        arguments = json.loads(text)
+        arguments: JSON = json.loads(text)
     except (ValueError, RecursionError):
         return text
     return arguments if isinstance(arguments, dict) else text

@@ -1,9 +1,9 @@
 """`tools` and `tool_choice` of a request."""
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
+from powerinfer.serve.chat.messages import Function, FunctionTool
 from powerinfer.serve.errors import bad_request
 from powerinfer.serve.fields import Fields
 
@@ -14,13 +14,13 @@ _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 _CHOICES = ("none", "auto", "required")
 
 
-def read_tools(fields: Fields) -> list[dict[str, Any]]:
+def read_tools(fields: Fields) -> list[FunctionTool]:
     """The tools that a model may call.
 
     Raises:
         ApiError: one has no name, two have the same, or one is no function.
     """
-    tools: list[dict[str, Any]] = []
+    tools: list[FunctionTool] = []
     for tool in fields.objects("tools"):
         tool.required_choice("type", ("function",))
         function = tool.required_object("function")
@@ -29,7 +29,7 @@ def read_tools(fields: Fields) -> list[dict[str, Any]]:
             path = function.path("name")
             raise bad_request(f"{path}: there are two tools {name!r}", path, "invalid_value")
         parameters = function.object("parameters")
-        described: dict[str, Any] = {"name": name}
+        described: Function = {"name": name}
         description = function.text("description")
         if description is not None:
             described["description"] = description
@@ -42,29 +42,30 @@ def read_tools(fields: Fields) -> list[dict[str, Any]]:
 
 
 def read_tool_choice(
-    fields: Fields, tools: Sequence[Mapping[str, Any]]
-) -> str | Mapping[str, object]:
-    """Which tools must be called; see `Chat.tool_choice`.
+    fields: Fields, tools: Sequence[FunctionTool]
+) -> tuple[Sequence[FunctionTool], Collection[str]]:
+    """The tools that the answer may call, and the names of those of which it must call one.
 
     Raises:
         ApiError: it asks for a tool that is not there.
     """
     value = fields.values.get("tool_choice")
     if value is None:
-        return "auto" if tools else "none"
+        return tools, ()
+    names = [tool["function"]["name"] for tool in tools]
     if isinstance(value, str):
         choice = fields.required_choice("tool_choice", _CHOICES)
         if choice == "required" and not tools:
             raise fields.error("tool_choice", "none: there are no tools", "invalid_value")
-        return choice
+        return () if choice == "none" else tools, names if choice == "required" else ()
     function = fields.required_object("tool_choice").object("function")
     if function is None:
         raise fields.error("tool_choice", "none, auto, required or the name of a function")
     name = _name(function)
-    if all(name != each["function"]["name"] for each in tools):
+    if name not in names:
         path = function.path("name")
         raise bad_request(f"{path}: there is no tool {name!r}", path, "invalid_value")
-    return {"type": "function", "function": {"name": name}}
+    return tools, (name,)
 
 
 def _name(function: Fields) -> str:

@@ -1,6 +1,5 @@
 """What every form of tool calls offers: finding it, reading it, writing it, enforcing it."""
 
-import json
 import secrets
 import string
 from abc import ABC, abstractmethod
@@ -8,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from powerinfer.serve.chat.deltas import ChatDelta, ChatOutputParser, ToolCallDelta
+from powerinfer.serve.chat.messages import ChatMessage
 
 __all__ = [
     "NO_PARAMETERS",
@@ -16,7 +16,6 @@ __all__ = [
     "Pieces",
     "Tool",
     "ToolFormat",
-    "arguments_object",
     "one_call_each",
     "short_id",
 ]
@@ -96,17 +95,15 @@ class ToolFormat(ABC):
         """A new name of a call."""
         return f"call_{_random(24)}"
 
-    def messages(
-        self, messages: Sequence[Mapping[str, object]], tools: Sequence[Tool]
-    ) -> list[dict[str, object]]:
-        """Messages in OpenAI's form as templates of this form read them.
+    def messages(self, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> list[ChatMessage]:
+        """Messages of a chat as templates of this form read them.
 
         Args:
-            messages: `tool_calls` of the assistant have their arguments as JSON text or object.
+            messages: the oldest first.
             tools: that the answer may call.
         """
         del tools
-        return [_with_read_arguments(message) for message in messages]
+        return [{**message, "content": message["content"] or ""} for message in messages]
 
 
 class Pieces:
@@ -162,33 +159,22 @@ class Pieces:
         self._found.append(ChatDelta(tool_call=call))
 
 
-def arguments_object(arguments: object) -> object:
-    """Arguments as templates want them: JSON text of an object as that object."""
-    if not isinstance(arguments, str):
-        return arguments
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
-    return value if isinstance(value, dict) else arguments
-
-
-def one_call_each(messages: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
+def one_call_each(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     """Messages with several calls as messages with one call, each before its result."""
-    split: list[dict[str, object]] = []
-    results = {id(each): each for each in messages if each.get("role") == "tool"}
+    split: list[ChatMessage] = []
+    results = {id(each): each for each in messages if each["role"] == "tool"}
     for message in messages:
-        calls = message.get("tool_calls")
-        if not isinstance(calls, list) or len(calls) < 2:
-            if message.get("role") != "tool" or results.pop(id(message), None) is not None:
-                split.append(dict(message))
+        calls = message.get("tool_calls", [])
+        if len(calls) < 2:
+            if message["role"] != "tool" or results.pop(id(message), None) is not None:
+                split.append(message)
             continue
         for index, call in enumerate(calls):
-            said = message if index == 0 else {"role": message.get("role"), "content": ""}
+            said = message if index == 0 else ChatMessage(role=message["role"], content="")
             split.append({**said, "tool_calls": [call]})
-            own = [r for r in results.values() if r.get("tool_call_id") == call.get("id")]
+            own = [r for r in results.values() if r.get("tool_call_id") == call["id"]]
             for result in own[:1]:
-                split.append(dict(results.pop(id(result))))
+                split.append(results.pop(id(result)))
     return split
 
 
@@ -199,19 +185,3 @@ def short_id() -> str:
 
 def _random(length: int) -> str:
     return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(length))
-
-
-def _with_read_arguments(message: Mapping[str, object]) -> dict[str, object]:
-    read = {**message, "content": message.get("content") or ""}
-    calls = read.pop("tool_calls", None)
-    if isinstance(calls, list) and calls:
-        read["tool_calls"] = [_with_object(call) for call in calls]
-    return read
-
-
-def _with_object(call: Mapping[str, object]) -> dict[str, object]:
-    function = call.get("function")
-    if not isinstance(function, Mapping):
-        return dict(call)
-    arguments = arguments_object(function.get("arguments", {}))
-    return {**call, "function": {**function, "arguments": arguments}}

@@ -30,20 +30,20 @@ def call_schema(tools: Sequence[Tool], arguments_key: str) -> dict[str, object]:
     return {**(calls[0] if len(calls) == 1 else {"anyOf": calls}), "$defs": definitions}
 
 
-def with_place(tool: Tool, place: str) -> object:
+def with_place(tool: Tool, place: str) -> dict[str, object]:
     """A tool's schema with references that work if it stands at `place` of another schema."""
-    return _moved({"type": "object", **tool.parameters}, place)
+    return _moved_items({"type": "object", **tool.parameters}, place)
 
 
-def _moved(schema: object, place: str) -> object:
-    if isinstance(schema, Mapping):
-        return {key: _moved_item(key, value, place) for key, value in schema.items()}
-    if isinstance(schema, list):
-        return [_moved(item, place) for item in schema]
-    return schema
+def _moved_items(schema: Mapping[str, object], place: str) -> dict[str, object]:
+    return {key: _moved(value, place, key) for key, value in schema.items()}
 
 
-def _moved_item(key: str, value: object, place: str) -> object:
+def _moved(value: object, place: str, key: str = "") -> object:
+    if isinstance(value, Mapping):
+        return _moved_items(value, place)
+    if isinstance(value, list):
+        return [_moved(item, place) for item in value]
     if key == "$ref" and isinstance(value, str) and value.startswith("#"):
         return place + value[1:]
-    return _moved(value, place)
+    return value

@@ -1,16 +1,16 @@
 """For templates that show no tools: the prompt describes them, a call is a JSON object."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from powerinfer.serve.chat.deltas import ChatOutputParser
+from powerinfer.serve.chat.messages import ChatMessage, ToolCall
 from powerinfer.serve.tool_formats._bare_objects import BareObjects
 from powerinfer.serve.tool_formats._format import (
     Call,
     ForcedCall,
     Tool,
     ToolFormat,
-    arguments_object,
 )
 from powerinfer.serve.tool_formats._schemas import call_schema
 
@@ -42,34 +42,31 @@ class _Described(ToolFormat):
     def forced(self, tools: Sequence[Tool], template: str) -> ForcedCall:
         return ForcedCall("", call_schema(tools, "arguments"))
 
-    def messages(
-        self, messages: Sequence[Mapping[str, object]], tools: Sequence[Tool]
-    ) -> list[dict[str, object]]:
+    def messages(self, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> list[ChatMessage]:
         """Calls and results as text; the tools stand above the first message."""
         written = _joined([self._as_text(message) for message in messages])
         if tools and written:
             first = written[0]
-            text = f"{_explained(tools)}\n\n{first.get('content') or ''}"
+            text = f"{_explained(tools)}\n\n{first['content'] or ''}"
             written[0] = {**first, "content": text.rstrip()}
         return written
 
-    def _as_text(self, message: Mapping[str, object]) -> dict[str, object]:
-        plain = {key: value for key, value in message.items() if key != "tool_calls"}
-        if message.get("role") == "tool":
-            return {"role": "user", "content": f"Result: {message.get('content')}"}
-        calls = message.get("tool_calls")
-        if isinstance(calls, list) and calls:
-            said = [str(message.get("content") or ""), self.write([_call(each) for each in calls])]
+    def _as_text(self, message: ChatMessage) -> ChatMessage:
+        if message["role"] == "tool":
+            return {"role": "user", "content": f"Result: {message['content']}"}
+        plain = message.copy()
+        if calls := plain.pop("tool_calls", None):
+            said = [message["content"], self.write([_call(each) for each in calls])]
             plain["content"] = "\n".join(filter(None, said))
         return plain
 
 
-def _joined(messages: Sequence[dict[str, object]]) -> list[dict[str, object]]:
+def _joined(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     """Messages of a user behind each other as one: many templates want roles that alternate."""
-    joined: list[dict[str, object]] = []
+    joined: list[ChatMessage] = []
     for message in messages:
-        if joined and message.get("role") == joined[-1].get("role") == "user":
-            joined[-1]["content"] = f"{joined[-1].get('content')}\n\n{message.get('content')}"
+        if joined and message["role"] == joined[-1]["role"] == "user":
+            joined[-1]["content"] = f"{joined[-1]['content']}\n\n{message['content']}"
         else:
             joined.append(message)
     return joined
@@ -86,11 +83,9 @@ def _explained(tools: Sequence[Tool]) -> str:
     return _EXPLANATION + "\n".join(lines)
 
 
-def _call(call: Mapping[str, object]) -> Call:
-    function = call.get("function")
-    read = function if isinstance(function, Mapping) else {}
-    arguments = arguments_object(read.get("arguments", {}))
-    return Call(str(read.get("name", "")), arguments if isinstance(arguments, Mapping) else {})
+def _call(call: ToolCall) -> Call:
+    arguments = call["function"]["arguments"]
+    return Call(call["function"]["name"], {} if isinstance(arguments, str) else arguments)
 
 
 FORMAT = _Described()

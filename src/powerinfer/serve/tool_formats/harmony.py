@@ -1,10 +1,11 @@
 """Parts in the commentary channel `to=functions.NAME`: gpt-oss, whose thoughts are parts too."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from powerinfer.prompts.harmony import HarmonyPart, HarmonyReader
 from powerinfer.serve.chat.deltas import ChatDelta, ChatOutputParser
+from powerinfer.serve.chat.messages import ChatMessage
 from powerinfer.serve.tool_formats._format import (
     Call,
     ForcedCall,
@@ -26,9 +27,7 @@ class _Harmony(ToolFormat):
     def is_shown_by(self, template: str) -> bool:
         return "<|channel|>" in template and "<|message|>" in template
 
-    def messages(
-        self, messages: Sequence[Mapping[str, object]], tools: Sequence[Tool]
-    ) -> list[dict[str, object]]:
+    def messages(self, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> list[ChatMessage]:
         """As all forms, with one call in a message: the template writes no more than one."""
         return one_call_each(super().messages(messages, tools))
 
@@ -44,10 +43,7 @@ class _Harmony(ToolFormat):
 
     def forced(self, tools: Sequence[Tool], template: str) -> ForcedCall:
         if len(tools) == 1:
-            schema = with_place(tools[0], "#")
-            return ForcedCall(
-                _CALL.format(tools[0].name), schema if isinstance(schema, Mapping) else {}
-            )
+            return ForcedCall(_CALL.format(tools[0].name), with_place(tools[0], "#"))
         # The name must be chosen within what the grammar sees: `_Parser` reads the whole call.
         return ForcedCall(_CALL.format(""), call_schema(tools, "arguments"))
 

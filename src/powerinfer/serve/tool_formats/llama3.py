@@ -1,9 +1,10 @@
 """`{"name": ..., "parameters": ...}`, perhaps behind `<|python_tag|>`: Llama 3.1, 3.2, 3.3."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from powerinfer.serve.chat.deltas import ChatOutputParser
+from powerinfer.serve.chat.messages import ChatMessage
 from powerinfer.serve.tool_formats._bare_objects import BareObjects
 from powerinfer.serve.tool_formats._format import Call, ForcedCall, Tool, ToolFormat, one_call_each
 from powerinfer.serve.tool_formats._schemas import call_schema
@@ -22,9 +23,7 @@ class _Llama3(ToolFormat):
             and "<tool_call>" not in template
         )
 
-    def messages(
-        self, messages: Sequence[Mapping[str, object]], tools: Sequence[Tool]
-    ) -> list[dict[str, object]]:
+    def messages(self, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> list[ChatMessage]:
         """As all forms, with one call in a message: the template refuses more than one."""
         return one_call_each(super().messages(messages, tools))
 

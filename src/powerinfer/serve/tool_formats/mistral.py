@@ -5,10 +5,11 @@ name and its arguments: `[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}`, where the id m
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from powerinfer.serve.chat.deltas import ChatDelta, ChatOutputParser
 from powerinfer.serve.chat.mark_finder import MarkFinder
+from powerinfer.serve.chat.messages import ChatMessage
 from powerinfer.serve.tool_formats._format import (
     Call,
     ForcedCall,
@@ -45,17 +46,13 @@ class _Mistral(ToolFormat):
 
     def forced(self, tools: Sequence[Tool], template: str) -> ForcedCall:
         if len(tools) == 1 and _ARGUMENTS in template:
-            prefix = f"{_CALLS}{tools[0].name}{_ARGUMENTS}"
-            schema = with_place(tools[0], "#")
-            return ForcedCall(prefix, schema if isinstance(schema, Mapping) else {})
+            return ForcedCall(f"{_CALLS}{tools[0].name}{_ARGUMENTS}", with_place(tools[0], "#"))
         schema = call_schema(tools, "arguments")
         definitions = schema.pop("$defs")
         items = {"type": "array", "items": schema, "minItems": 1, "maxItems": 1}
         return ForcedCall(_CALLS, {**items, "$defs": definitions})
 
-    def messages(
-        self, messages: Sequence[Mapping[str, object]], tools: Sequence[Tool]
-    ) -> list[dict[str, object]]:
+    def messages(self, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> list[ChatMessage]:
         """As all forms, with ids that the templates accept."""
         return with_short_ids(super().messages(messages, tools))
 
