@@ -3,7 +3,7 @@
 import asyncio
 import json
 import socket
-from typing import Any, cast
+from typing import cast
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -102,9 +102,14 @@ class _LimitedProtocol(H11Protocol):
         return self.loop.call_later(self.timeout_s, self.transport.abort)
 
 
-def protocol_class(timeout_s: float) -> type[Any]:
+def protocol_class(timeout_s: float) -> type[asyncio.Protocol]:
     """The class of connections with a time limit; uvicorn makes its objects."""
-    return type("LimitedProtocol", (_LimitedProtocol,), {"timeout_s": timeout_s})
+
+    class LimitedProtocol(_LimitedProtocol):
+        pass
+
+    LimitedProtocol.timeout_s = timeout_s
+    return LimitedProtocol
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> None:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -49,10 +49,10 @@ class RayOptions(BaseModel):
     num_cpus: int = Field(default_factory=lambda: min(4, os.cpu_count() or 1), ge=1)
     num_gpus: Annotated[float, Field(ge=0)] = 0
     api_key: str | None = None
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: dict[str, object] = Field(default_factory=dict)
 
 
-def build(options: RayOptions) -> Any:
+def build(options: RayOptions) -> object:
     """The application of a model, for `serve run` and `ray.serve.run`.
 
     Raises:
@@ -79,7 +79,7 @@ def build(options: RayOptions) -> Any:
 
 def application(
     options: RayOptions, settings: ServerSettings, load: Callable[[], ServedModel]
-) -> Any:
+) -> object:
     """As `build`, with other settings or another way to load.
 
     Raises:

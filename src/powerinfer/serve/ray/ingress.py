@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message
@@ -26,7 +26,7 @@ _PAUSE_S = 0.2
 class Ingress:
     """What Ray's proxy calls; `build` makes a deployment of it."""
 
-    def __init__(self, replicas: Any) -> None:
+    def __init__(self, replicas: DeploymentHandle) -> None:
         """Keep the handle of the replicas."""
         self._replicas = replicas.options(stream=True)
         self._relay = Relay(lost=(RayActorError, DeploymentUnavailableError))
