@@ -9,7 +9,7 @@ of the names in use. As there, messages reach a template as plain JSON values on
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -147,11 +147,7 @@ class _GenerationBlocks(Extension):
 
 @lru_cache(maxsize=8)
 def _compile(template: str) -> jinja2.Template:
-    environment = TemplateSandbox(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[loopcontrols, _GenerationBlocks],
-    )
+    environment = TemplateSandbox([loopcontrols, _GenerationBlocks])
     environment.filters["tojson"] = _to_json
     helpers: dict[str, Callable[..., object]] = {
         "raise_exception": _raise_exception,
@@ -168,13 +164,12 @@ def _compile(template: str) -> jinja2.Template:
 class _Namespace(jinja2.utils.Namespace):
     """Variables that a loop can set; names with an underscore in front are Python's."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:
-        """As `dict`; the first argument has no name, so that a variable may be called `self`."""
-        self, *rest = args
-        attributes = dict(*rest, **kwargs)
+    def __init__(self, /, *args: Mapping[str, object], **kwargs: object) -> None:
+        """Set variables as `dict` does; one may be called `self`."""
+        attributes = dict(*args, **kwargs)
         for name in attributes:
             _check_attribute(name)
-        jinja2.utils.Namespace.__init__(self, attributes)
+        super().__init__(attributes)
 
     def __setitem__(self, name: str, value: object) -> None:
         """Set a variable."""
@@ -190,13 +185,13 @@ def _check_attribute(name: object) -> None:
 class _Dict:
     """`dict` without the attributes of a type."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+    def __call__(self, *args: Mapping[str, object], **kwargs: object) -> dict[str, object]:
         """As `dict(...)`."""
         return dict(*args, **kwargs)
 
-    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+    def fromkeys(self, keys: Iterable[object], value: object = None, /) -> dict[object, object]:
         """As `dict.fromkeys(...)`."""
-        return dict.fromkeys(*args)
+        return dict.fromkeys(keys, value)
 
 
 def _to_json(

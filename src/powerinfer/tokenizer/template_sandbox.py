@@ -8,12 +8,12 @@ texts, and what a template writes altogether. It does not bound time.
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 from jinja2 import filters, nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -138,12 +138,12 @@ _METHODS: _Sizes = {
 }
 
 
-def _bounded_filter(name: str, size_of: Callable[..., int]) -> Callable[..., Any]:
+def _bounded_filter(name: str, size_of: Callable[..., int]) -> Callable[..., object]:
     known = filters.FILTERS[name]
     has_context = hasattr(known, "jinja_pass_arg")
 
     @functools.wraps(known)
-    def run(*args: Any, **named: Any) -> Any:
+    def run(*args: object, **named: object) -> object:
         _checked(size_of(*args[has_context:], **named), f"a result of '{name}'")
         return known(*args, **named)
 
@@ -151,7 +151,12 @@ def _bounded_filter(name: str, size_of: Callable[..., int]) -> Callable[..., Any
 
 
 @functools.wraps(filters.do_join)
-def _join(context: Any, values: Any, d: str = "", attribute: str | int | None = None) -> str:
+def _join(
+    context: nodes.EvalContext,
+    values: Iterable[object],
+    d: str = "",
+    attribute: str | int | None = None,
+) -> str:
     if attribute is not None:
         values = map(filters.make_attrgetter(context.environment, attribute), values)
     given = list(values)
@@ -179,14 +184,16 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     text = staticmethod(_text)
     intercepted_binops = frozenset(("*", "**", "+", "%"))
 
-    def __init__(self, **options: Any) -> None:
-        """As jinja2's environment."""
-        super().__init__(finalize=_shown, **options)
+    def __init__(self, extensions: Sequence[str | type[Extension]]) -> None:
+        """Make an environment that treats white space around blocks as transformers does."""
+        super().__init__(
+            finalize=_shown, trim_blocks=True, lstrip_blocks=True, extensions=extensions
+        )
         for name, size_of in _FILTERS.items():
             self.filters[name] = _bounded_filter(name, size_of)
         self.filters["join"] = _join
 
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
         """Refuse to repeat, add or format a sequence, or raise a number, beyond any use."""
         if operator == "**" and isinstance(right, int | float) and abs(right) > 64:
             raise SecurityError(f"{right} is too large an exponent")
@@ -206,17 +213,17 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             _checked(_formatted_size(text, values), "a formatted text")
         return super().call_binop(context, operator, left, right)
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **named: Any) -> Any:  # noqa: N805
+    def call(self, context: Context, function: object, /, *args: object, **named: object) -> object:
         """Refuse calls of a text's method that would make a far longer one."""
-        method = getattr(__obj, "__wrapped__", __obj)
+        method = getattr(function, "__wrapped__", function)
         owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
         if isinstance(owner, str) and name in _METHODS:
-            if name == "join" and args and not isinstance(args[0], list | tuple | str):
+            if name == "join" and args and isinstance(args[0], Iterable):
                 args = (list(args[0]), *args[1:])
             # jinja2 gives every call what a loop has set.
             given = {key: value for key, value in named.items() if not key.startswith("_")}
             _checked(_METHODS[name](owner, *args, **given), f"a result of '{name}'")
-        return super().call(__context, __obj, *args, **named)
+        return super().call(context, function, *args, **named)
 
 
 def _check_repetition(sequence: object, count: object) -> None:
