@@ -4,23 +4,35 @@ import ctypes
 import io
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, cast
 
 import torch
 
 from powerinfer._replacing import replacing
 from powerinfer.errors import PowerInferError
 
-__all__ = ["keep_freed_memory", "load_checkpoint", "save_checkpoint", "write_torch_file"]
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+__all__ = [
+    "SavedState",
+    "keep_freed_memory",
+    "load_checkpoint",
+    "save_checkpoint",
+    "write_torch_file",
+]
+
+SavedState: TypeAlias = dict[str, Any]
+"""What a run saves: tensors, numbers, texts, and lists and dicts of them, by name."""
 
 
 def save_checkpoint(path: Path, recipe: str, state: Mapping[str, object]) -> None:
     """Write a state and torch's random state to ``path``, atomically.
 
     Args:
-        path: the checkpoint.
+        path: of the checkpoint.
         recipe: text of everything that decides the run, by which it is known.
-        state: tensors, numbers, texts, and lists and dicts of them.
+        state: what `load_checkpoint` is to return.
 
     Raises:
         PowerInferError: it cannot be written; the older one stays.
@@ -56,7 +68,7 @@ class _Disk(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
-    def write(self, data: Any) -> int:
+    def write(self, data: "ReadableBuffer") -> int:
         try:
             return self._file.write(data)
         except OSError as error:
@@ -64,7 +76,7 @@ class _Disk(io.RawIOBase):
             raise
 
 
-def load_checkpoint(path: Path, recipe: str) -> dict[str, Any] | None:
+def load_checkpoint(path: Path, recipe: str) -> SavedState | None:
     """Read the state at ``path`` and restore torch's random state; None if there is no file.
 
     Raises:
@@ -73,8 +85,10 @@ def load_checkpoint(path: Path, recipe: str) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        checkpoint: dict[str, Any] = torch.load(path, weights_only=True)
-        found, state, random = (checkpoint[key] for key in ("recipe", "state", "random"))
+        checkpoint = torch.load(path, weights_only=True)
+        found = checkpoint["recipe"]
+        state: SavedState = checkpoint["state"]
+        random = checkpoint["random"]
     except Exception as error:  # noqa: BLE001 - a damaged file may make torch raise anything
         lines = str(error).splitlines() or [type(error).__name__]
         raise PowerInferError(
@@ -86,8 +100,7 @@ def load_checkpoint(path: Path, recipe: str) -> dict[str, Any] | None:
             "choose another folder, or remove it"
         )
     torch.set_rng_state(random)
-    restored: dict[str, Any] = state
-    return restored
+    return state
 
 
 def keep_freed_memory() -> None:

@@ -5,13 +5,12 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from powerinfer.errors import PowerInferError, ShapeError
-from powerinfer.train.checkpoint import load_checkpoint, save_checkpoint
+from powerinfer.train.checkpoint import SavedState, load_checkpoint, save_checkpoint
 from powerinfer.train.predictors.attempt import Attempt, LayerFigures, finish
 from powerinfer.train.predictors.batches import BLOCK
 from powerinfer.train.predictors.goal import RANK_STEP, Goal
@@ -134,7 +133,7 @@ class _Search:
         self._device, self._seed, self._checkpoint = device, seed, checkpoint
         self._reached: dict[int, bool] = {}
         self._best: Attempt | None = None
-        self._unfinished: dict[str, Any] | None = None
+        self._unfinished: SavedState | None = None
         self._recipe = _recipe(data, goal, limit, seed)
         if checkpoint is not None and (state := load_checkpoint(checkpoint, self._recipe)):
             self._restore(state)
@@ -192,7 +191,7 @@ class _Search:
         }
         save_checkpoint(self._checkpoint, self._recipe, state)
 
-    def _restore(self, state: dict[str, Any]) -> None:
+    def _restore(self, state: SavedState) -> None:
         self._reached, self._unfinished = state["reached"], state["training"]
         if state["best"] is not None:
             found = state["best"]

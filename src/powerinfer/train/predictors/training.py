@@ -1,12 +1,12 @@
 """One training of one layer's predictor at one rank, step by step; can go on from any of them."""
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from powerinfer.errors import NumericsError
+from powerinfer.train.checkpoint import SavedState
 from powerinfer.train.predictors.batches import Batches, unpack
 from powerinfer.train.predictors.layer_data import LayerData
 from powerinfer.train.predictors.network import Network
@@ -77,7 +77,7 @@ class Training:
             )
         return value
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> SavedState:
         """What `restore` needs."""
         return {
             "rank": self.rank,
@@ -87,7 +87,7 @@ class Training:
             "optimizer": self._optimizer.state_dict(),
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: SavedState) -> None:
         """Go on from a state of a training of the same data, rank and seed."""
         self.step = state["step"]
         self.network.fc1.copy_(state["fc1"])

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +14,7 @@ from powerinfer.calibration.firing import FiringLayer, count_fired, watch_firing
 from powerinfer.errors import PowerInferError
 from powerinfer.models import Model
 from powerinfer.placement.activation_record import ActivationProfile, ActivationRecord, Counted
-from powerinfer.train.checkpoint import load_checkpoint, save_checkpoint
+from powerinfer.train.checkpoint import SavedState, load_checkpoint, save_checkpoint
 from powerinfer.train.texts import TokenWindows
 from powerinfer.values import IntArray
 
@@ -158,7 +157,7 @@ class ProfileRun:
             yield np.stack(batch)
 
 
-def _restored(stored: dict[str, Any], shape: tuple[int, int], path: Path) -> _State:
+def _restored(stored: SavedState, shape: tuple[int, int], path: Path) -> _State:
     """The state of a checkpoint.
 
     Raises:

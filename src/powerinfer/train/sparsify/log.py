@@ -4,10 +4,10 @@ import json
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from powerinfer._files import write_atomically
 from powerinfer.errors import PowerInferError
+from powerinfer.train.checkpoint import SavedState
 
 __all__ = ["LOG_FILE", "StepFigures", "TrainingLog"]
 
@@ -58,11 +58,11 @@ class TrainingLog:
                 f"{self._path}: cannot write: {error.strerror or error}"
             ) from None
 
-    def state(self) -> list[dict[str, object]]:
+    def state(self) -> list[SavedState]:
         """The steps since the last line, for a checkpoint."""
         return [dict(vars(figures)) for figures in self._since]
 
-    def restore(self, state: list[dict[str, Any]], step: int) -> None:
+    def restore(self, state: list[SavedState], step: int) -> None:
         """Go on after a step: what a run that was killed later wrote is taken back."""
         self._since = [StepFigures(**figures) for figures in state]
         lines = self._path.read_bytes().splitlines() if self._path.exists() else []

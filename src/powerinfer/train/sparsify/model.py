@@ -1,10 +1,10 @@
 """A Llama- or Mistral-shaped model of transformers whose FFN activation can be exchanged."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ from powerinfer.train.sparsify.ffn import (
 )
 from powerinfer.train.sparsify.source import Source, as_source, read_source
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
 __all__ = ["SparseModel", "load_model", "random_model", "set_activation"]
 
 
@@ -35,7 +38,7 @@ class SparseModel:
         dtype: in which the checkpoint holds its weights, and in which they are saved.
     """
 
-    network: Any
+    network: "PreTrainedModel"
     source: Source
     dtype: torch.dtype
 
@@ -135,7 +138,7 @@ def set_activation(model: SparseModel, name: ActivationName) -> None:
         ffn.activation = name
 
 
-def _classes(kind: str) -> tuple[Any, Any]:
+def _classes(kind: str) -> "tuple[type[PretrainedConfig], type[PreTrainedModel]]":
     """Transformers' configuration and model."""
     try:
         import transformers
@@ -150,7 +153,7 @@ def _classes(kind: str) -> tuple[Any, Any]:
 
 
 def _sparse_model(
-    network: Any,
+    network: "PreTrainedModel",
     source: Source,
     dtype: torch.dtype,
     device: str | torch.device,
@@ -170,7 +173,7 @@ def _stored_dtype(source: Source) -> torch.dtype:
     return known.get(str(name), torch.float32)
 
 
-def _check_tensors(folder: Path, report: Mapping[str, Any]) -> None:
+def _check_tensors(folder: Path, report: Mapping[str, Collection[object] | None]) -> None:
     """Refuse what transformers would fill with random numbers, or leave out."""
     for key, problem in (
         ("missing_keys", "is missing"),

@@ -4,7 +4,6 @@ import hashlib
 import math
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -202,7 +201,7 @@ def _make_optimizer(model: SparseModel, recipe: Recipe) -> torch.optim.Optimizer
     parameters = list(model.network.parameters())
     matrices = [each for each in parameters if each.ndim > 1]
     norms = [each for each in parameters if each.ndim <= 1]
-    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": norms, "weight_decay": 0.0}]
+    groups: list[dict[str, object]] = [{"params": matrices}, {"params": norms, "weight_decay": 0.0}]
     return torch.optim.AdamW(
         groups,
         lr=recipe.learning_rate,
@@ -223,7 +222,7 @@ def _fingerprint(model: SparseModel) -> str:
     return found.hexdigest()
 
 
-def _on_cpu(value: Any) -> Any:
+def _on_cpu(value: object) -> object:
     """The same dicts and lists, with all tensors on the CPU."""
     if isinstance(value, Tensor):
         return value.cpu()
