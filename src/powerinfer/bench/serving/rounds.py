@@ -58,7 +58,7 @@ def measure_sides(
         PowerInferError: a server does not start or does not answer.
     """
     seen: dict[str, list[tuple[float, list[Stream]]]] = {name: [] for name in commands}
-    shares: dict[str, dict[str, Any]] = {}
+    shares: dict[str, dict[str, float | None]] = {}
     total, done = len(commands) * (load.repeats + 1), 0
     with _all_running(commands) as servers:
         for number in range(load.repeats + 1):

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from powerinfer.bench.serving.client import Stream, complete, random_prompt
@@ -59,7 +59,9 @@ async def _measure(address: str, vocab_size: int, max_tokens: int) -> dict[str, 
     }
 
 
-async def _long_beside_streams(address: str, prompt: Any) -> tuple[Stream, float, Sequence[float]]:
+async def _long_beside_streams(
+    address: str, prompt: Callable[[int, int], list[int]]
+) -> tuple[Stream, float, Sequence[float]]:
     """The long prompt's stream; gaps of the others before it (median) and while it was computed."""
     stop = asyncio.Event()
     room = SCENARIO_CONTEXT - 64

@@ -3,7 +3,6 @@
 import asyncio
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import httpx
 
@@ -18,7 +17,7 @@ _FFN = (".ffn_gate.", ".ffn_up.", ".ffn_down.", ".ffn_down_t.")
 
 def measured_shares(
     address: str, prompts: Sequence[Sequence[int]], max_tokens: int
-) -> dict[str, Any]:
+) -> dict[str, float | None]:
     """Run the clients, and ask for the server's figures while all of them decode.
 
     Returns:
