@@ -1,4 +1,4 @@
-"""The web application: all routes of a server, errors in the shape of the API they belong to."""
+"""The web application: all routes of the server, and errors in the form of each API."""
 
 import logging
 from collections.abc import AsyncIterator, Callable
@@ -30,10 +30,9 @@ _ROUTERS: tuple[Callable[[ServerContext], APIRouter], ...] = (
 
 
 def build_app(context: ServerContext) -> FastAPI:
-    """Make the application of a server; `context.start` gives it a model.
+    """Create the application; `context.start` gives it a model.
 
-    Args:
-        context: of the server; closed when the application ends.
+    The context is closed when the application ends.
     """
 
     @asynccontextmanager
@@ -41,7 +40,7 @@ def build_app(context: ServerContext) -> FastAPI:
         yield
         context.close()
 
-    # The pages of FastAPI's documentation load scripts from elsewhere.
+    # FastAPI's documentation pages load scripts from other hosts.
     app = FastAPI(
         title="powerinfer", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan
     )
@@ -50,12 +49,12 @@ def build_app(context: ServerContext) -> FastAPI:
     _answer_errors(app, context)
     app.add_middleware(Guard, context=context)
     if context.settings.cors_origins:
-        # Outside of the guard: browsers ask without a key first.
+        # Outside the guard, as a browser's preflight request has no key.
         app.add_middleware(
             CORSMiddleware,
             allow_origins=context.settings.cors_origins,
             allow_methods=["GET", "POST"],
-            # Clients in pages send some of their own.
+            # Client libraries in browsers send headers of their own.
             allow_headers=["*"],
             expose_headers=["Retry-After"],
         )
@@ -63,7 +62,7 @@ def build_app(context: ServerContext) -> FastAPI:
 
 
 def _answer_errors(app: FastAPI, context: ServerContext) -> None:
-    """Write every error in the shape that the clients of its path expect."""
+    """Answer every error in the form that the clients of its path expect."""
 
     def answer(request: Request, error: ApiError) -> Response:
         return error.response(context.error_body(request.url.path))
@@ -82,11 +81,11 @@ def _answer_errors(app: FastAPI, context: ServerContext) -> None:
         return answer(request, _of_routing(request, error))
 
     async def unexpected(request: Request, _error: Exception) -> Response:
-        # Starlette raises it again, and whoever runs the application logs it.
+        # Starlette raises it again, and the ASGI server logs it.
         return answer(request, _unexpected())
 
     async def gone(_request: Request, _error: Exception) -> Response:
-        # Nobody reads it.
+        # Nobody reads this answer.
         return Response(status_code=499)
 
     app.add_exception_handler(ClientDisconnect, gone)
@@ -97,7 +96,7 @@ def _answer_errors(app: FastAPI, context: ServerContext) -> None:
 
 
 def _of_routing(request: Request, error: HTTPException) -> ApiError:
-    """What is wrong with a path or a method."""
+    """Describe a wrong path or method."""
     method, path = request.method, request.url.path
     headers = dict(error.headers or {})
     if error.status_code == 404:

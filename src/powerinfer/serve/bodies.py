@@ -1,4 +1,4 @@
-"""Bodies of requests: one JSON object each, read within limits of size, depth and time."""
+"""Request bodies: one JSON object each, read within limits of size, depth and time."""
 
 import asyncio
 import json
@@ -16,18 +16,18 @@ from powerinfer.values import JSON, JSONObject
 __all__ = ["parse_object", "read_object"]
 
 MAX_DEPTH = 64
-# Larger bodies take long enough to parse for other requests to notice.
+# Parsing larger bodies would hold up other requests noticeably.
 _PARSED_AT_ONCE = 1 << 16
-# Python reads longer ones only on request: the time grows with the square.
+# Python parses longer ones only on request, as the time is quadratic.
 _MOST_DIGITS = 4300
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 async def read_object(request: Request, context: ServerContext) -> JSONObject:
-    """The JSON object that is a request's body.
+    """Read a request's body.
 
     Raises:
-        ApiError: it is too large, does not arrive in time or is no valid JSON object.
+        ApiError: it is too large, arrives too late or is not a valid JSON object.
     """
     body = await _read(request, context)
     if len(body) <= _PARSED_AT_ONCE:
@@ -36,10 +36,10 @@ async def read_object(request: Request, context: ServerContext) -> JSONObject:
 
 
 def parse_object(body: bytes) -> JSONObject:
-    """A JSON object from UTF-8, stricter than Python's reader: what others read differently fails.
+    """Parse a JSON object, more strictly than Python: anything that parsers disagree on is refused.
 
     Raises:
-        ApiError: 400, with what is wrong.
+        ApiError: 400, with the reason.
     """
     try:
         value: JSON = _DECODER.decode(body.decode("utf-8-sig"))
@@ -80,7 +80,7 @@ async def _read(request: Request, context: ServerContext) -> bytes:
 
 
 def _check_depth(value: JSONObject) -> None:
-    """Without recursion, which is what deep values are made to exhaust."""
+    """Check the nesting without recursion, which deep values would exhaust."""
     level: list[JSONObject | list[JSON]] = [value]
     for _ in range(MAX_DEPTH):
         level = [

@@ -1,4 +1,4 @@
-"""What the routes of a server share: its model once it is loaded, its settings and figures."""
+"""State shared by the server's routes: the loaded model, settings and metrics."""
 
 import asyncio
 import time
@@ -22,12 +22,12 @@ __all__ = ["ServedModel", "ServerContext", "ServerPhase"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Tokenizing, templates and grammars are Python's work for the most part: more threads bring little.
+# Tokenizing, templates and grammars mostly hold Python's lock: more threads gain little.
 _POOL_THREADS = 4
 
 
 class ServerPhase(Enum):
-    """What a server is about to do."""
+    """State of the server; the value is what `/health` reports."""
 
     LOADING = "loading"
     READY = "ok"
@@ -36,13 +36,13 @@ class ServerPhase(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """A model that answers.
+    """A loaded model.
 
     Attributes:
         engine: computes requests.
-        tokenizer: of the model.
+        tokenizer: tokenizer of the model.
         context_length: most tokens of a prompt and its answer.
-        loaded: all about the model; None in tests that play one.
+        loaded: everything about the model; None in tests with a fake engine.
     """
 
     # Only the thread that steps it needs to know its tickets.
@@ -54,16 +54,16 @@ class ServedModel:
 
 @dataclass(slots=True)
 class ServerContext:
-    """Made once per server and given to all routes; used on the event loop only.
+    """State of one server, given to all routes and used on the event loop only.
 
     Attributes:
         settings: of the server.
-        metrics: what was counted.
-        created: seconds since 1970 when the server started.
-        error_bodies: by the beginning of a path, how an API other than OpenAI's writes errors.
+        metrics: counters and gauges.
+        created: start of the server in seconds since 1970.
+        error_bodies: by path prefix, how an API other than OpenAI's writes errors.
         phase: loading, ready or draining.
-        public_paths: that need no key; one that ends with a slash stands for all below it.
-        num_requests: that are answered now or wait.
+        public_paths: paths that need no key; those that end with a slash include all paths below.
+        num_requests: requests that run or wait.
     """
 
     settings: ServerSettings = field(default_factory=ServerSettings)
@@ -80,7 +80,7 @@ class ServerContext:
     )
 
     def start(self, model: ServedModel) -> None:
-        """Begin to answer; called on the running event loop."""
+        """Start answering; called on the running event loop."""
         self._model = model
         self._thread = EngineThread(model.engine, self._pool, self.metrics)
         self._thread.start()
@@ -88,16 +88,16 @@ class ServerContext:
             self.phase = ServerPhase.READY
 
     def drain(self) -> None:
-        """Take no more requests."""
+        """Accept no more requests."""
         self.phase = ServerPhase.DRAINING
 
     def end_requests(self) -> None:
-        """End those that run with an error."""
+        """End all open requests with an error."""
         if self._thread is not None:
             self._thread.fail_all(EndingError("the server is shutting down"))
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """End the thread that computes, and the pool."""
+        """End the engine's thread and the pool."""
         if self._thread is not None:
             self._thread.close()
             self._thread.join(timeout_s)
@@ -105,7 +105,7 @@ class ServerContext:
 
     @property
     def model(self) -> ServedModel:
-        """The model.
+        """The loaded model.
 
         Raises:
             ApiError: 503, it is not loaded yet.
@@ -116,10 +116,10 @@ class ServerContext:
 
     @property
     def engine(self) -> EngineThread[AnyTicket]:
-        """What computes requests.
+        """The thread that computes requests.
 
         Raises:
-            ApiError: 503, the model is not loaded yet, or the server is about to end.
+            ApiError: 503, the model is not loaded yet, or the server is shutting down.
         """
         if self.phase is ServerPhase.DRAINING:
             raise unavailable("the server is shutting down", "shutting_down")
@@ -129,25 +129,25 @@ class ServerContext:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Of the model; raises as `model`."""
+        """Tokenizer of the model; raises like `model`."""
         return self.model.tokenizer
 
     @property
     def loaded(self) -> LoadedModel | None:
-        """All about the model, None in tests that play one; raises as `model`."""
+        """Everything about the model; None in tests with a fake engine. Raises like `model`."""
         return self.model.loaded
 
     def measure(self) -> None:
-        """Bring the figures that the engine knows up to date."""
+        """Update the metrics that come from the engine."""
         if self._model is not None:
             self.metrics.measure(self._model.engine.statistics())
 
     @contextmanager
     def place(self) -> Iterator[None]:
-        """A place among the requests that are computed or wait.
+        """Take one of the places for requests that run or wait.
 
         Raises:
-            ApiError: 429, there is none; 503, the model is loading or the server about to end.
+            ApiError: 429, all are taken; 503, the model is loading or the server is shutting down.
         """
         _ = self.engine
         if self.num_requests >= self.settings.parallel + self.settings.max_queue:
@@ -165,18 +165,18 @@ class ServerContext:
             self.num_requests -= 1
 
     async def run_blocking(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function that takes long in the pool: the event loop goes on."""
+        """Call a slow function in the pool, so that the event loop stays responsive."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, lambda: function(*args, **kwargs))
 
     def error_body(self, path: str) -> ErrorBody | None:
-        """How errors on a path are written; None for OpenAI's shape."""
+        """Find the writer of a path's errors; None for OpenAI's form."""
         found = [prefix for prefix in self.error_bodies if path.startswith(prefix)]
         return self.error_bodies[max(found, key=len)] if found else None
 
 
 def unavailable(message: str, code: str) -> ApiError:
-    """503: ask again later."""
+    """503: the client should retry later."""
     return ApiError(
         message, status=503, type="server_error", code=code, headers={"Retry-After": "5"}
     )

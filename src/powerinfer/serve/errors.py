@@ -1,4 +1,4 @@
-"""Errors as clients of the OpenAI API read them: a status and an `error` object, on every path."""
+"""Errors in the form of OpenAI's API: a status and an `error` object."""
 
 from collections.abc import Callable, Mapping
 
@@ -19,15 +19,15 @@ _INVALID = "invalid_request_error"
 
 
 class ApiError(Exception):
-    """What is wrong with a request, or with the server that should answer it.
+    """An error of a request, or of the server that should answer it.
 
     Attributes:
-        message: what was got, what is wanted.
-        status: of HTTP.
+        message: what was got, and what is wanted.
+        status: HTTP status.
         type: kind of error, as OpenAI names them.
-        param: field of the request that is wrong, None if it is none.
-        code: for programs; None if there is none.
-        headers: to send with it.
+        param: the wrong field of the request, if any.
+        code: for programs, if there is one.
+        headers: sent with the answer.
     """
 
     def __init__(
@@ -49,17 +49,17 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     def response(self, body: "ErrorBody | None" = None) -> JSONResponse:
-        """The answer that a client gets; `body` writes it, OpenAI's shape if None."""
+        """Build the answer; `body` writes its object, in OpenAI's form if None."""
         content = (body or error_body)(self)
         return JSONResponse(content, self.status, headers=self.headers)
 
 
 ErrorBody = Callable[[ApiError], Mapping[str, object]]
-"""Writes the object of an error in the shape that an API's clients expect."""
+"""Builds the object of an error in an API's form."""
 
 
 def error_body(error: ApiError) -> dict[str, dict[str, str | None]]:
-    """The shape of OpenAI's API."""
+    """Build the error object of OpenAI's API."""
     return {
         "error": {
             "message": error.message,
@@ -76,18 +76,18 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 
 
 class EndingError(PowerInferError):
-    """The server ends before a request does."""
+    """The server shuts down before a request has ended."""
 
 
 def from_engine(error: PowerInferError, param: str | None = None) -> ApiError:
-    """An error of the engine: a mistake in the request, or one of the server.
+    """Convert an error of the engine.
 
     Args:
         error: as the engine raised it.
-        param: field of the request that is to blame if the request is.
+        param: field of the request to blame, if the request is wrong.
     """
     if isinstance(error, ContextLengthError):
-        # The remedies name options of the server, which its clients cannot set.
+        # Remedies name options of the server, which clients cannot set.
         return bad_request(error.message, param, "context_length_exceeded")
     if isinstance(error, PromptError | UnsupportedError | TokenizerError):
         return bad_request(error.message or str(error), param)

@@ -1,4 +1,4 @@
-"""Fields of a request, read one by one; errors name the field, as OpenAI's do."""
+"""Typed access to the fields of a request; errors name the field, as OpenAI's do."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -18,20 +18,20 @@ class Fields:
     """
 
     def __init__(self, values: Mapping[str, JSON], path: str = "") -> None:
-        """Read from `values`; `path` is where the object stands in the request."""
+        """Read from `values`; `path` is the object's place in the request."""
         self.values = values
         self._path = path
 
     def __contains__(self, name: str) -> bool:
-        """Whether there is such a field."""
+        """Return whether the field is there and not null."""
         return self.values.get(name) is not None
 
     def path(self, name: str) -> str:
-        """Where a field stands in the request, such as `messages[0].content`."""
+        """Place of a field in the request, such as `messages[0].content`."""
         return f"{self._path}.{name}" if self._path else name
 
     def error(self, name: str, wanted: str, code: str = "invalid_type") -> ApiError:
-        """The error for a field that is not as wanted."""
+        """Build the error for a field with a wrong value."""
         shown = repr(self.values.get(name))[:_LONGEST_SHOWN]
         path = self.path(name)
         return bad_request(f"{path} must be {wanted}, got {shown}", path, code)

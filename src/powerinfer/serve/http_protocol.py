@@ -1,4 +1,4 @@
-"""HTTP on one connection: uvicorn's reader, with time limits for clients that stop halfway."""
+"""HTTP on one connection: uvicorn's protocol, with timeouts for clients that stop halfway."""
 
 import asyncio
 import json
@@ -12,17 +12,17 @@ from powerinfer.serve.errors import bad_request, error_body
 
 __all__ = ["protocol_class"]
 
-# Of what a reader has not read: a client that reads nothing is noticed after little text.
+# Of unread data, so that a client that reads nothing is noticed after little text.
 _SEND_BUFFER_BYTES = 1 << 16
 
 
 class _LimitedProtocol(H11Protocol):
-    """Ends connections whose head does not arrive, or whose reader does not read."""
+    """Closes connections that do not finish a request head, or do not read their answer."""
 
     timeout_s = 60.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a head."""
+        """Start waiting for a request head."""
         super().connection_made(transport)
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
@@ -33,36 +33,36 @@ class _LimitedProtocol(H11Protocol):
         self._watch_head()
 
     def data_received(self, data: bytes) -> None:
-        """Read, and watch whether a head is incomplete."""
+        """Parse data, and watch for an incomplete head."""
         super().data_received(data)
         self._watch_head()
 
     def on_response_complete(self) -> None:
-        """Give a body that nobody read, which may be endless, some time to end."""
+        """Give an unread body, which may be endless, some time to end."""
         super().on_response_complete()
         if not self.transport.is_closing() and self.conn.their_state is h11.SEND_BODY:
             self._discard_timer = self._in_time(self._discard_timer)
         self._watch_head()
 
     def pause_writing(self) -> None:
-        """The client does not read."""
+        """Start the timer of a client that does not read."""
         super().pause_writing()
         self._write_timer = self._in_time(self._write_timer)
 
     def resume_writing(self) -> None:
-        """It does."""
+        """Stop the timer: the client reads again."""
         super().resume_writing()
         _cancel(self._write_timer)
         self._write_timer = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop watching."""
+        """Stop all timers."""
         for timer in (self._head_timer, self._write_timer, self._discard_timer):
             _cancel(timer)
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Say that this is no HTTP, in the shape of all errors."""
+        """Refuse invalid HTTP, in the form of all errors."""
         content = json.dumps(error_body(bad_request(msg, code="invalid_http"))).encode()
         headers = [
             ("content-type", "application/json"),
@@ -77,12 +77,12 @@ class _LimitedProtocol(H11Protocol):
             ):
                 self.transport.write(self.conn.send(event) or b"")
         except h11.LocalProtocolError:
-            # An answer is under way already.
+            # An answer has begun already.
             pass
         self.transport.close()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Clients may ask for WebSockets; they get HTTP."""
+        """Ignore requests for WebSockets; they are answered as HTTP."""
 
     def _watch_head(self) -> None:
         is_idle = self.conn.their_state is h11.IDLE
@@ -97,13 +97,13 @@ class _LimitedProtocol(H11Protocol):
             self._discard_timer = None
 
     def _in_time(self, timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle:
-        """Abort the connection unless the timer is cancelled; waiting data are lost then."""
+        """Abort the connection unless the timer is cancelled; unsent data are lost then."""
         _cancel(timer)
         return self.loop.call_later(self.timeout_s, self.transport.abort)
 
 
 def protocol_class(timeout_s: float) -> type[asyncio.Protocol]:
-    """The class of connections with a time limit; uvicorn makes its objects."""
+    """Create a protocol class with a timeout, which uvicorn instantiates."""
 
     class LimitedProtocol(_LimitedProtocol):
         pass

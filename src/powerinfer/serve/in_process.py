@@ -1,4 +1,4 @@
-"""Calls an application without a port, as a client that reads what it sends."""
+"""Calls an application without a port."""
 
 import asyncio
 import logging
@@ -12,18 +12,18 @@ __all__ = ["RequestHead", "call_app"]
 
 _log = logging.getLogger(__name__)
 
-# A reader that is slower than the application makes it wait.
+# A slow reader makes the application wait.
 _MOST_UNREAD = 16
 
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """What comes before a body.
+    """A request without its body.
 
     Attributes:
-        method: of HTTP.
-        path: as in the address, without what follows `?`.
-        query: what follows.
+        method: HTTP method.
+        path: without the query.
+        query: part of the address after `?`.
         headers: names in lower case, and values.
     """
 
@@ -33,7 +33,7 @@ class RequestHead:
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
     def scope(self) -> Scope:
-        """As ASGI has it."""
+        """Build the ASGI scope."""
         return {
             "type": "http",
             "asgi": {"version": "3.0"},
@@ -53,7 +53,7 @@ class RequestHead:
 async def call_app(
     app: ASGIApp, head: RequestHead, body: bytes = b""
 ) -> AsyncGenerator[Message, None]:
-    """What the application sends for a request; closing the generator is going away."""
+    """Yield the messages that the application sends; closing the generator disconnects."""
     unread: asyncio.Queue[Message | None] = asyncio.Queue(_MOST_UNREAD)
     bodies = iter([{"type": "http.request", "body": body, "more_body": False}])
 
@@ -65,7 +65,7 @@ async def call_app(
         try:
             await app(head.scope(), receive, unread.put)
         except Exception:  # noqa: BLE001  one request must not end the others
-            # It has answered 500 before; see `build_app`.
+            # The answer was status 500; see `build_app`.
             _log.exception("a request failed")
         await unread.put(None)
 

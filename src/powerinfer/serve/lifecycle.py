@@ -1,4 +1,4 @@
-"""A server from its start to its end: the port opens, the model loads, signals end it in order."""
+"""The life of a server: open the port, load the model, answer, shut down on a signal."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ _BACKLOG = 2048
 _LARGEST_HEAD = 1 << 16
 _KEEP_ALIVE_S = 75
 _MOST_FILES = 1 << 16
-# For the last events of requests that are ended, and to close connections.
+# To send the last events of ended requests and to close connections.
 _FAREWELL_S = 2.0
 _POLL_S = 0.05
 
@@ -31,7 +31,7 @@ def bind(host: str, port: int) -> socket.socket:
     """Open a port; 0 takes a free one.
 
     Raises:
-        DeviceError: the address does not exist here, or another program has the port.
+        DeviceError: the address does not exist here, or the port is in use.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -61,16 +61,16 @@ def run_server(
     load: Callable[[], ServedModel],
     announce: Callable[[ServedModel], None],
 ) -> int:
-    """Serve until a signal comes.
+    """Serve until a signal arrives.
 
     Args:
-        context: of the server.
-        listener: an open port; is closed at the end.
-        load: loads the model, in a thread; called when signals are heard and the port is open.
-        announce: called once the model answers.
+        context: state of the server.
+        listener: an open port; closed at the end.
+        load: loads the model in a thread, once the port is open and signals are handled.
+        announce: called when the model is ready.
 
     Returns:
-        The number of the signal that ended it.
+        The number of the signal.
 
     Raises:
         PowerInferError: the model cannot be loaded.
@@ -106,12 +106,12 @@ async def _serve(
 
 
 async def _drain(context: ServerContext, signals: "_Signals") -> None:
-    """Let running requests finish, and end those that take too long, or all at a second signal."""
+    """Wait for running requests, until the timeout or a second signal ends them."""
     context.drain()
     until = time.monotonic() + context.settings.drain_timeout_s
     while context.num_requests and time.monotonic() < until and not signals.second.is_set():
         await asyncio.sleep(_POLL_S)
-    # Clients hear of a second signal too; a step ends soon.
+    # Clients get an error after a second signal, too; a step ends soon.
     context.end_requests()
     until = time.monotonic() + _FAREWELL_S
     while context.num_requests and time.monotonic() < until:
@@ -119,7 +119,7 @@ async def _drain(context: ServerContext, signals: "_Signals") -> None:
 
 
 def _allow_many_connections() -> None:
-    """Open as many files as the system allows; the usual limit is for programs with a few."""
+    """Raise the limit of open files as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -134,7 +134,7 @@ def _config(context: ServerContext) -> uvicorn.Config:
         loop="asyncio",
         lifespan="on",
         log_config=None,
-        # Below errors it notes what clients do wrong, which they hear themselves.
+        # Lower levels log clients' mistakes, which the answers report.
         log_level="error",
         access_log=False,
         proxy_headers=False,
@@ -147,7 +147,7 @@ def _config(context: ServerContext) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals alone: requests are to finish before the port closes."""
+    """Ignores signals: requests are to finish before the port closes."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -156,12 +156,12 @@ class _Server(uvicorn.Server):
 
 
 class _Signals:
-    """SIGTERM and Ctrl-C: the first one asks the server to end, the second one at once.
+    """SIGTERM and Ctrl-C: the first asks the server to shut down, a second to do so at once.
 
     Attributes:
-        first: set by the first.
-        second: set by the second.
-        number: of the first.
+        first: set by the first signal.
+        second: set by the second signal.
+        number: of the first signal.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -187,7 +187,7 @@ class _Signals:
 
 
 def _in_thread(load: Callable[[], ServedModel]) -> "asyncio.Future[ServedModel]":
-    """Call a function in a thread that does not keep the program from ending."""
+    """Call a function in a daemon thread, which does not keep the program alive."""
     loop = asyncio.get_running_loop()
     result: asyncio.Future[ServedModel] = loop.create_future()
 

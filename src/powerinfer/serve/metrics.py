@@ -1,4 +1,4 @@
-"""What the server counts, for Prometheus."""
+"""Metrics of the server, for Prometheus."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -10,7 +10,7 @@ __all__ = ["ServerMetrics"]
 _FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 
-# By the names that `EngineStatistics` has.
+# By attribute of `EngineStatistics`.
 _GAUGES = {
     "running": ("requests_running", "Texts that are computed now."),
     "waiting": ("requests_waiting", "Texts that wait for room."),
@@ -23,7 +23,7 @@ _GAUGES = {
 
 
 class ServerMetrics(StreamWatcher):
-    """Figures in a registry of their own, so that several servers may live in one process."""
+    """Metrics in their own registry, so that several servers may run in one process."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -64,22 +64,22 @@ class ServerMetrics(StreamWatcher):
     def received(
         self, ticket: AnyTicket, seconds: float, num_tokens: int, *, is_first: bool
     ) -> None:
-        """Note one more token of a text."""
+        """Count new tokens of a text."""
         (self.first_token if is_first else self.gaps).observe(seconds)
         self.generated_tokens.inc(num_tokens)
 
     def closed(self, ticket: AnyTicket) -> None:
-        """Note the tokens of a prompt, whose hits are known now."""
+        """Count the tokens of a prompt, whose cache hits are known now."""
         self.prompt_tokens.inc(ticket.num_prompt_tokens)
         self.cached_tokens.inc(ticket.num_cached_tokens)
 
     def measure(self, statistics: object) -> None:
-        """Take over what an engine says of itself; what it does not say is left out."""
+        """Take the statistics of an engine; gauges that it does not know stay as they are."""
         for name, gauge in self._gauges.items():
             value = getattr(statistics, name, None)
             if value is not None:
                 gauge.set(value)
 
     def text(self) -> bytes:
-        """All figures in the format that Prometheus reads."""
+        """Write all metrics in Prometheus' format."""
         return generate_latest(self.registry)

@@ -1,4 +1,4 @@
-"""Noticing that a stream says nothing for a while."""
+"""Detection of silence in streams."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 async def or_pause(items: AsyncIterator[T], seconds: float) -> AsyncIterator[T | None]:
-    """The items of a stream, and None each time that none came for so many seconds."""
+    """Yield the items of a stream, and None after every `seconds` of silence."""
     waiting: asyncio.Future[T] | None = None
     try:
         while True:

@@ -1,4 +1,4 @@
-"""Answers that take a while: computed while the client is there, whole or as events."""
+"""Answers that take time: computed while the client is connected, sent whole or as events."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from powerinfer.serve.errors import ApiError, ErrorBody, error_body, from_engine
 
 __all__ = ["Answer", "Reply"]
 
-# Proxies must pass events on at once.
+# Proxies must not buffer events.
 _EVENT_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -22,7 +22,7 @@ _EVENT_HEADERS = {
 
 
 class Reply:
-    """Where an answer goes: one JSON object, or events one by one.
+    """Sends an answer: one JSON object, or events.
 
     Attributes:
         is_started: the status was sent, so that an error must be an event.
@@ -33,21 +33,16 @@ class Reply:
         self.is_started = False
 
     async def json(self, value: Mapping[str, object] | Sequence[object]) -> None:
-        """The whole answer."""
+        """Send a whole answer."""
         await self._start({"content-type": "application/json"})
         await self._write(_dump(value), more=False)
 
     async def start_events(self) -> None:
-        """Send the head of a stream of events, before there is one."""
+        """Send the head of an event stream before its first event."""
         await self._start(_EVENT_HEADERS)
 
     async def event(self, data: Mapping[str, object] | str, name: str | None = None) -> None:
-        """Send an event; the first one starts the answer.
-
-        Args:
-            data: an object, or a text without line ends.
-            name: of the event; None if it has none.
-        """
+        """Send an object, or a text without line ends, as an event; the first starts the answer."""
         if not self.is_started:
             await self.start_events()
         text = data.encode() if isinstance(data, str) else _dump(data)
@@ -68,10 +63,10 @@ class Reply:
 
 
 class Answer(Response):
-    """Does the work for a request in one of the server's places, within its time.
+    """Does the work of a request in one of the server's places, within the time limit.
 
-    The work is cancelled when the client goes away. What it raises is the answer, or the last event
-    of one that has begun.
+    The work is cancelled when the client disconnects. An error that it raises becomes the answer,
+    or the last event of an answer that has begun.
     """
 
     def __init__(
@@ -81,22 +76,22 @@ class Answer(Response):
         *,
         error_event: str | None = None,
     ) -> None:
-        """Prepare.
+        """Prepare the answer.
 
         Args:
-            context: of the server.
+            context: state of the server.
             work: writes the answer, and ends a stream of events.
-            error_event: name of the event that an error becomes.
+            error_event: name of the event for an error.
         """
         self._context = context
         self._work = work
         self._error_event = error_event
-        # What FastAPI asks of responses.
+        # FastAPI reads these attributes of a response.
         self.status_code = 200
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, unless the client goes away."""
+        """Send the answer, unless the client disconnects."""
         body = self._context.error_body(scope["path"]) or error_body
         working = asyncio.create_task(self._answer(Reply(send), body))
         leaving = asyncio.create_task(_left(receive))
@@ -132,13 +127,13 @@ class Answer(Response):
                 status=504,
                 type="server_error",
                 code="timeout",
-                # To try again would take as long.
+                # Another attempt would take as long.
                 headers={"x-should-retry": "false"},
             ) from None
 
 
 async def _left(receive: Receive) -> None:
-    """Wait until the client goes away."""
+    """Wait until the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

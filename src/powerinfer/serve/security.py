@@ -1,4 +1,4 @@
-"""Who may use a server: keys, names of the host, types of bodies; see docs/serving."""
+"""Access to the server: keys, host names and content types; see docs/serving."""
 
 import hmac
 import ipaddress
@@ -13,29 +13,29 @@ from powerinfer.serve.errors import ApiError
 __all__ = ["Guard", "is_loopback"]
 
 _SENDS_BODY = ("POST", "PUT", "PATCH")
-# No path here is long, and every line of a log would be.
+# Longer than any path of the server; more would flood logs.
 _LONGEST_TARGET = 8192
 
 
 class Guard:
-    """Looks at the head of each request before anything else does, and counts answers."""
+    """Checks the head of each request before any route sees it, and counts answers."""
 
     def __init__(self, app: ASGIApp, context: ServerContext) -> None:
-        """Stand before `app`."""
+        """Wrap `app`."""
         self._app = app
         self._context = context
         self._keys = [key.encode() for key in context.settings.api_keys]
         self._checks_host = is_loopback(context.settings.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse a request, or let it pass."""
+        """Refuse a request, or pass it on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                # Only paths that exist: clients must not make figures without end.
+                # Existing paths only: clients must not create metrics without limit.
                 path = getattr(scope.get("route"), "path", "other")
                 self._context.metrics.requests.labels(path, message["status"]).inc()
             await send(message)
@@ -59,7 +59,7 @@ class Guard:
         headers = Headers(scope=scope)
         host = headers.get("host")
         if self._checks_host and host is not None and not self._is_here(host):
-            # A page on the web may have got this machine's address for its own name.
+            # A web page may have bound its own name to this machine's address.
             raise ApiError(
                 f"the host {host[:100]!r} is not this machine", status=403, code="forbidden_host"
             )
@@ -73,7 +73,7 @@ class Guard:
             )
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         if scope["method"] in _SENDS_BODY and media_type != "application/json":
-            # Pages on the web may send other types without asking first.
+            # Web pages may send other types without a preflight request.
             got = f"got {media_type[:60]!r}" if media_type else "it has none"
             raise ApiError(
                 f"the content-type must be application/json, {got}",
@@ -102,13 +102,13 @@ class Guard:
     def _has_key(self, headers: Headers) -> bool:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = [token.strip()] if scheme.lower() == "bearer" else []
-        # Anthropic's clients send theirs so.
+        # Anthropic's clients send their key here.
         given += headers.getlist("x-api-key")
         return _any_equal((each.encode("latin-1", "replace") for each in given), self._keys)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or an address is this machine's own, which no other machine reaches."""
+    """Return whether a name or an address is this machine's own, unreachable from others."""
     name = host.strip("[]").lower()
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -119,7 +119,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _any_equal(given: Iterable[bytes], keys: Iterable[bytes]) -> bool:
-    """Whether one is a key; the time tells nothing of how much of it was right."""
+    """Return whether one is a key, in a time that does not depend on how much of it matches."""
     keys = list(keys)
     return sum(hmac.compare_digest(each, key) for each in given for key in keys) > 0
 

@@ -1,4 +1,4 @@
-"""How a server is set up."""
+"""Settings of a server."""
 
 from dataclasses import dataclass, field
 
@@ -9,25 +9,25 @@ __all__ = ["ServerSettings"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """What the flags of `powerinfer serve` say, but for those of the engine.
+    """Flags of `powerinfer serve`, except those of the engine.
 
     Attributes:
-        model_name: under which clients find the model.
-        other_names: under which they may name it, too.
+        model_name: name of the model for clients.
+        other_names: further names that clients may use.
         host: address to listen on.
-        port: of TCP.
+        port: TCP port.
         parallel: most texts that are computed at once.
         max_queue: most requests that wait; further ones are refused.
-        api_keys: of which requests must bring one; empty if none is needed.
-        drain_timeout_s: how long running requests may go on when the server is to end.
+        api_keys: keys, one of which requests must have; empty if none is needed.
+        drain_timeout_s: how long running requests may take when the server shuts down.
         request_timeout_s: how long a request may take; None for no limit.
-        cors_origins: of web pages that may use the API.
-        reuses_answers: keys and values of answers are shared, too.
-        sampling: what a request does not say.
-        max_tokens: of an answer in a chat that sets no limit; None until the context is full.
-        is_story_model: the model of the package, which goes on with stories.
-        max_body_bytes: of a request.
-        read_timeout_s: how long a head or a body may take to arrive, or a reader to read.
+        cors_origins: origins of web pages that may use the API.
+        reuses_answers: share keys and values of answers, too.
+        sampling: defaults of requests.
+        max_tokens: default limit of an answer in a chat; None for the rest of the context.
+        is_story_model: the model of the package, which continues stories.
+        max_body_bytes: most bytes of a request's body.
+        read_timeout_s: how long a client may take to send a head or a body, or to read.
     """
 
     model_name: str = "model"

@@ -1,4 +1,4 @@
-"""How the server is: `/health` for whoever starts it, `/metrics` for Prometheus."""
+"""`/health` for supervisors and `/metrics` for Prometheus."""
 
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
@@ -10,10 +10,10 @@ __all__ = ["router"]
 
 
 def router(context: ServerContext) -> APIRouter:
-    """All routes."""
+    """Create the routes."""
     routes = APIRouter()
 
-    # The lower ones are asked first; the uppermost is there for the description alone.
+    # The lower decorators come first; the upper one is for the description only.
     @routes.get("/health")
     @routes.api_route("/health", methods=["GET", "HEAD"], include_in_schema=False)
     @routes.api_route("/v1/health", methods=["GET", "HEAD"], include_in_schema=False)

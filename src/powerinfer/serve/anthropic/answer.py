@@ -1,4 +1,4 @@
-"""`/v1/messages`: an answer to messages, whole or as named events."""
+"""`/v1/messages`: answers to messages, whole or as named events."""
 
 import secrets
 from collections.abc import Mapping
@@ -16,12 +16,12 @@ from powerinfer.serve.responding import Reply
 
 __all__ = ["MessagesAnswer"]
 
-# Of silence, after which clients hear that the server is still there.
+# Silence after which clients get a ping.
 _PING_S = 10.0
 
 
 class MessagesAnswer:
-    """Answers one request."""
+    """The answer to one request."""
 
     def __init__(self, context: ServerContext, asked: MessagesRequest) -> None:
         self._context = context
@@ -32,7 +32,7 @@ class MessagesAnswer:
         self._stop_sequence: str | None = None
 
     async def __call__(self, reply: Reply) -> None:
-        """Write the answer."""
+        """Generate and send the answer."""
         context = self._context
         plan = await context.run_blocking(plan_chat, context, self._asked.chat)
         request = Request(
@@ -64,7 +64,7 @@ class MessagesAnswer:
         await reply.end()
 
     def _read(self, output: Output, parser: ChatOutputParser) -> list[BlockEvent]:
-        """What an output adds to the answer."""
+        """Add an output to the answer; returns the events that report it."""
         deltas = parser.push(output.text) if output.text else []
         if not output.is_last:
             return list(self._blocks.add(deltas))
@@ -95,7 +95,7 @@ async def _send(reply: Reply, name: str, values: Mapping[str, object]) -> None:
 
 
 def _usage(streams: Streams) -> dict[str, int]:
-    """Tokens; those of the prompt that were cached are counted apart."""
+    """Count tokens; cached tokens of the prompt are counted apart from its other tokens."""
     usage = streams.usage
     return {
         "input_tokens": usage.prompt - usage.cached,

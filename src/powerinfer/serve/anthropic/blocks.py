@@ -1,4 +1,4 @@
-"""The blocks of an answer: text, thoughts, uses of tools."""
+"""Content blocks of an answer: text, thinking and tool use."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ _DELTAS = {
 
 @dataclass(frozen=True, slots=True)
 class BlockEvent:
-    """One event of a stream: its name, which is its type too, and the rest of its object."""
+    """An event of a stream: its name, which is also its type, and the other fields."""
 
     name: str
     values: Mapping[str, object]
@@ -26,12 +26,12 @@ class BlockEvent:
 
 @dataclass(slots=True)
 class _Block:
-    """A block, as far as it was read.
+    """A block that may still grow.
 
     Attributes:
-        type: in the API.
-        call: the first piece of a use of a tool, None in other blocks.
-        text: text or thoughts; in a use of a tool the JSON of its input.
+        type: as the API names it.
+        call: first piece of the call in a block of tool use; None in other blocks.
+        text: text, thoughts, or the JSON of a tool's input.
     """
 
     type: str
@@ -39,7 +39,7 @@ class _Block:
     text: str = ""
 
     def as_json(self) -> dict[str, object]:
-        """The object of the API."""
+        """Build the block's object of the API."""
         if self.call is not None:
             given = _input(self.text)
             return {"type": self.type, "id": self.call.id, "name": self.call.name, "input": given}
@@ -48,14 +48,14 @@ class _Block:
         return {"type": self.type, "text": self.text}
 
     def holds(self, delta: ChatDelta) -> bool:
-        """Whether a delta goes on with this block."""
+        """Return whether a delta continues this block."""
         if self.call is not None and delta.tool_call is not None:
             return self.call.index == delta.tool_call.index
         return self.type == _type(delta)
 
 
 class Blocks:
-    """Puts what is read of an answer into blocks, one after the other."""
+    """Collects the pieces of an answer into consecutive blocks."""
 
     def __init__(self) -> None:
         self._blocks: list[_Block] = []
@@ -63,11 +63,11 @@ class Blocks:
 
     @property
     def has_calls(self) -> bool:
-        """A tool is used."""
+        """The answer uses a tool."""
         return any(block.call is not None for block in self._blocks)
 
     def add(self, deltas: Sequence[ChatDelta]) -> Iterator[BlockEvent]:
-        """Add to the answer; yields the events that say so."""
+        """Add pieces of the answer; yields the events that report them."""
         for delta in deltas:
             if not self._is_open or not self._blocks[-1].holds(delta):
                 yield from self.close()
@@ -77,7 +77,7 @@ class Blocks:
                 yield self._go_on(text)
 
     def close(self) -> Iterator[BlockEvent]:
-        """End the block that is open, if there is one."""
+        """End the open block, if there is one."""
         if not self._is_open:
             return
         self._is_open = False
@@ -86,7 +86,7 @@ class Blocks:
         yield self._event("stop")
 
     def content(self) -> list[dict[str, object]]:
-        """All blocks, whole."""
+        """Build the objects of all blocks."""
         return [block.as_json() for block in self._blocks]
 
     def _open(self, delta: ChatDelta) -> BlockEvent:
@@ -112,7 +112,7 @@ def _type(delta: ChatDelta) -> str:
 
 
 def _input(text: str) -> dict[str, object]:
-    """The input of a tool; an empty one if the answer was cut off within it."""
+    """Parse the input of a tool; an incomplete one becomes an empty object."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

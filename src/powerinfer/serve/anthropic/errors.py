@@ -17,7 +17,7 @@ _TYPES = {
 
 
 def error_body(error: ApiError) -> dict[str, object]:
-    """The object of an error; its type follows from the status."""
+    """Build the object of an error; its type follows from the status."""
     fallback = "invalid_request_error" if error.status < 500 else "api_error"
     kind = _TYPES.get(error.status, fallback)
     return {"type": "error", "error": {"type": kind, "message": error.message}}

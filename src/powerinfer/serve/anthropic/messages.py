@@ -1,4 +1,4 @@
-"""Messages in Anthropic's form to those of OpenAI's, which templates read."""
+"""Messages in Anthropic's form, converted to OpenAI's form, which chat templates read."""
 
 from collections.abc import Iterator
 
@@ -10,10 +10,10 @@ __all__ = ["read_messages"]
 
 
 def read_messages(fields: Fields) -> tuple[list[ChatMessage], str]:
-    """The messages of a request, and the beginning of the answer that it gives.
+    """Read the messages of a request, and the prefill: the given beginning of the answer.
 
     Raises:
-        ApiError: there are no messages, or one is malformed or holds what is no text.
+        ApiError: there are no messages, or one is malformed or has content other than text.
     """
     fields.required("messages")
     messages = list(_system(fields))
@@ -35,7 +35,7 @@ def _system(fields: Fields) -> Iterator[ChatMessage]:
 
 
 def _of_user(fields: Fields, names: dict[str, str]) -> list[ChatMessage]:
-    """Results of calls, each as a message of its own, and what the user says."""
+    """Convert a user's message: each tool result becomes a message, the text another one."""
     results: list[ChatMessage] = []
     texts: list[str] = []
     for kind, block in _blocks(fields, "content"):
@@ -94,7 +94,7 @@ def _call(block: Fields, names: dict[str, str]) -> ToolCall:
 
 
 def _joined(fields: Fields, name: str) -> str:
-    """A text, or a list of blocks of text."""
+    """Join a text or a list of text blocks."""
     texts = []
     for kind, block in _blocks(fields, name):
         if kind != "text":
@@ -104,7 +104,7 @@ def _joined(fields: Fields, name: str) -> str:
 
 
 def _blocks(fields: Fields, name: str) -> Iterator[tuple[str, Fields]]:
-    """Type and fields of each block of a content; a text is one of them."""
+    """Yield type and fields of each content block; a plain text counts as one block."""
     value = fields.values.get(name)
     if isinstance(value, str):
         yield "text", Fields({"type": "text", "text": value}, fields.path(name))
@@ -122,7 +122,7 @@ def _unreadable(block: Fields, wanted: str) -> ApiError:
 
 
 def _taken_prefill(messages: list[ChatMessage]) -> str:
-    """The text of a last message of the assistant, which the answer goes on with."""
+    """Remove a last message of the assistant and return its text, which the answer continues."""
     last = messages[-1]
     if last["role"] != "assistant" or "tool_calls" in last:
         return ""

@@ -23,13 +23,13 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class MessagesRequest:
-    """What is asked, and how it is to be answered.
+    """A request to `/v1/messages`.
 
     Attributes:
         model: name to answer with.
         chat: messages, tools and sampling parameters.
-        stop_sequences: of the client.
-        is_streamed: as events.
+        stop_sequences: given by the client.
+        is_streamed: answer with events.
     """
 
     model: str
@@ -41,15 +41,15 @@ class MessagesRequest:
 def read_request(
     body: JSONObject, context: ServerContext, *, needs_limit: bool = True
 ) -> MessagesRequest:
-    """Read a body; what Anthropic's API does not know is ignored, unless it is ours.
+    """Read a body; unknown fields are ignored.
 
     Args:
-        body: the JSON object.
-        context: of the server.
-        needs_limit: `max_tokens` must be there.
+        body: parsed JSON.
+        context: server that got the request.
+        needs_limit: `max_tokens` is required.
 
     Raises:
-        ApiError: a field is missing, has another type or another range.
+        ApiError: a field is missing, or has the wrong type or range.
     """
     fields = Fields(body)
     fields.required("model")
@@ -94,7 +94,7 @@ def _stop_sequences(fields: Fields) -> tuple[str, ...]:
 
 
 def _tools(fields: Fields) -> list[FunctionTool]:
-    """The tools in OpenAI's form."""
+    """Read the tools and convert them to OpenAI's form."""
     tools: list[FunctionTool] = []
     for tool in fields.objects("tools"):
         if tool.text("type") not in (None, "custom"):
@@ -120,7 +120,7 @@ def _tools(fields: Fields) -> list[FunctionTool]:
 def _tool_choice(
     fields: Fields, tools: Sequence[FunctionTool]
 ) -> tuple[Sequence[FunctionTool], Collection[str], bool]:
-    """`tools`, `must_call` and `parallel_tool_calls` of the chat."""
+    """Read `tool_choice` as `tools`, `must_call` and `parallel_tool_calls` of a `Chat`."""
     choice = fields.object("tool_choice")
     if choice is None:
         return tools, (), True
@@ -135,7 +135,7 @@ def _tool_choice(
 
 
 def _thinking(fields: Fields) -> dict[str, object]:
-    """`thinking`, by the name that templates read."""
+    """Read `thinking` as a variable that chat templates know."""
     thinking = fields.object("thinking")
     if thinking is None:
         return {}
@@ -144,7 +144,7 @@ def _thinking(fields: Fields) -> dict[str, object]:
 
 
 def _output_form(fields: Fields) -> dict[str, object]:
-    """The sampling parameter that enforces `output_config.format`, or `output_format` of before."""
+    """Read `output_config.format`, or the older `output_format`, as a sampling parameter."""
     config = fields.object("output_config")
     wanted = fields.object("output_format") if config is None else config.object("format")
     if wanted is None:

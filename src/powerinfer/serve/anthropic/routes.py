@@ -16,7 +16,7 @@ __all__ = ["router"]
 
 
 def router(context: ServerContext) -> APIRouter:
-    """All routes."""
+    """Create the routes."""
     routes = APIRouter()
     context.error_bodies["/v1/messages"] = error_body
 

@@ -1,4 +1,4 @@
-"""Files of requests in OpenAI's batch format, answered by the routes of the server."""
+"""Request files in OpenAI's batch format, answered by the server's routes."""
 
 from powerinfer.serve.batch.answers import AnswerFile
 from powerinfer.serve.batch.requests import BatchRequest, read_requests

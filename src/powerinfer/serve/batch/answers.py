@@ -1,4 +1,4 @@
-"""The file of answers: whole lines are added to it, so that a kill loses and doubles none."""
+"""The answer file: appended line by line, so that a killed run loses and repeats no answers."""
 
 import json
 import os
@@ -15,28 +15,24 @@ from powerinfer.values import JSON, JSONObject
 
 __all__ = ["AnswerFile"]
 
-# What every line begins with, by which half a line is known for one of ours.
+# Beginning of every line, by which an incomplete line is recognized.
 _BEGINNING = b'{"id": "batch_req_'
 
 
 class AnswerFile:
-    """Open it as a context manager; one process at a time may.
-
-    Attributes:
-        path: of the file.
-    """
+    """An answer file, opened as a context manager by one process at a time."""
 
     def __init__(self, path: Path) -> None:
-        """Name it; it need not exist."""
+        """Set the path; the file need not exist."""
         self.path = path
-        # Whether it failed.
+        # By key of a request, whether it failed.
         self._done: dict[str, bool] = {}
 
     def __enter__(self) -> Self:
-        """Open it and read what is there; half a line at its end, left by a kill, is cut off.
+        """Open the file, read its lines and cut off an incomplete last line.
 
         Raises:
-            PromptError: it cannot be written, another process writes it, or it is something else.
+            PromptError: it cannot be written, another process writes it, or it is no answer file.
         """
         try:
             if self.path.exists() and not self.path.is_file():
@@ -64,20 +60,20 @@ class AnswerFile:
         self._file.close()
 
     def has(self, request: BatchRequest) -> bool:
-        """Whether a request has its line already."""
+        """Return whether a request has been answered."""
         return request.key in self._done
 
     def has_failed(self, request: BatchRequest) -> bool:
-        """Whether the line of a request says that it could not be answered."""
+        """Return whether a request was answered with an error."""
         return self._done.get(request.key, False)
 
     def add(self, request: BatchRequest, status: int, request_id: str, body: JSON) -> None:
-        """Write what a route answered."""
+        """Append a route's answer."""
         response: JSON = {"status_code": status, "request_id": request_id, "body": body}
         self._append(request, {"response": response, "error": None}, has_failed=status != 200)
 
     def add_error(self, request: BatchRequest, error: ApiError) -> None:
-        """Write why a line cannot be answered."""
+        """Append the reason why a line cannot be answered."""
         said: JSON = {"code": error.code or "invalid_request", "message": error.message}
         self._append(request, {"response": None, "error": said}, has_failed=True)
 

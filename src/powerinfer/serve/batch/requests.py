@@ -1,4 +1,4 @@
-"""The lines of a file of requests: which can be answered, and what is wrong with the others."""
+"""Lines of a request file, and what is wrong with those that cannot be answered."""
 
 import json
 from collections.abc import Iterator
@@ -17,14 +17,14 @@ URLS = ("/v1/chat/completions", "/v1/completions")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRequest:
-    """One line.
+    """A line of a request file.
 
     Attributes:
-        line: its number, from 1.
-        custom_id: the caller's name for it; None if it has none that can be read.
+        line: number, from 1.
+        custom_id: the caller's name for it; None if there is no readable one.
         url: path of the route that answers it.
-        body: what the route gets, in JSON.
-        error: why it cannot be answered; None if it can.
+        body: JSON for the route.
+        error: reason why it cannot be answered; None if it can.
     """
 
     line: int
@@ -35,17 +35,17 @@ class BatchRequest:
 
     @property
     def id(self) -> str:
-        """Of the line in the file of answers."""
+        """Id of its line in the answer file."""
         return f"batch_req_{self.line}"
 
     @property
     def key(self) -> str:
-        """What tells whether it was answered: the same after lines above it went."""
+        """Key by which its answer is found, even after lines above it were removed."""
         return self.id if self.custom_id is None else f"custom_id {self.custom_id}"
 
 
 def read_requests(path: Path) -> list[BatchRequest]:
-    """All lines of a file but empty ones, in order.
+    """Read all lines of a file except empty ones, in order.
 
     Raises:
         PromptError: it cannot be read, or two lines have the same `custom_id`.
@@ -113,6 +113,6 @@ def _body(value: JSONObject) -> bytes:
         raise bad_request(f"body must be an object, got {body!r:.60}", "body")
     if body.get("stream"):
         raise bad_request("the answers of a batch cannot be streamed", "body.stream")
-    # Files are written for models of other names; the one that answers is chosen by the command.
+    # Files name other models; the command chooses the one that answers.
     content = {name: each for name, each in body.items() if name != "model"}
     return json.dumps(content, ensure_ascii=False).encode()

@@ -1,4 +1,4 @@
-"""Answers requests of a file side by side, by the routes of a server that has no port."""
+"""Answers the requests of a file concurrently, through the routes of a server without a port."""
 
 import asyncio
 import json
@@ -18,12 +18,12 @@ from powerinfer.serve.settings import ServerSettings
 
 __all__ = ["in_flight", "run_batch"]
 
-# Some must wait for room at any time, so that none stays empty.
+# Some requests always wait, so that a free place is filled at once.
 _WAITING_PER_RUNNING = 1
 
 
 def in_flight(parallel: int) -> int:
-    """How many requests are open at once."""
+    """Number of requests that are open at once."""
     return (1 + _WAITING_PER_RUNNING) * parallel
 
 
@@ -34,14 +34,14 @@ def run_batch(
     load: Callable[[], ServedModel],
     progress: Progress,
 ) -> None:
-    """Answer what has no answer yet; each is written when it is there.
+    """Answer the requests that have no answer yet; answers are written as they arrive.
 
     Args:
         requests: all lines.
-        answers: open; those that are in it are left out.
-        settings: of the server that answers.
-        load: loads the model; is not called if nothing is left to compute.
-        progress: called with (answered, in all), those of before included.
+        answers: opened file; requests that it answers are skipped.
+        settings: settings of the server.
+        load: loads the model; not called if nothing is left to compute.
+        progress: called with (answered, total), earlier answers included.
 
     Raises:
         PowerInferError: the model cannot be loaded, or an answer cannot be written.
@@ -95,7 +95,7 @@ async def _answer_all(
 async def _answer_some(
     app: ASGIApp, waiting: Iterator[BatchRequest], answers: AnswerFile, report: Callable[[], None]
 ) -> None:
-    """Answer one request after the other; several of these share `waiting`."""
+    """Answer requests one after the other; several of these coroutines share `waiting`."""
     for request in waiting:
         status, content = await _post(app, request)
         answers.add(request, status, f"req_{uuid.uuid4().hex}", json.loads(content))
@@ -103,7 +103,7 @@ async def _answer_some(
 
 
 async def _post(app: ASGIApp, request: BatchRequest) -> tuple[int, bytes]:
-    """Status and body that a route answers."""
+    """Send a request to its route; returns status and body."""
     headers = ((b"host", b"127.0.0.1"), (b"content-type", b"application/json"))
     status, content = 500, bytearray()
     head = RequestHead("POST", request.url, headers=headers)

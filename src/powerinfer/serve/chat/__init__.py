@@ -1,1 +1,1 @@
-"""Chats, whatever API they come through: messages in, and text, reasoning and tool calls out."""
+"""Chats of every API: messages in; text, reasoning and tool calls out."""

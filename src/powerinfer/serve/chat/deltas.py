@@ -1,4 +1,4 @@
-"""What is read from the text of an answer in a chat: said, thought, or a call of a tool."""
+"""Pieces of an answer: text, reasoning and tool calls."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,10 +8,10 @@ __all__ = ["ChatDelta", "ChatOutputParser", "PlainOutput", "ToolCallDelta"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCallDelta:
-    """A piece of a call of a tool.
+    """A piece of a tool call.
 
     Attributes:
-        index: of the call in the answer, from 0.
+        index: number of the call in the answer, from 0.
         id: of the call, in its first piece; None afterwards.
         name: of the tool, in the first piece; None afterwards.
         arguments: a piece of the arguments' JSON; may be empty.
@@ -25,13 +25,7 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatDelta:
-    """What a piece of text adds to an answer: exactly one of its fields says something.
-
-    Attributes:
-        content: said to the user.
-        reasoning: thought before.
-        tool_call: a piece of a call.
-    """
+    """An addition to an answer; exactly one of its fields is set."""
 
     content: str = ""
     reasoning: str = ""
@@ -39,24 +33,24 @@ class ChatDelta:
 
 
 class ChatOutputParser(Protocol):
-    """Reads one answer piece by piece; a new one for each text."""
+    """Parses one text piece by piece."""
 
     def push(self, text: str) -> list[ChatDelta]:
-        """What the next piece of text adds; an end that may become a mark is held back."""
+        """Parse the next piece of text; an end that may begin a mark is held back."""
         ...
 
     def finish(self) -> list[ChatDelta]:
-        """What was held back, at the end of the text."""
+        """Return what was held back, at the end of the text."""
         ...
 
 
 class PlainOutput:
-    """All of the text is said."""
+    """Parses text without reasoning or tool calls."""
 
     def push(self, text: str) -> list[ChatDelta]:
-        """The text as it is."""
+        """Return the text unchanged."""
         return [ChatDelta(content=text)] if text else []
 
     def finish(self) -> list[ChatDelta]:
-        """Nothing was held back."""
+        """Return nothing, as nothing was held back."""
         return []

@@ -1,4 +1,4 @@
-"""Marks in a text that comes in pieces."""
+"""Search for marks in streamed text."""
 
 from collections.abc import Sequence
 
@@ -6,10 +6,10 @@ __all__ = ["MarkFinder"]
 
 
 class MarkFinder:
-    """Cuts a text at the first of some marks; holds back what may become one.
+    """Splits streamed text at the first mark; holds back what may begin one.
 
     Attributes:
-        found: the mark that was found, None so far.
+        found: the mark; None until it is found.
     """
 
     def __init__(self, *marks: str) -> None:
@@ -18,7 +18,7 @@ class MarkFinder:
         self.found: str | None = None
 
     def push(self, text: str) -> tuple[str, str]:
-        """Read on; returns the text before the mark, as far as it is certain, and that after it."""
+        """Search on; returns the text that is certainly before the mark, and the text after it."""
         text = self._held + text
         places = [(at, -len(mark), mark) for mark in self._marks if (at := text.find(mark)) >= 0]
         if places:
@@ -30,12 +30,12 @@ class MarkFinder:
         return text[:keep], ""
 
     def finish(self) -> str:
-        """What was held back, at the end of the text."""
+        """Return what was held back, at the end of the text."""
         held, self._held = self._held, ""
         return held
 
     def _length_of_beginning(self, text: str) -> int:
-        """Length of the longest end of the text that a mark begins with."""
+        """Length of the longest suffix of the text that begins a mark."""
         longest = max(map(len, self._marks)) - 1
         for length in range(min(longest, len(text)), 0, -1):
             end = text[-length:]

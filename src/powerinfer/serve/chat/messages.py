@@ -8,14 +8,14 @@ __all__ = ["ChatMessage", "Function", "FunctionCall", "FunctionTool", "ToolCall"
 
 
 class FunctionCall(TypedDict):
-    """Name and arguments of a call; the arguments are a text only if they are no JSON object."""
+    """Name and arguments of a call; arguments that are no JSON object stay a text."""
 
     name: str
     arguments: JSONObject | str
 
 
 class ToolCall(TypedDict):
-    """A call in an earlier answer."""
+    """A tool call in an earlier answer."""
 
     id: str
     type: str
@@ -23,7 +23,7 @@ class ToolCall(TypedDict):
 
 
 class ChatMessage(TypedDict):
-    """A message; `content` may be None next to `tool_calls`."""
+    """A message; `content` may be None if there are `tool_calls`."""
 
     role: str
     content: str | None

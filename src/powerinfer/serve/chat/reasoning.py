@@ -1,7 +1,7 @@
-"""What a model thinks before it answers, told apart from what it says.
+"""Separates a model's reasoning from its answer.
 
-gpt-oss writes its thoughts as parts of their own, which `tool_formats/harmony.py` reads. Other
-models put them between two marks, of which the template may write the first into the prompt.
+gpt-oss writes reasoning as separate parts, which `tool_formats/harmony.py` parses. Other models put
+it between two marks; the template may already write the first one into the prompt.
 """
 
 from powerinfer.serve.chat.deltas import ChatDelta, ChatOutputParser
@@ -10,41 +10,41 @@ from powerinfer.serve.chat.mark_finder import MarkFinder
 __all__ = ["ThoughtMarks", "Thoughts", "thought_marks"]
 
 ThoughtMarks = tuple[str, str]
-"""What stands before and behind thoughts."""
+"""Opening and closing mark of reasoning."""
 
 _MARKS: tuple[ThoughtMarks, ...] = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 
 
 def thought_marks(template: str | None) -> ThoughtMarks | None:
-    """The marks that a chat template knows; None if it knows none."""
+    """Marks that a chat template knows; None if it knows none."""
     return next((marks for marks in _MARKS if marks[1] in (template or "")), None)
 
 
 class Thoughts:
-    """Reads an answer that may begin with thoughts; what follows them goes to another reader."""
+    """Parses an answer that may begin with reasoning; the rest goes to another parser."""
 
     def __init__(self, said: ChatOutputParser, marks: ThoughtMarks, *, are_open: bool) -> None:
         """Start before the answer.
 
         Args:
-            said: reads what is said.
-            marks: around thoughts.
-            are_open: the prompt ends with the first of the marks.
+            said: parses the text after the reasoning.
+            marks: opening and closing mark of reasoning.
+            are_open: the prompt ends with the opening mark.
         """
         self._said = said
         self._opening, closing = marks
         self._finder = MarkFinder(closing)
         self._step = self._think if are_open else self._begin
-        # White space around thoughts is no part of them.
+        # White space around reasoning does not belong to it.
         self._held = ""
         self._has_begun = False
 
     def push(self, text: str) -> list[ChatDelta]:
-        """Read on; an end that may become a mark is held back."""
+        """Parse on; an end that may begin a mark is held back."""
         return self._step(text) if text else []
 
     def finish(self) -> list[ChatDelta]:
-        """What was held back, at the end of the answer."""
+        """Return what was held back, at the end of the answer."""
         if self._step == self._begin:
             found = self._said.push(self._held)
         elif self._step == self._think:
@@ -84,7 +84,7 @@ class Thoughts:
         return [ChatDelta(reasoning=thought)] if thought else []
 
     def _after(self, text: str) -> list[ChatDelta]:
-        """Between the thoughts and what is said."""
+        """Skip white space between the reasoning and the text."""
         text = text.lstrip()
         if not text:
             return []

@@ -1,4 +1,4 @@
-"""Tools in a chat, and how an answer that may call them is read."""
+"""Tools of a chat, and the parser of an answer that may call them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ __all__ = ["AnswerForm", "CallsAlone", "OneCall", "Primed", "read_tool"]
 
 
 def read_tool(tool: FunctionTool) -> Tool:
-    """Read a tool of OpenAI's API, whose form was checked."""
+    """Convert a tool of OpenAI's API, whose form was checked."""
     function = tool["function"]
     return Tool(
         function["name"],
@@ -23,17 +23,17 @@ def read_tool(tool: FunctionTool) -> Tool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerForm:
-    """What an answer looks like.
+    """The form of an answer.
 
     Attributes:
-        tool_format: in which calls are written.
-        is_harmony: thoughts and text are parts of it, too.
-        tools: that may be called.
-        only_one: of the calls counts.
-        is_forced: a call is all that the model may write.
-        marks: around thoughts; None if the model knows none.
-        are_thoughts_open: the prompt ends with the first of the marks.
-        prefix: text that the prompt ends with and that belongs to the answer.
+        tool_format: format of tool calls.
+        is_harmony: reasoning and text are parts of the format, too.
+        tools: tools that may be called.
+        only_one: only the first call counts.
+        is_forced: the model writes nothing but a call.
+        marks: opening and closing mark of reasoning; None if the model has none.
+        are_thoughts_open: the prompt ends with the opening mark.
+        prefix: end of the prompt that belongs to the answer.
     """
 
     tool_format: ToolFormat
@@ -46,7 +46,7 @@ class AnswerForm:
     prefix: str = ""
 
     def new_parser(self) -> ChatOutputParser:
-        """A reader of one answer."""
+        """Make the parser of one answer."""
         reads_calls = self.is_harmony or self.tools
         said: ChatOutputParser = PlainOutput()
         if reads_calls:
@@ -61,18 +61,18 @@ class AnswerForm:
 
 
 class Primed:
-    """Reads an answer whose beginning stands in the prompt."""
+    """Parses an answer whose beginning is in the prompt."""
 
     def __init__(self, reader: ChatOutputParser, prefix: str) -> None:
         self._reader = reader
         self._first = reader.push(prefix)
 
     def push(self, text: str) -> list[ChatDelta]:
-        """Read on."""
+        """Parse on."""
         return self._take() + self._reader.push(text)
 
     def finish(self) -> list[ChatDelta]:
-        """The answer ended; returns what was held back."""
+        """Return what was held back, at the end of the answer."""
         return self._take() + self._reader.finish()
 
     def _take(self) -> list[ChatDelta]:
@@ -87,26 +87,26 @@ class OneCall:
         self._reader = reader
 
     def push(self, text: str) -> list[ChatDelta]:
-        """Read on."""
+        """Parse on."""
         return _without_further(self._reader.push(text))
 
     def finish(self) -> list[ChatDelta]:
-        """The answer ended; returns what was held back."""
+        """Return what was held back, at the end of the answer."""
         return _without_further(self._reader.finish())
 
 
 class CallsAlone:
-    """Leaves text out: the beginning of a call that a limit cut off before its name."""
+    """Drops text: the beginning of a call that a limit cut off before its name."""
 
     def __init__(self, reader: ChatOutputParser) -> None:
         self._reader = reader
 
     def push(self, text: str) -> list[ChatDelta]:
-        """Read on."""
+        """Parse on."""
         return [each for each in self._reader.push(text) if not each.content]
 
     def finish(self) -> list[ChatDelta]:
-        """The answer ended; returns what was held back, but no text."""
+        """Return the calls that were held back, at the end of the answer."""
         return [each for each in self._reader.finish() if not each.content]
 
 

@@ -1,4 +1,4 @@
-"""What clients of llama-server use beside OpenAI's API."""
+"""Routes of llama-server's own API."""
 
 from powerinfer.serve.llamacpp.routes import router
 

@@ -1,4 +1,4 @@
-"""`/completion`: texts that go on with prompts, in llama-server's own form."""
+"""`/completion`: continuations of prompts, in llama-server's own form."""
 
 import time
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ __all__ = ["NativeAnswer"]
 
 @dataclass(slots=True)
 class _Text:
-    """One of the texts.
+    """A text that is generated.
 
     Attributes:
-        index: its number.
-        stream: of its request.
-        first_at: when its first token came.
+        index: number of the text in the answer.
+        stream: outputs of its request.
+        first_at: arrival time of its first token.
     """
 
     index: int
@@ -49,11 +49,11 @@ class _Text:
 
     @property
     def num_prompt(self) -> int:
-        """Tokens of the prompt."""
+        """Number of tokens of the prompt."""
         return self.stream.ticket.num_prompt_tokens
 
     def end(self, context_length: int) -> dict[str, object]:
-        """Why it ended."""
+        """Describe why the text ended."""
         reason = None if self.last is None else self.last.finish_reason
         word = None if self.last is None else self.last.stop
         is_full = self.num_prompt + len(self.token_ids) >= context_length
@@ -65,7 +65,7 @@ class _Text:
         }
 
     def timings(self) -> dict[str, object]:
-        """How long the prompt and the text took."""
+        """Report the times of the prompt and of the text."""
         now = time.monotonic()
         first = now if self.first_at is None else self.first_at
         cached = self.stream.ticket.num_cached_tokens
@@ -87,14 +87,14 @@ def _speed(name: str, count: int, seconds: float) -> dict[str, float]:
 
 
 class NativeAnswer:
-    """Answers one request."""
+    """The answer to one request."""
 
     def __init__(self, context: ServerContext, asked: NativeRequest) -> None:
         self._context = context
         self._asked = asked
 
     async def __call__(self, reply: Reply) -> None:
-        """Write the answer."""
+        """Generate and send the answer."""
         requests = self._asked.requests(self._context)
         async with opened(self._context, requests, prompt_field="prompt") as streams:
             count = self._asked.params.n
@@ -137,7 +137,7 @@ class NativeAnswer:
         return written
 
     def _final(self, text: _Text) -> dict[str, object]:
-        """All about a text; in a stream its content was sent before."""
+        """Describe a finished text; if it was streamed, without its content."""
         asked, context = self._asked, self._context
         is_shown = not asked.is_streamed and asked.params.max_tokens != 0
         prompt_ids = text.stream.ticket.request.prompt_ids

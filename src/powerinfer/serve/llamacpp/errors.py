@@ -1,4 +1,4 @@
-"""Errors of the routes that llama-server alone has, in its shape."""
+"""Errors of llama-server's own routes, in its form."""
 
 from powerinfer.serve import errors
 from powerinfer.serve.errors import ApiError
@@ -7,7 +7,7 @@ __all__ = ["error_body"]
 
 
 def error_body(error: ApiError) -> dict[str, object]:
-    """OpenAI's object with the status in it; a prompt that is too long has a type of its own."""
+    """Build OpenAI's error object with the status as code; too long prompts have their own type."""
     body = errors.error_body(error)["error"]
     if error.code == "context_length_exceeded":
         body["type"] = "exceed_context_size_error"

@@ -1,4 +1,4 @@
-"""Probabilities of tokens as llama-server writes them."""
+"""Token probabilities in llama-server's form."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ __all__ = ["filtered", "probability"]
 
 
 def probability(tokenizer: Tokenizer, entry: TokenLogprob, num_top: int) -> dict[str, object]:
-    """A token and the likeliest in its place, before anything changed their logits."""
+    """Describe a token and its likeliest alternatives, before anything changed their logits."""
     top = [
         {**_token(tokenizer, token_id), "logprob": logprob}
         for token_id, logprob in entry.top[:num_top]
@@ -27,13 +27,9 @@ def probability(tokenizer: Tokenizer, entry: TokenLogprob, num_top: int) -> dict
 def filtered(
     tokenizer: Tokenizer, entry: TokenLogprob, num_top: int, params: SamplingParams
 ) -> dict[str, object]:
-    """The same after top-k, top-p, min-p and temperature; penalties and biases do not count.
+    """Describe the same after top-k, top-p, min-p and temperature, ignoring penalties and biases.
 
-    Args:
-        tokenizer: of the model.
-        entry: with the likeliest tokens, as many as top-k keeps.
-        num_top: how many to list.
-        params: of sampling.
+    `entry` lists as many tokens as top-k keeps; `num_top` of them are described.
     """
     chances = _after_filters(entry.top, params)
     top = [
@@ -45,7 +41,7 @@ def filtered(
 
 
 def _after_filters(top: Sequence[tuple[int, float]], params: SamplingParams) -> dict[int, float]:
-    """Probability by token id, likeliest first."""
+    """Compute probabilities by token id, likeliest first."""
     kept = top[: params.top_k or len(top)]
     values = np.array([logprob for _, logprob in kept], dtype=np.float64)
     if params.is_greedy:

@@ -1,4 +1,4 @@
-"""Prompts as llama-server takes them: texts, token ids, or both in one list."""
+"""Prompts in llama-server's form: texts, token ids, or both in one list."""
 
 from powerinfer.errors import PowerInferError
 from powerinfer.prompts.long_prompts import encode_prompt, too_long
@@ -15,10 +15,10 @@ _WANTED = "a text, a list of token ids and texts, or a list of them"
 
 
 def read_prompts(fields: Fields, context: ServerContext) -> tuple[list[list[int]], bool]:
-    """Token ids of each prompt, and whether a list of prompts was given.
+    """Read the token ids of each prompt, and whether the request has a list of prompts.
 
     Raises:
-        ApiError: the prompt is something else, empty or too long.
+        ApiError: the prompt has another type, is empty or too long.
     """
     value = fields.required("prompt")
     if not isinstance(value, list) or not _holds_prompts(value):
@@ -29,7 +29,7 @@ def read_prompts(fields: Fields, context: ServerContext) -> tuple[list[list[int]
 
 
 def _holds_prompts(value: list[JSON]) -> bool:
-    """Whether a list is one of prompts; texts between token ids are parts of one prompt."""
+    """Return whether a list holds prompts; texts among token ids are parts of one prompt."""
     return bool(value) and all(isinstance(each, str | list | dict) for each in value)
 
 

@@ -15,19 +15,19 @@ __all__ = ["NativeRequest", "read_native"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeRequest:
-    """What is asked, and how it is to be answered.
+    """A request to `/completion`.
 
     Attributes:
-        prompts: token ids of each.
-        is_list: a list of prompts was given, so that the answer is one.
-        params: of sampling, as asked for.
-        computed: of sampling, as computed.
-        num_top: how many of the likeliest tokens to list in each place.
-        after_filters: of the probabilities that the sampler draws from.
-        with_prompt_probabilities: of the prompt's tokens, too.
-        reuses_prefix: keys and values of earlier requests may be used.
-        returns_tokens: the ids of an answer are told, not in a stream alone.
-        is_streamed: as events.
+        prompts: token ids of each prompt.
+        is_list: the answer is a list.
+        params: sampling parameters of the client.
+        computed: sampling parameters for the engine.
+        num_top: number of alternatives to list for each token.
+        after_filters: report the probabilities that the sampler draws from.
+        with_prompt_probabilities: also report the probabilities of the prompt's tokens.
+        reuses_prefix: may use keys and values of earlier requests.
+        returns_tokens: also return token ids if the answer is not streamed.
+        is_streamed: answer with events.
     """
 
     prompts: list[list[int]]
@@ -42,7 +42,7 @@ class NativeRequest:
     is_streamed: bool
 
     def requests(self, context: ServerContext) -> list[Request]:
-        """One for each prompt."""
+        """Build a request to the engine for each prompt."""
         return [
             Request(
                 prompt_ids=prompt,
@@ -56,10 +56,10 @@ class NativeRequest:
 
 
 def read_native(body: JSONObject, context: ServerContext) -> NativeRequest:
-    """Read a body and tokenize its prompts, which takes long; what is unknown is ignored.
+    """Read a body and tokenize its prompts, which is slow; unknown fields are ignored.
 
     Raises:
-        ApiError: a field is missing, has another type or another range, or a prompt is too long.
+        ApiError: a field is missing, or has the wrong type or range, or a prompt is too long.
     """
     fields = Fields(body)
     fields.refuse("image_data", "lora", "input_prefix", "input_suffix")
@@ -69,7 +69,7 @@ def read_native(body: JSONObject, context: ServerContext) -> NativeRequest:
     after_filters = bool(num_top) and fields.switch("post_sampling_probs")
     computed = params
     if num_top and params.max_tokens == 0:
-        # Clients ask so for the probabilities of the token that would come.
+        # Clients request the probabilities of the next token this way.
         computed = replace(computed, max_tokens=1)
     if after_filters:
         kept = params.top_k or context.tokenizer.vocab_size

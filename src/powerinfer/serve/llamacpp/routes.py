@@ -1,4 +1,4 @@
-"""The routes that llama-server has beside OpenAI's."""
+"""The routes that llama-server has in addition to OpenAI's."""
 
 from fastapi import APIRouter, Request, Response
 
@@ -17,11 +17,11 @@ __all__ = ["router"]
 
 
 def router(context: ServerContext) -> APIRouter:
-    """All routes."""
+    """Create the routes."""
     routes = APIRouter()
     for path in ("/completion", "/tokenize", "/detokenize", "/props"):
         context.error_bodies[path] = error_body
-    # OpenAI's route, which begins alike.
+    # OpenAI's route, which has the same beginning.
     context.error_bodies["/completions"] = errors.error_body
 
     @routes.post("/completion", openapi_extra=COMPLETION_BODY)

@@ -1,4 +1,4 @@
-"""Sampling parameters by llama-server's names; samplers that we lack are refused."""
+"""Sampling parameters under llama-server's names; samplers that this server lacks are refused."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,7 +15,7 @@ from powerinfer.values import JSON
 __all__ = ["check_samplers", "read_params"]
 
 _LARGE = 1e6
-# Values with which a sampler that we lack does nothing.
+# Values that switch off samplers that this server lacks.
 _NEUTRAL: Mapping[str, Callable[[float], bool]] = {
     "adaptive_target": lambda value: value <= 0,
     "dry_multiplier": lambda value: value == 0,
@@ -30,10 +30,10 @@ _NEUTRAL: Mapping[str, Callable[[float], bool]] = {
 
 
 def read_params(fields: Fields, context: ServerContext) -> SamplingParams:
-    """Sampling parameters of a request; defaults are the server's.
+    """Read sampling parameters; defaults are the server's.
 
     Raises:
-        ApiError: a value has another type or is out of its range.
+        ApiError: a value has the wrong type or range.
     """
     top_p, top_k = fields.number("top_p", -_LARGE, _LARGE), fields.whole("top_k", -1, MAX_TOKENS)
     named: dict[str, object] = {
@@ -64,10 +64,10 @@ def read_params(fields: Fields, context: ServerContext) -> SamplingParams:
 
 
 def check_samplers(fields: Fields) -> None:
-    """Refuse what would change the answer and is not there; values that do nothing are fine.
+    """Refuse active samplers that this server lacks; values that switch them off are allowed.
 
     Raises:
-        ApiError: a sampler that we lack is switched on.
+        ApiError: such a sampler is switched on.
     """
     for name, is_neutral in _NEUTRAL.items():
         value = fields.number(name, -1e38, 1e38)
@@ -85,13 +85,13 @@ def _at_least(low: float, value: float | None) -> float | None:
 
 
 def _repeat_last_n(fields: Fields, context: ServerContext) -> int | None:
-    """-1 stands for the whole context."""
+    """Read `repeat_last_n`; -1 stands for the whole context."""
     count = fields.whole("repeat_last_n", -1, MAX_TOKENS)
     return context.model.context_length if count == -1 else count
 
 
 def _max_tokens(fields: Fields, context: ServerContext) -> int | None:
-    """-1, and -2 of older clients, have no limit; without one the server's."""
+    """Read the limit: -1, or -2 of older clients, means none; the default is the server's."""
     name = "n_predict" if "n_predict" in fields else "max_tokens"
     limit = fields.whole(name, -2, MAX_TOKENS)
     if limit is None:
@@ -105,7 +105,7 @@ def _stop(fields: Fields) -> tuple[str, ...] | None:
 
 
 def _logit_bias(fields: Fields, context: ServerContext) -> dict[int, float] | None:
-    """`[[token, bias], ...]` or `{token: bias}`: a token is an id or a text, false bans it."""
+    """Read `[[token, bias], ...]` or `{token: bias}`; tokens are ids or texts, false bans them."""
     value = fields.values.get("logit_bias")
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""What `/props` and the answers of `/completion` say about the settings."""
+"""Settings in llama-server's form, for `/props` and answers of `/completion`."""
 
 from powerinfer._version import __version__
 from powerinfer.sampling.sampling_params import SamplingParams
@@ -8,7 +8,7 @@ __all__ = ["generation_settings", "server_properties"]
 
 
 def generation_settings(params: SamplingParams) -> dict[str, object]:
-    """Sampling parameters by llama-server's names."""
+    """Write sampling parameters under llama-server's names."""
     limit = -1 if params.max_tokens is None else params.max_tokens
     return {
         "seed": -1 if params.seed is None else params.seed,
@@ -31,7 +31,7 @@ def generation_settings(params: SamplingParams) -> dict[str, object]:
 
 
 def server_properties(context: ServerContext) -> dict[str, object]:
-    """The object of `/props`.
+    """Build the object of `/props`.
 
     Raises:
         ApiError: 503, the model is not loaded yet.

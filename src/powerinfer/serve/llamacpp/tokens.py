@@ -12,10 +12,10 @@ __all__ = ["detokenize", "tokenize"]
 
 
 def tokenize(body: JSONObject, context: ServerContext) -> dict[str, object]:
-    """Token ids of a text, with their pieces if asked for.
+    """Turn a text into token ids, with their pieces if requested.
 
     Raises:
-        ApiError: a field has another type.
+        ApiError: a field has the wrong type.
     """
     fields, tokenizer = Fields(body), context.tokenizer
     token_ids = tokenizer.encode(
@@ -29,10 +29,10 @@ def tokenize(body: JSONObject, context: ServerContext) -> dict[str, object]:
 
 
 def detokenize(body: JSONObject, context: ServerContext) -> dict[str, str]:
-    """The text of token ids, names of special tokens included.
+    """Turn token ids into text, including names of special tokens.
 
     Raises:
-        ApiError: something is no token id.
+        ApiError: an item is not a token id.
     """
     fields, tokenizer = Fields(body), context.tokenizer
     try:
@@ -44,7 +44,7 @@ def detokenize(body: JSONObject, context: ServerContext) -> dict[str, str]:
 
 
 def _piece(tokenizer: Tokenizer, token_id: int) -> str | list[int]:
-    """The text of a token, or its bytes if they are a part of a character."""
+    """Text of a token, or its bytes if they are no complete characters."""
     piece = tokenizer.piece_bytes(token_id)
     try:
         return piece.decode("utf-8")

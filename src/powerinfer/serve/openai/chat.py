@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: an answer to messages, whole or piece by piece."""
+"""`/v1/chat/completions`: answers to chats, whole or streamed."""
 
 import secrets
 import time
@@ -27,10 +27,10 @@ class _Choice:
     """One of the `n` answers.
 
     Attributes:
-        index: its number.
-        parser: of its text.
-        logprobs: of tokens that were not reported yet.
-        calls: of tools, as far as they were read.
+        index: number of the answer.
+        parser: parser of its text.
+        logprobs: log probabilities of tokens that were not sent yet.
+        calls: tool calls so far.
     """
 
     index: int
@@ -42,7 +42,7 @@ class _Choice:
     finish_reason: str | None = None
 
     def read(self, output: Output) -> list[ChatDelta]:
-        """What an output adds."""
+        """Add an output; returns the pieces that it adds."""
         self.logprobs += output.logprobs
         deltas = self.parser.push(output.text) if output.text else []
         if output.is_last:
@@ -65,8 +65,8 @@ class _Choice:
             self.calls[call.index] = replace(begun, arguments=begun.arguments + call.arguments)
 
     def message(self) -> dict[str, object]:
-        """The whole answer."""
-        # A call stands alone, unless something was said with it.
+        """Build the message of the whole answer."""
+        # Calls have no content, unless the model wrote text as well.
         content = None if self.calls and not self.content else self.content
         message: dict[str, object] = {"role": "assistant", "content": content, "refusal": None}
         if self.reasoning:
@@ -80,7 +80,7 @@ class _Choice:
 
 
 class ChatAnswer:
-    """Answers one request."""
+    """The answer to one request."""
 
     def __init__(self, context: ServerContext, request: ChatRequest) -> None:
         self._context = context
@@ -88,7 +88,7 @@ class ChatAnswer:
         self._head = new_head("chatcmpl-", request.model)
 
     async def __call__(self, reply: Reply) -> None:
-        """Write the answer."""
+        """Generate and send the answer."""
         context, asked = self._context, self._request
         try:
             plan: ChatPlan = await context.run_blocking(plan_chat, context, asked.chat)
@@ -171,7 +171,7 @@ class ChatAnswer:
         return {**self._head, "object": "chat.completion.chunk"}
 
     def _logprobs(self, choice: _Choice) -> ChatLogprobs | None:
-        """Log probabilities of the tokens that were not reported yet."""
+        """Take the log probabilities that were not sent yet."""
         if self._request.chat.params.logprobs is None:
             return None
         entries, choice.logprobs = choice.logprobs, []

@@ -18,18 +18,18 @@ __all__ = ["ChatRequest", "read_chat"]
 
 MAX_TOP_LOGPROBS = 20
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
-# Of the prompt, which the server writes itself.
+# Variables that the server sets itself.
 _OWN_VARIABLES = ("messages", "tools", "bos_token", "eos_token", "add_generation_prompt")
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """What is asked, and how it is to be answered.
+    """A request to `/v1/chat/completions`.
 
     Attributes:
         model: name to answer with.
         chat: messages, tools and sampling parameters.
-        streaming: how the answer is sent.
+        streaming: how to send the answer.
     """
 
     model: str
@@ -38,10 +38,10 @@ class ChatRequest:
 
 
 def read_chat(body: JSONObject, context: ServerContext) -> ChatRequest:
-    """Read a body; what OpenAI does not know is ignored, unless it is ours.
+    """Read a body; unknown fields are ignored.
 
     Raises:
-        ApiError: a field is missing, has another type or another range.
+        ApiError: a field is missing, or has the wrong type or range.
     """
     fields = Fields(body)
     model = check_model(fields, context)
@@ -66,7 +66,7 @@ def read_chat(body: JSONObject, context: ServerContext) -> ChatRequest:
 
 
 def _max_tokens(fields: Fields, context: ServerContext) -> int | None:
-    """Either name; without one the server's limit, or until the context is full."""
+    """Read the limit under either name; the default is the server's."""
     newer = fields.whole("max_completion_tokens", 1, MAX_TOKENS)
     older = fields.whole("max_tokens", 1, MAX_TOKENS)
     if newer is not None and older is not None and newer != older:
@@ -78,7 +78,7 @@ def _max_tokens(fields: Fields, context: ServerContext) -> int | None:
 
 
 def _logprobs(fields: Fields) -> int | None:
-    """How many of the likeliest tokens to list; None for no log probabilities."""
+    """Read the number of alternatives to list; None for no log probabilities."""
     asked = fields.switch("logprobs")
     top = fields.whole("top_logprobs", 0, MAX_TOP_LOGPROBS)
     if top and not asked:
@@ -89,7 +89,7 @@ def _logprobs(fields: Fields) -> int | None:
 
 def _refuse(fields: Fields) -> None:
     fields.refuse("audio")
-    # An empty one asks for a search, too.
+    # Even an empty one requests a search.
     fields.refuse("web_search_options", may_be_empty=False)
     fields.refuse("functions", "function_call", reason="is the old name: use tools and tool_choice")
     modalities = fields.items("modalities")
@@ -98,7 +98,7 @@ def _refuse(fields: Fields) -> None:
 
 
 def _variables(fields: Fields) -> dict[str, object]:
-    """More variables of the chat template."""
+    """Read further variables of the chat template."""
     given = fields.object("chat_template_kwargs")
     variables: dict[str, object] = {} if given is None else dict(given.values)
     for name in variables:

@@ -1,4 +1,4 @@
-"""Log probabilities of completions: lists of tokens, values and places in the text."""
+"""Log probabilities of completions: lists of tokens, values and offsets in the text."""
 
 from collections.abc import Sequence
 
@@ -11,17 +11,17 @@ __all__ = ["CompletionLogprobs"]
 
 
 class CompletionLogprobs:
-    """Collects the tokens of one text, and knows where each begins in it.
+    """Collects the tokens of a text and their offsets.
 
-    A token that completes no character begins where the next character will stand.
+    A token that completes no character has the offset of the next character.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], offset: int) -> None:
-        """Begin without tokens.
+        """Start without tokens.
 
         Args:
             tokenizer: of the model.
-            prompt_ids: after which the tokens stand.
+            prompt_ids: tokens before the first one.
             offset: characters of the text before the first token.
         """
         self._tokenizer = tokenizer
@@ -33,7 +33,7 @@ class CompletionLogprobs:
         self._offsets: list[int] = []
 
     def add(self, token_id: int, entry: TokenLogprob | None) -> None:
-        """The next token; None for one that nothing stands before."""
+        """Add a token; `entry` is None for the first token of a text."""
         self._ids.append(token_id)
         self._offsets.append(self._offset)
         self._offset += len(self._decoder.push(token_id))
@@ -41,7 +41,7 @@ class CompletionLogprobs:
         self._tops.append(None if entry is None else self._top(entry))
 
     def take(self) -> TextLogprobs:
-        """The object of the API for the tokens since the last call."""
+        """Build the object of the API for the tokens since the last call."""
         written: TextLogprobs = {
             "tokens": [token_text(self._tokenizer, each) for each in self._ids],
             "token_ids": self._ids,
@@ -53,7 +53,7 @@ class CompletionLogprobs:
         return written
 
     def __len__(self) -> int:
-        """Tokens since the last `take`."""
+        """Number of tokens since the last `take`."""
         return len(self._ids)
 
     def _top(self, entry: TokenLogprob) -> dict[str, float]:
@@ -63,6 +63,6 @@ class CompletionLogprobs:
             pairs.append((entry.token_id, entry.logprob))
         top: dict[str, float] = {}
         for token_id, logprob in pairs:
-            # Of two tokens that look alike the likelier one counts.
+            # Of two tokens with the same text, the likelier one counts.
             top.setdefault(token_text(self._tokenizer, token_id), logprob)
         return top

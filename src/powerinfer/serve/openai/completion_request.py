@@ -26,9 +26,9 @@ class CompletionPrompt:
     """A prompt.
 
     Attributes:
-        token_ids: that are computed.
-        num_added: tokens at the beginning that are not of the prompt: BOS.
-        text: of the prompt.
+        token_ids: tokens to compute.
+        num_added: number of leading tokens that do not belong to the text: BOS.
+        text: text of the prompt.
     """
 
     token_ids: list[int]
@@ -38,14 +38,14 @@ class CompletionPrompt:
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """What is asked, and how it is to be answered.
+    """A request to `/v1/completions`.
 
     Attributes:
         model: name to answer with.
         prompts: at least one.
-        params: of sampling, the same for all prompts.
+        params: sampling parameters of all prompts.
         echo: texts begin with their prompts.
-        streaming: how the answer is sent.
+        streaming: how to send the answer.
     """
 
     model: str
@@ -56,10 +56,10 @@ class CompletionRequest:
 
 
 def read_completion(body: JSONObject, context: ServerContext) -> CompletionRequest:
-    """Read a body and tokenize its prompts, which takes long; see `read_chat`.
+    """Read a body and tokenize its prompts, which is slow; unknown fields are ignored.
 
     Raises:
-        ApiError: a field is missing, has another type or another range, or a prompt is too long.
+        ApiError: a field is missing, or has the wrong type or range, or a prompt is too long.
     """
     fields = Fields(body)
     model = check_model(fields, context)
@@ -79,10 +79,10 @@ def read_completion(body: JSONObject, context: ServerContext) -> CompletionReque
 
 
 def read_prompts(fields: Fields, context: ServerContext) -> list[CompletionPrompt]:
-    """A text, a list of token ids, or a list of either.
+    """Read a text, a list of token ids, or a list of either.
 
     Raises:
-        ApiError: it is something else, empty or too long.
+        ApiError: the prompt has another type, is empty or too long.
     """
     value = fields.required("prompt")
     path = fields.path("prompt")
@@ -133,7 +133,7 @@ def _checked_ids(value: list[JSON], path: str, context: ServerContext) -> list[i
 
 
 def _check_best_of(fields: Fields, n: int) -> None:
-    """Only the texts that are returned are made."""
+    """Refuse to generate more texts than are returned."""
     best_of = fields.whole("best_of", 1, 20)
     if best_of is None or best_of == n:
         return

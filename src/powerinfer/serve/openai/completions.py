@@ -1,4 +1,4 @@
-"""`/v1/completions`: texts that go on with prompts, whole or piece by piece."""
+"""`/v1/completions`: continuations of prompts, whole or streamed."""
 
 from dataclasses import dataclass
 
@@ -18,12 +18,12 @@ __all__ = ["CompletionAnswer"]
 
 @dataclass(slots=True)
 class _Choice:
-    """One text.
+    """A text that is generated.
 
     Attributes:
-        index: of the choice.
-        logprobs: of its tokens; None if nobody asked.
-        needs_prompt: its prompt is to be repeated, and was not yet.
+        index: number of the choice.
+        logprobs: collected log probabilities; None if not requested.
+        needs_prompt: the prompt must still be repeated.
     """
 
     index: int
@@ -33,7 +33,7 @@ class _Choice:
     finish_reason: str | None = None
 
     def read(self, output: Output) -> str:
-        """The text that an output adds."""
+        """Add an output; returns its text."""
         if self.logprobs is not None:
             for entry in output.logprobs:
                 self.logprobs.add(entry.token_id, entry)
@@ -43,7 +43,7 @@ class _Choice:
         return output.text
 
     def repeat(self, prompt: CompletionPrompt, stream: RequestStream) -> str:
-        """The text of the prompt, whose log probabilities are known now."""
+        """Add the prompt, whose log probabilities are known now; returns its text."""
         self.needs_prompt = False
         if self.logprobs is not None:
             known = prompt_logprobs(prompt, stream)
@@ -55,14 +55,14 @@ class _Choice:
 
 
 def prompt_logprobs(prompt: CompletionPrompt, stream: RequestStream) -> list[TokenLogprob | None]:
-    """Of each token of a prompt; None for the first, which nothing stands before."""
+    """Log probabilities of a prompt's tokens; None for the first token."""
     known = list(stream.ticket.prompt_logprobs or ())
     missing = len(prompt.token_ids) - len(known)
     return [*([None] * missing), *known]
 
 
 class CompletionAnswer:
-    """Answers one request."""
+    """The answer to one request."""
 
     def __init__(self, context: ServerContext, asked: CompletionRequest) -> None:
         self._context = context
@@ -70,7 +70,7 @@ class CompletionAnswer:
         self._head = {**new_head("cmpl-", asked.model), "object": "text_completion"}
 
     async def __call__(self, reply: Reply) -> None:
-        """Write the answer."""
+        """Generate and send the answer."""
         asked = self._asked
         wants_prompt = asked.echo and asked.params.logprobs is not None
         requests = [
@@ -103,7 +103,7 @@ class CompletionAnswer:
         return _Choice(index, logprobs, needs_prompt=asked.echo)
 
     def _read(self, streams: Streams, choices: list[_Choice], number: int, output: Output) -> str:
-        """The text that an output adds to its choice, the repeated prompt included."""
+        """Add an output to its choice; returns the added text, including a repeated prompt."""
         choice = choices[number * self._asked.params.n + output.index]
         text = ""
         if choice.needs_prompt:

@@ -1,4 +1,4 @@
-"""Log probabilities as OpenAI's two APIs write them."""
+"""Log probabilities in the forms of OpenAI's two APIs."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ __all__ = ["chat_logprobs", "token_text"]
 
 
 def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprob]) -> ChatLogprobs:
-    """The object of a choice of a chat."""
+    """Build the object of a choice of a chat."""
     content = [
         ChatToken(
             **_token(tokenizer, entry.token_id, entry.logprob),
@@ -22,7 +22,7 @@ def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprob]) -> Chat
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
-    """A token as completions name it: its text, or its bytes where they are a part of one."""
+    """Name a token as completions do: by its text, or by its bytes if it is part of a character."""
     piece = tokenizer.piece_bytes(token_id)
     try:
         return piece.decode()

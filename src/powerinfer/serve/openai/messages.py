@@ -1,4 +1,4 @@
-"""Messages of a chat in OpenAI's form, for templates: contents are texts, arguments objects."""
+"""Messages in OpenAI's form, read for templates: contents are texts, arguments are objects."""
 
 import json
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def read_messages(fields: Fields) -> list[ChatMessage]:
-    """The messages of a request.
+    """Read the messages of a request.
 
     Raises:
-        ApiError: there are none, or one is malformed or has a content that is no text.
+        ApiError: there are none, or one is malformed or has content other than text.
     """
     fields.required("messages")
     messages = [_message(each) for each in fields.objects("messages")]
@@ -55,7 +55,7 @@ def _message(fields: Fields) -> ChatMessage:
 
 
 def _content(fields: Fields) -> str | None:
-    """A text, or the texts of a list of parts in one."""
+    """Read a text, or join the texts of a list of parts."""
     value = fields.values.get("content")
     if value is None or isinstance(value, str):
         return value
@@ -73,7 +73,7 @@ def _content(fields: Fields) -> str | None:
 
 
 def _calls(fields: Fields) -> list[ToolCall]:
-    """Calls of tools in an earlier answer."""
+    """Read the tool calls of an earlier answer."""
     calls: list[ToolCall] = []
     for call in fields.objects("tool_calls"):
         function = call.required_object("function")
@@ -88,7 +88,7 @@ def _calls(fields: Fields) -> list[ToolCall]:
 
 
 def _arguments(function: Fields) -> JSONObject | str:
-    """The object that the arguments' JSON stands for; a text that is none stays one."""
+    """Parse the arguments; a text that is no JSON object stays a text."""
     text = function.text("arguments") or "{}"
     try:
         arguments: JSON = json.loads(text)

@@ -1,4 +1,4 @@
-"""`/v1/models`: the one model of this server."""
+"""`/v1/models`: the model of this server."""
 
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.openai.options import unknown_model
@@ -7,12 +7,12 @@ __all__ = ["list_models", "show_model"]
 
 
 def list_models(context: ServerContext) -> dict[str, object]:
-    """All models, which is one."""
+    """List all models: the one of this server."""
     return {"object": "list", "data": [_model(context)]}
 
 
 def show_model(context: ServerContext, name: str) -> dict[str, object]:
-    """One model.
+    """Describe a model.
 
     Raises:
         ApiError: 404, there is no such model.
@@ -23,7 +23,7 @@ def show_model(context: ServerContext, name: str) -> dict[str, object]:
 
 
 def _model(context: ServerContext) -> dict[str, object]:
-    """`meta` is what clients of llama-server read there."""
+    """Describe the model; clients of llama-server read `meta`."""
     model = context.model
     meta: dict[str, object] = {
         "n_vocab": model.tokenizer.vocab_size,

@@ -34,13 +34,13 @@ class TokenObject(TypedDict):
 
 
 class ChatToken(TokenObject):
-    """A token of an answer, and the likeliest in its place."""
+    """A token of an answer, and its likeliest alternatives."""
 
     top_logprobs: list[TokenObject]
 
 
 class ChatLogprobs(TypedDict):
-    """Log probabilities of a choice of a chat."""
+    """Log probabilities of an answer in a chat."""
 
     content: list[ChatToken]
     refusal: None
@@ -57,7 +57,7 @@ class TextLogprobs(TypedDict):
 
 
 class ChatChoice(TypedDict):
-    """One of the answers of a chat."""
+    """An answer in a chat."""
 
     index: int
     message: Mapping[str, object]
@@ -66,7 +66,7 @@ class ChatChoice(TypedDict):
 
 
 class ChunkChoice(TypedDict):
-    """An addition to one of the answers of a chat."""
+    """An addition to an answer in a chat."""
 
     index: int
     delta: Mapping[str, object]

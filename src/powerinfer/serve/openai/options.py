@@ -1,4 +1,4 @@
-"""What both kinds of OpenAI's requests share: the model, streaming, usage, refused fields."""
+"""Fields of all of OpenAI's requests: model and streaming; usage of tokens."""
 
 from dataclasses import dataclass
 
@@ -11,11 +11,11 @@ __all__ = ["Streaming", "Usage", "check_model", "read_streaming"]
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """How an answer is sent.
+    """The form in which an answer is sent.
 
     Attributes:
         is_on: as events.
-        includes_usage: with a last event about the tokens.
+        includes_usage: with a last event about token usage.
     """
 
     is_on: bool
@@ -23,10 +23,10 @@ class Streaming:
 
 
 def read_streaming(fields: Fields) -> Streaming:
-    """`stream` and `stream_options`.
+    """Read `stream` and `stream_options`.
 
     Raises:
-        ApiError: there are options, but no stream.
+        ApiError: there are options without a stream.
     """
     is_on = fields.switch("stream")
     options = fields.object("stream_options")
@@ -39,10 +39,10 @@ def read_streaming(fields: Fields) -> Streaming:
 
 
 def check_model(fields: Fields, context: ServerContext) -> str:
-    """The name of the model that is asked for; this server's if none is.
+    """Read the name of the model; the default is the server's.
 
     Raises:
-        ApiError: 404, it is another.
+        ApiError: 404, the server has another model.
     """
     name = fields.text("model")
     if not name or name in context.settings.model_names:
@@ -62,14 +62,14 @@ def unknown_model(name: str, context: ServerContext, param: str | None = None) -
 
 @dataclass(slots=True)
 class Usage:
-    """Tokens of an answer."""
+    """Token counts of an answer."""
 
     prompt: int = 0
     cached: int = 0
     completion: int = 0
 
     def as_json(self) -> dict[str, object]:
-        """The object of the API."""
+        """Build the object of the API."""
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,

@@ -1,4 +1,4 @@
-"""`response_format`: what an answer must look like, as a parameter of sampling."""
+"""`response_format` as a sampling parameter."""
 
 from powerinfer.serve.fields import Fields
 
@@ -8,10 +8,10 @@ _TYPES = ("text", "json_object", "json_schema")
 
 
 def read_response_format(fields: Fields) -> dict[str, object]:
-    """The sampling parameter that enforces it; empty for plain text.
+    """Read the sampling parameter that enforces the format; empty for plain text.
 
     Raises:
-        ApiError: it is malformed or of another type.
+        ApiError: it is malformed or of an unknown type.
     """
     wanted = fields.object("response_format")
     if wanted is None:
@@ -20,7 +20,7 @@ def read_response_format(fields: Fields) -> dict[str, object]:
     if kind == "text":
         return {}
     if kind == "json_object":
-        # llama-server takes a schema here, too.
+        # llama-server also takes a schema here.
         schema = wanted.object("schema")
         return {"json_schema": {"type": "object"} if schema is None else dict(schema.values)}
     named = wanted.required_object("json_schema")

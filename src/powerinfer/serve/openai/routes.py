@@ -16,7 +16,7 @@ __all__ = ["router"]
 
 
 def router(context: ServerContext) -> APIRouter:
-    """All routes."""
+    """Create the routes."""
     routes = APIRouter()
 
     @routes.post("/v1/chat/completions", openapi_extra=CHAT_BODY)

@@ -1,4 +1,4 @@
-"""Sampling parameters of a request, in the ranges of OpenAI's reference, and ours beside them."""
+"""Sampling parameters in OpenAI's ranges, and this server's own."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,20 +16,15 @@ MAX_CHOICES = 128
 MAX_TOKENS = (1 << 31) - 1
 MAX_STOPS = 4
 _MAX_SEED = (1 << 64) - 1
-# Takes the likeliest token, as 0 does in OpenAI's API.
+# Takes the likeliest token, like 0 in OpenAI's API.
 _LEAST_TOP_P = 1e-9
 
 
 def read_sampling(fields: Fields, context: ServerContext, **given: object) -> SamplingParams:
-    """Sampling parameters of a request.
-
-    Args:
-        fields: of the body.
-        context: of the server, which knows what the request does not say.
-        **given: parameters that the caller has read.
+    """Read sampling parameters; defaults are the server's, `given` were read by the caller.
 
     Raises:
-        ApiError: a value is out of its range.
+        ApiError: a value is out of range.
     """
     top_p = fields.number("top_p", 0, 1)
     named: dict[str, object] = {
@@ -50,7 +45,7 @@ def read_sampling(fields: Fields, context: ServerContext, **given: object) -> Sa
     values: dict[str, object] = {
         name: value for name, value in named.items() if value is not None
     } | given
-    # What is read here is checked there once more, types included.
+    # The parameters check their values and types once more.
     build: Callable[..., SamplingParams] = partial(replace, context.settings.sampling)
     try:
         return build(**values)
@@ -59,7 +54,7 @@ def read_sampling(fields: Fields, context: ServerContext, **given: object) -> Sa
 
 
 def _read_stop(fields: Fields) -> tuple[str, ...] | None:
-    """One text or a few; None if the field is missing."""
+    """Read one or several stop strings."""
     stops = fields.texts("stop")
     if stops is None:
         return None
@@ -72,7 +67,7 @@ def _read_stop(fields: Fields) -> tuple[str, ...] | None:
 
 
 def _read_logit_bias(fields: Fields, vocab_size: int) -> dict[int, float] | None:
-    """What is added to the logits, by token id; None if the field is missing."""
+    """Read what is added to the logits, by token id."""
     biases = fields.object("logit_bias")
     if biases is None:
         return None
@@ -92,12 +87,12 @@ def _read_logit_bias(fields: Fields, vocab_size: int) -> dict[int, float] | None
 
 
 def read_seed(fields: Fields) -> int | None:
-    """Any whole number of 64 bits, with a sign or without; -1 asks for a new one."""
+    """Read a signed or unsigned number of 64 bits; -1 requests a random seed."""
     seed = fields.whole("seed", -(1 << 63), _MAX_SEED)
     return None if seed is None or seed == -1 else seed & _MAX_SEED
 
 
 def _read_top_k(fields: Fields) -> int | None:
-    """0 and -1 keep all tokens: other servers use either."""
+    """Read `top_k`; 0 and -1 keep all tokens, as other servers use either."""
     top_k = fields.whole("top_k", -1, MAX_TOKENS)
     return None if top_k is None else max(top_k, 0)

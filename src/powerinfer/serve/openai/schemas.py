@@ -6,7 +6,7 @@ __all__ = ["CHAT_BODY", "COMPLETION_BODY", "json_body"]
 
 
 def json_body(properties: Mapping[str, object], required: list[str]) -> dict[str, object]:
-    """The description of a route's body, an object of JSON."""
+    """Describe a route's body, a JSON object."""
     schema = {"type": "object", "properties": properties, "required": required}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 

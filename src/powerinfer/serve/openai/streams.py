@@ -1,4 +1,4 @@
-"""Reads what the engine gives for the prompts of one request."""
+"""Outputs of all prompts of one request."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -16,11 +16,11 @@ __all__ = ["Streams", "opened"]
 
 
 class Streams:
-    """Several requests side by side.
+    """Streams of several prompts, read together.
 
     Attributes:
-        streams: one for each request.
-        num_tokens: generated so far in all texts.
+        streams: one for each prompt.
+        num_tokens: tokens generated so far in all texts.
     """
 
     def __init__(self, streams: Sequence[RequestStream]) -> None:
@@ -28,11 +28,11 @@ class Streams:
         self.num_tokens = 0
 
     async def outputs(self) -> AsyncIterator[tuple[int, Output]]:
-        """What is computed, with the number of its request, until all texts have ended.
+        """Yield outputs with the number of their prompt until all texts have ended.
 
         Raises:
             PowerInferError: a text failed.
-            ApiError: a text was cancelled, because the server ends.
+            ApiError: a text was cancelled, because the server shuts down.
         """
         async for number, output in self._merged():
             if output.error is not None:
@@ -44,7 +44,7 @@ class Streams:
 
     @property
     def usage(self) -> Usage:
-        """Tokens of all prompts, and of the texts so far."""
+        """Token counts of all prompts, and of the texts so far."""
         tickets = [stream.ticket for stream in self.streams]
         return Usage(
             prompt=sum(ticket.num_prompt_tokens for ticket in tickets),
@@ -89,10 +89,10 @@ async def opened(
     """Submit requests; leaving the context cancels what has not ended.
 
     Args:
-        context: of the server.
+        context: state of the server.
         requests: at least one.
-        prompt_field: field of the body that has the prompts.
-        form_field: field of the body to which the form of the answers is due, if there is one.
+        prompt_field: field of the body with the prompts.
+        form_field: field of the body that sets the form of the answers, if there is one.
 
     Raises:
         ApiError: one of them can never run.

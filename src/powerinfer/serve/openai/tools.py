@@ -15,10 +15,10 @@ _CHOICES = ("none", "auto", "required")
 
 
 def read_tools(fields: Fields) -> list[FunctionTool]:
-    """The tools that a model may call.
+    """Read the tools.
 
     Raises:
-        ApiError: one has no name, two have the same, or one is no function.
+        ApiError: a tool has no name, two have the same, or one is no function.
     """
     tools: list[FunctionTool] = []
     for tool in fields.objects("tools"):
@@ -44,10 +44,10 @@ def read_tools(fields: Fields) -> list[FunctionTool]:
 def read_tool_choice(
     fields: Fields, tools: Sequence[FunctionTool]
 ) -> tuple[Sequence[FunctionTool], Collection[str]]:
-    """The tools that the answer may call, and the names of those of which it must call one.
+    """Read the tools that the answer may call, and the names of those of which it must call one.
 
     Raises:
-        ApiError: it asks for a tool that is not there.
+        ApiError: an unknown tool is requested.
     """
     value = fields.values.get("tool_choice")
     if value is None:

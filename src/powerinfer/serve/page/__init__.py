@@ -1,4 +1,4 @@
-"""The chat page and what it reads."""
+"""The chat page and its data."""
 
 from powerinfer.serve.page.routes import router
 

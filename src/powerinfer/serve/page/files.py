@@ -1,4 +1,4 @@
-"""The files of the page, with what a browser must know of them: type, age, what they may do."""
+"""The page's files with their HTTP headers: types, caching and security policy."""
 
 import hashlib
 import html
@@ -20,10 +20,10 @@ _MEDIA_TYPES = {
     ".mjs": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-"""Of the files that are served; licences and notes beside them are not."""
+"""By suffix of the served files; licences and notes are not served."""
 
-# The page runs its own scripts and talks to its own server. Whatever a model writes reaches the
-# document through DOMPurify, whose policy is the only one that may make HTML of text.
+# The page runs its own scripts and talks to its own server. Model output reaches the document
+# through DOMPurify, whose policy alone may turn text into HTML.
 _POLICY = "; ".join(
     [
         "default-src 'none'",
@@ -49,11 +49,11 @@ _HEADERS = {
     "X-Frame-Options": "DENY",
 }
 
-# Their address changes with their contents.
+# Their addresses change with their contents.
 _FOREVER = {"Cache-Control": "public, max-age=31536000, immutable"}
 _ASK_AGAIN = {"Cache-Control": "no-cache"}
 
-# Fields of a request that the page offers and that users know by their defaults.
+# Fields of a request that the page offers with their defaults.
 _SHOWN_DEFAULTS = (
     "temperature",
     "top_p",
@@ -78,12 +78,12 @@ _STORIES = {
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """One answer of the server.
+    """A file as the server sends it.
 
     Attributes:
-        content: of the file.
+        content: bytes of the file.
         media_type: for `Content-Type`.
-        headers: all others, `ETag` among them.
+        headers: all other headers, including `ETag`.
     """
 
     content: bytes
@@ -95,16 +95,12 @@ class PageFiles:
     """All files of the page, read once.
 
     Attributes:
-        version: hash of all of them, which is part of their addresses.
+        version: hash of all files, which is part of their addresses.
         index: the page itself.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
-        """Read them.
-
-        Args:
-            settings: of the server: whether it needs a key, its defaults, what its model is for.
-        """
+        """Read the files; settings decide about the key, default values and texts of the page."""
         contents = {
             path.relative_to(_FOLDER).as_posix(): path.read_bytes()
             for path in sorted(_FOLDER.rglob("*"))
@@ -116,7 +112,7 @@ class PageFiles:
         self.index = self._make_index(settings)
 
     def find(self, version: str, name: str) -> PageFile | None:
-        """A file by its address; None if there is none, or it has changed since."""
+        """Find a file by its address; None if it does not exist or has changed."""
         return self._files.get(name) if version == self.version else None
 
     def _make_index(self, settings: ServerSettings) -> PageFile:

@@ -1,4 +1,4 @@
-"""What the live panel shows: how the engine is doing, as one JSON object."""
+"""Figures of the live panel: the state of the engine as a JSON object."""
 
 import time
 
@@ -17,14 +17,14 @@ _COUNTS = (
     "prompt_tokens",
     "cached_tokens",
 )
-"""Of `EngineStatistics`; counts of tokens are since the start, so that rates are differences."""
+"""Attributes of `EngineStatistics`; token counts are cumulative: rates are differences."""
 
 
 def panel_figures(context: ServerContext) -> dict[str, object]:
-    """Figures of now; null stands for what this engine does not count.
+    """Collect the current figures; null stands for figures that the engine does not have.
 
     Returns:
-        `model` (name), `time` (seconds of a clock that never jumps), the counts named above, and
+        `model` (name), `time` (seconds of a monotonic clock), the counts named above, and
         `layers`: `active` and `union`, each a share for every layer, see `LayerShares`.
 
     Raises:

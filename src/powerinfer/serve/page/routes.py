@@ -1,4 +1,4 @@
-"""The page at `/`, its files, and the figures that its live panel reads."""
+"""The page at `/`, its files, and the figures of its live panel."""
 
 from fastapi import APIRouter, Request, Response
 
@@ -11,7 +11,7 @@ __all__ = ["router"]
 
 
 def router(context: ServerContext) -> APIRouter:
-    """All routes; the page and its files need no API key, `/panel` does."""
+    """Create the routes; the page and its files need no API key, `/panel` does."""
     routes = APIRouter(include_in_schema=False)
     files = PageFiles(context.settings)
     context.public_paths.add("/page/")

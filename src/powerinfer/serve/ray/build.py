@@ -1,4 +1,4 @@
-"""Makes the application that Ray Serve runs."""
+"""Builds the application for Ray Serve."""
 
 import os
 from collections.abc import Callable
@@ -16,25 +16,25 @@ from powerinfer.serve.settings import ServerSettings
 
 __all__ = ["RayOptions", "application", "build"]
 
-# Some requests wait in a replica, so that none of its places stays empty.
+# Some requests wait in a replica, so that a free place is filled at once.
 _ONGOING_PER_PLACE = 2
 
 
 class RayOptions(BaseModel):
-    """What `serve run powerinfer.serve.ray:build NAME=VALUE ...` takes.
+    """Options of `serve run powerinfer.serve.ray:build NAME=VALUE ...`.
 
     Attributes:
         model: file, or name on the Hub; None for the model in the package.
         alias: name of the model for clients.
         parallel: most texts that a replica computes at once.
-        max_queue: most requests that wait for a place in a replica.
+        max_queue: most requests that wait for a replica.
         context_length: most tokens of a prompt and its answer.
-        min_replicas: that run always.
-        max_replicas: that run when many requests wait.
-        num_cpus: of a replica, and its threads.
-        num_gpus: of a replica.
-        api_key: that requests must bring.
-        options: further ones of `LLM`.
+        min_replicas: number of replicas that always run.
+        max_replicas: number of replicas under load.
+        num_cpus: CPUs of a replica, which are its threads, too.
+        num_gpus: GPUs of a replica.
+        api_key: key that requests must have.
+        options: further options of `LLM`.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -53,7 +53,7 @@ class RayOptions(BaseModel):
 
 
 def build(options: RayOptions) -> object:
-    """The application of a model, for `serve run` and `ray.serve.run`.
+    """Build the application of a model, for `serve run` and `ray.serve.run`.
 
     Raises:
         UnsupportedError: Ray is not installed.
@@ -61,10 +61,10 @@ def build(options: RayOptions) -> object:
     name = options.alias or Path(options.model or "powerinfer-story").name.removesuffix(".gguf")
     settings = ServerSettings(
         model_name=name,
-        # Ray's proxy listens, and says under which names.
+        # Ray's proxy listens and decides about host names.
         host="0.0.0.0",
         parallel=options.parallel,
-        # The ingress counts those that wait.
+        # The ingress counts waiting requests.
         max_queue=max(options.max_queue, _ONGOING_PER_PLACE * options.parallel),
         api_keys=() if options.api_key is None else (options.api_key,),
         is_story_model=options.model is None,
@@ -80,7 +80,7 @@ def build(options: RayOptions) -> object:
 def application(
     options: RayOptions, settings: ServerSettings, load: Callable[[], ServedModel]
 ) -> object:
-    """As `build`, with other settings or another way to load.
+    """Build the application from any settings and loader.
 
     Raises:
         UnsupportedError: Ray is not installed.
@@ -101,7 +101,7 @@ def application(
         autoscaling_config=AutoscalingConfig(
             min_replicas=options.min_replicas,
             max_replicas=max(options.min_replicas, options.max_replicas),
-            # More than run at once are waiting.
+            # Further requests wait.
             target_ongoing_requests=options.parallel,
         ),
         request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),

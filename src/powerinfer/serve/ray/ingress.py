@@ -1,4 +1,4 @@
-"""Takes requests from Ray's proxy and hands each to a replica."""
+"""Takes requests from Ray's proxy and hands them to replicas."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -19,18 +19,18 @@ from powerinfer.serve.ray.relay import Relay
 
 __all__ = ["Ingress"]
 
-# Until Ray has noticed that a replica is gone.
+# Time for Ray to notice that a replica died.
 _PAUSE_S = 0.2
 
 
 class Ingress:
-    """What Ray's proxy calls; `build` makes a deployment of it."""
+    """Entry point for Ray's proxy; `build` makes a deployment of it."""
 
     def __init__(self, replicas: DeploymentHandle) -> None:
         """Keep the handle of the replicas."""
         self._replicas = replicas.options(stream=True)
         self._relay = Relay(lost=(RayActorError, DeploymentUnavailableError))
-        # It knows how each API writes errors.
+        # The context knows how each API writes errors.
         self._context = ServerContext()
         build_app(self._context)
 

@@ -1,4 +1,4 @@
-"""Which replica computed the beginning of a prompt: the same one for prompts that begin alike."""
+"""Assigns prompts to replicas by their beginning, so that prefixes are found in caches."""
 
 import hashlib
 import json
@@ -10,11 +10,10 @@ _CHARACTERS = 512
 
 
 def prefix_key(body: bytes) -> str | None:
-    """Names what a prompt begins with; None if there is no prompt in the body.
+    """Hash the beginning of a prompt; None if there is no prompt in the body.
 
-    Of a chat it is the beginning up to the first message of the user, at most: later turns of a
-    conversation go where the earlier ones went, and so do conversations with one long system
-    prompt.
+    The beginning of a chat ends with the first message of the user, at most: later turns of a
+    conversation go to the same replica, and so do conversations with one long system prompt.
     """
     try:
         value = json.loads(body)
@@ -31,10 +30,10 @@ def prefix_key(body: bytes) -> str | None:
 
 
 def _beginning(value: dict[str, object]) -> Iterator[object]:
-    """The parts of a prompt that all its continuations share, in order."""
+    """Yield the parts of a prompt that all its continuations share, in order."""
     if "prompt" in value:
         yield value["prompt"]
-    # Tools stand before the messages in most templates.
+    # Most templates write tools before the messages.
     for name in ("system", "tools"):
         if value.get(name):
             yield value[name]
@@ -46,8 +45,8 @@ def _beginning(value: dict[str, object]) -> Iterator[object]:
 
 
 def preferred(key: str, replicas: Iterable[str]) -> list[str]:
-    """All replicas, the one for a key first (rendezvous hashing).
+    """Order the replicas by rendezvous hashing: the first one is the key's own.
 
-    If one comes or goes, only the keys that it gets or had change their place.
+    If a replica comes or goes, only its own keys move.
     """
     return sorted(replicas, key=lambda each: hashlib.sha256(f"{key} {each}".encode()).digest())

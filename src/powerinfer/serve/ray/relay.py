@@ -1,4 +1,4 @@
-"""Passes on what a replica answers, and says so if it dies: a cut stream must not look whole."""
+"""Relays a replica's answer, and reports its death: a cut stream must not look complete."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ class Relayed:
     """An answer that has begun.
 
     Attributes:
-        status: of HTTP.
+        status: HTTP status.
         headers: names and values.
         chunks: of the body, to be read to the end or closed.
     """
@@ -36,7 +36,7 @@ class Relay:
     """Asks replicas until one answers.
 
     Attributes:
-        lost: errors that mean that a replica is gone.
+        lost: errors that mean that a replica died.
         attempts: most replicas to ask for one request.
     """
 
@@ -49,22 +49,22 @@ class Relay:
         error_body: ErrorBody,
         wait: Callable[[], Awaitable[None]],
     ) -> Relayed:
-        """The answer to a request, from its first bytes on.
+        """Ask for an answer and wait for its first bytes.
 
         Args:
-            ask: sends the request to a replica, another one each time if one died.
-            error_body: how clients of the request's path expect errors.
-            wait: before another replica is asked.
+            ask: sends the request to a replica, to another one each time.
+            error_body: writes errors in the form of the request's path.
+            wait: waits before another replica is asked.
 
         Raises:
-            ApiError: 503, all that were asked died.
+            ApiError: 503, all replicas that were asked died.
         """
         for attempt in range(self.attempts):
             if attempt:
                 await wait()
             messages = ask()
             try:
-                # Nothing was sent to the client before there are bytes for it.
+                # The client gets nothing before there are bytes of the body.
                 start = await anext(messages)
                 first = await anext(messages)
             except self.lost as error:
@@ -88,7 +88,7 @@ class Relay:
         except self.lost as error:
             _log.warning("a replica was lost while it answered: %s", type(error).__name__)
             if error_body is None:
-                # An answer without events has no place for an error: the connection breaks.
+                # An answer without events cannot report an error: the connection breaks.
                 raise
             yield _error_event(error_body)
 
@@ -104,7 +104,7 @@ def _lost() -> ApiError:
 
 
 def _error_event(error_body: ErrorBody) -> bytes:
-    """An event that ends a stream; bodies with a type, such as Anthropic's, name theirs by it."""
+    """Build an event that ends a stream; it is named if the body has a type, as Anthropic's has."""
     content = error_body(_lost())
     name = content.get("type")
     head = f"event: {name}\n" if name else ""

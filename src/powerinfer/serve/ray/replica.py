@@ -1,4 +1,4 @@
-"""A server without a port in an actor of Ray: it gets requests as calls, and yields its answers."""
+"""A server without a port in a Ray actor: requests are calls, which yield the answers."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -15,17 +15,12 @@ __all__ = ["ModelReplica"]
 
 
 class ModelReplica:
-    """Loads its model when Ray starts it; `build` makes a deployment of it."""
+    """A replica that loads its model when Ray starts it; `build` makes a deployment of it."""
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it
         self, settings: ServerSettings, load: Callable[[], ServedModel]
     ) -> None:
-        """Load the model, which takes a while; Ray sends no requests before.
-
-        Args:
-            settings: of the server.
-            load: loads the model.
-        """
+        """Load the model, which takes a while; Ray sends no requests before."""
         self._context = ServerContext(settings)
         self._app = build_app(self._context)
         self._context.start(await asyncio.to_thread(load))
@@ -33,13 +28,7 @@ class ModelReplica:
     async def answer(
         self, key: str | None, head: RequestHead, body: bytes
     ) -> AsyncGenerator[Message, None]:
-        """Yield the messages of ASGI that answer a request.
-
-        Args:
-            key: of the prompt, by which the replica was chosen.
-            head: of the request.
-            body: of the request.
-        """
+        """Yield the ASGI messages that answer a request; the router reads `key`."""
         async with aclosing(call_app(self._app, head, body)) as messages:
             async for message in messages:
                 yield message

@@ -1,4 +1,4 @@
-"""Chooses replicas: the one that knows a prompt's beginning, or the least busy if that is full."""
+"""Chooses replicas: the one that knows a prompt's beginning, or the least busy if it is full."""
 
 from ray.serve.request_router import FIFOMixin, PendingRequest, RequestRouter, RunningReplica
 
@@ -15,7 +15,7 @@ class PrefixRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]  # Ray may b
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """Ranks of replicas; of a rank the least busy is taken, if it has room."""
+        """Rank the replicas; Ray takes the least busy of a rank, if it has room."""
         key = pending_request.args[0] if pending_request and pending_request.args else None
         if not isinstance(key, str):
             return [list(candidate_replicas)]

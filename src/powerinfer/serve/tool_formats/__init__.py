@@ -1,4 +1,4 @@
-"""Forms in which models write calls of tools: a file each, and its name is its key."""
+"""Formats in which models write tool calls; each file is a format, and its name is the key."""
 
 from typing import cast
 
@@ -27,21 +27,21 @@ _FALLBACK = "described"
 
 
 def format_names() -> tuple[str, ...]:
-    """Keys of all forms."""
+    """Keys of all formats."""
     return _plugins.keys(__name__)
 
 
 def load_format(name: str) -> ToolFormat:
-    """The form of that name.
+    """Load the format of that name.
 
     Raises:
-        UnsupportedError: there is none; lists those there are.
+        UnsupportedError: there is none; the message lists all names.
     """
     return cast("ToolFormat", _plugins.load(__name__, name, "FORMAT", what="form of tool calls"))
 
 
 def find_format(template: str | None) -> ToolFormat:
-    """The form that a chat template shows; else one that the prompt describes."""
+    """Find the format that a chat template shows, else the one that the prompt describes."""
     for name in format_names() if template else ():
         found = load_format(name)
         if found.is_shown_by(template or ""):

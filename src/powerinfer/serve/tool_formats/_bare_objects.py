@@ -1,4 +1,4 @@
-"""Calls that are an answer's JSON objects, without any marks around them."""
+"""Calls that are JSON objects without any marks around them."""
 
 from collections.abc import Collection
 
@@ -8,13 +8,13 @@ from powerinfer.serve.tool_formats._json import CallObject
 
 __all__ = ["BareObjects"]
 
-# Of a call, beside its name and its arguments. An object with others is shown as it comes.
+# Further keys of a call. An object with other keys is text.
 _OTHER_KEYS = ("type", "id")
 _BETWEEN = " \t\r\n;,"
 
 
 class BareObjects:
-    """An answer that begins with an object that names a tool is calls, any other is text."""
+    """Parses an answer as calls if it begins with an object that names a tool, else as text."""
 
     def __init__(
         self, call_format: ToolFormat, tools: Collection[str], *, arguments_key: str, mark: str = ""
@@ -22,10 +22,10 @@ class BareObjects:
         """Start before the answer.
 
         Args:
-            call_format: which names calls.
+            call_format: gives calls their ids.
             tools: names of the functions; an object with another name is text.
-            arguments_key: under which the arguments stand.
-            mark: that may stand in front of a call.
+            arguments_key: key of the arguments.
+            mark: optional mark before a call.
         """
         self._pieces = Pieces(call_format.new_id)
         self._tools = tools
@@ -37,13 +37,13 @@ class BareObjects:
         self._is_announced = False
 
     def push(self, text: str) -> list[ChatDelta]:
-        """Read on; returns what is certain now."""
+        """Parse on; returns what is certain now."""
         while text:
             text = self._step(text)
         return self._pieces.take()
 
     def finish(self) -> list[ChatDelta]:
-        """The answer ended; returns what was held back."""
+        """Return what was held back, at the end of the answer."""
         if self._step == self._begin:
             self._pieces.say(self._held)
         elif self._step == self._read_call and not self._is_announced:
@@ -51,7 +51,7 @@ class BareObjects:
         return self._pieces.finish()
 
     def _begin(self, text: str) -> str:
-        """Before an object, or before what shows that there is none."""
+        """Parse text before an object, or before it is clear that there is none."""
         text = self._held + text
         start = text.lstrip(_BETWEEN if self._pieces.num_calls else None)
         if self._mark and (not start or self._mark.startswith(start)):
@@ -86,7 +86,7 @@ class BareObjects:
         return text[used:]
 
     def _give_up(self, rest: str) -> str:
-        """The object is no call."""
+        """Treat the object as text."""
         self._step = self._say
         return self._held + self._call.raw + rest
 
@@ -95,6 +95,6 @@ class BareObjects:
         return ""
 
     def _drop(self, text: str) -> str:
-        """What stands behind arguments that are no JSON belongs to nothing."""
+        """Drop all text after invalid arguments."""
         del text
         return ""

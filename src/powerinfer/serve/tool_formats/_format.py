@@ -1,4 +1,4 @@
-"""What every form of tool calls offers: finding it, reading it, writing it, enforcing it."""
+"""Interface of a format of tool calls: to detect, parse, write and enforce it."""
 
 import secrets
 import string
@@ -37,7 +37,7 @@ class Tool:
     Attributes:
         name: of the function.
         parameters: JSON schema of its arguments, an object.
-        description: what it is for.
+        description: purpose of the function.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call that was made: the function's name and its arguments, a JSON object."""
+    """A finished call: the function's name and its arguments, a JSON object."""
 
     name: str
     arguments: Mapping[str, object]
@@ -55,11 +55,11 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class ForcedCall:
-    """How a model is made to call a tool.
+    """A tool call that a model is made to write.
 
     Attributes:
-        prefix: text, special tokens included, that the prompt ends with; it belongs to the answer.
-        schema: JSON schema of all that the model writes.
+        prefix: end of the prompt that belongs to the answer, including special tokens.
+        schema: JSON schema of everything that the model writes.
     """
 
     prefix: str
@@ -67,47 +67,42 @@ class ForcedCall:
 
 
 class ToolFormat(ABC):
-    """One form in which models write calls; a file of this folder exports it as `FORMAT`.
+    """A format of tool calls; a file of this folder exports one as `FORMAT`.
 
     Attributes:
-        is_of_template: templates of this form show the tools of a request.
+        is_of_template: templates of this format show the tools of a request.
     """
 
     is_of_template = True
 
     @abstractmethod
     def is_shown_by(self, template: str) -> bool:
-        """Whether a chat template (Jinja source) writes calls in this form."""
+        """Return whether a chat template (Jinja source) writes calls in this format."""
 
     @abstractmethod
     def new_parser(self, tools: Collection[str]) -> ChatOutputParser:
-        """A parser for one answer; `tools` are the names of the functions."""
+        """Make a parser for one answer; `tools` are the names of the functions."""
 
     @abstractmethod
     def write(self, calls: Sequence[Call]) -> str:
-        """Calls as the model writes them; the parser reads the same from it."""
+        """Write calls as the model does; the parser reads the same from it."""
 
     @abstractmethod
     def forced(self, tools: Sequence[Tool], template: str) -> ForcedCall:
-        """What makes a model call one of `tools`, of which there is at least one."""
+        """Make a model call one of `tools`, of which there is at least one."""
 
     def new_id(self) -> str:
-        """A new name of a call."""
+        """Create the id of a call."""
         return f"call_{_random(24)}"
 
     def messages(self, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> list[ChatMessage]:
-        """Messages of a chat as templates of this form read them.
-
-        Args:
-            messages: the oldest first.
-            tools: that the answer may call.
-        """
+        """Convert messages for templates of this format; `tools` may be called by the answer."""
         del tools
         return [{**message, "content": message["content"] or ""} for message in messages]
 
 
 class Pieces:
-    """Collects what a parser finds; white space around calls is not said."""
+    """Collects the pieces that a parser finds, without white space around calls."""
 
     def __init__(self, new_id: Callable[[], str]) -> None:
         self._new_id = new_id
@@ -117,7 +112,7 @@ class Pieces:
         self.num_calls = 0
 
     def say(self, text: str) -> None:
-        """Add text, of which white space waits for what follows it."""
+        """Add text; white space at its end waits for what follows."""
         text = self._space + text
         if self._after_call:
             text = text.lstrip()
@@ -128,28 +123,28 @@ class Pieces:
             self._found.append(ChatDelta(content=said))
 
     def think(self, text: str) -> None:
-        """Add text that is thought and not said."""
+        """Add reasoning."""
         if text:
             self._found.append(ChatDelta(reasoning=text))
 
     def begin_call(self, name: str) -> None:
-        """A call begins, and what is said before it has ended."""
+        """Begin a call, which ends the text before it."""
         self._space, self._after_call = "", True
         self._add(ToolCallDelta(index=self.num_calls, id=self._new_id(), name=name))
         self.num_calls += 1
 
     def add_arguments(self, text: str) -> None:
-        """The last call goes on."""
+        """Continue the last call."""
         if text:
             self._add(ToolCallDelta(index=self.num_calls - 1, arguments=text))
 
     def take(self) -> list[ChatDelta]:
-        """What was found since the last time."""
+        """Take the pieces found since the last call."""
         found, self._found = self._found, []
         return found
 
     def finish(self) -> list[ChatDelta]:
-        """What was found, and the white space at the end unless a call stands before it."""
+        """Take the last pieces, with white space at the end unless it follows a call."""
         if self._space and not self._after_call:
             self._found.append(ChatDelta(content=self._space))
         self._space = ""
@@ -160,7 +155,7 @@ class Pieces:
 
 
 def one_call_each(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Messages with several calls as messages with one call, each before its result."""
+    """Split messages with several calls into messages with one call, each before its result."""
     split: list[ChatMessage] = []
     results = {id(each): each for each in messages if each["role"] == "tool"}
     for message in messages:
@@ -179,7 +174,7 @@ def one_call_each(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 
 
 def short_id() -> str:
-    """A new name of a call as Mistral's templates want it: nine letters and digits."""
+    """Create a call id as Mistral's templates require it: nine letters and digits."""
     return _random(9)
 
 

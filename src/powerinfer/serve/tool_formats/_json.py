@@ -1,4 +1,4 @@
-"""JSON that comes in pieces: where a value ends, and what an object calls."""
+"""Streamed JSON: finds the end of a value, and reads the objects of calls."""
 
 import json
 from collections.abc import Callable, Collection
@@ -11,10 +11,10 @@ _State: TypeAlias = "Callable[[str], _State]"
 
 
 class JsonValue:
-    """Follows one value to its end; what is inside is not checked.
+    """Follows a value to its end, without checking what is inside.
 
     Attributes:
-        is_over: its last character was taken, or one that cannot be part of it was offered.
+        is_over: the value has ended.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class JsonValue:
         self._is_escaped = False
 
     def take(self, char: str) -> bool:
-        """Offer the next character; False if it is none of the value's, which then is over."""
+        """Offer the next character; False if it does not belong to the value, which is over."""
         if self._in_string:
             self._take_in_string(char)
             return True
@@ -51,12 +51,12 @@ class JsonValue:
 
 
 class CallObject:
-    """Reads `{"name": ..., "arguments": {...}}`, its keys in any order, as it comes.
+    """Reads a streamed `{"name": ..., "arguments": {...}}`, with its keys in any order.
 
     Attributes:
-        name: of the function, once it was read.
+        name: name of the function, once it was read.
         is_done: the object was read to its end.
-        is_broken: it is no such object; `raw` holds the character that shows it.
+        is_broken: it is no such object; `raw` ends with the character that shows it.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class CallObject:
         """Start before the object.
 
         Args:
-            argument_keys: that arguments may stand under.
-            other_keys: that a call may have beside them and its name; None allows all.
+            argument_keys: possible keys of the arguments.
+            other_keys: further keys that a call may have; None allows all.
         """
         self.name: str | None = None
         self.is_done = self.is_broken = False
@@ -87,11 +87,11 @@ class CallObject:
 
     @property
     def raw(self) -> str:
-        """All that was read."""
+        """All text that was read."""
         return "".join(self._raw)
 
     def push(self, text: str) -> int:
-        """Read on; returns how many characters were used, all of them unless it is over."""
+        """Read on; returns the number of characters used: all, unless the object is over."""
         for used, char in enumerate(text):
             if self.is_over:
                 return used
@@ -100,7 +100,7 @@ class CallObject:
         return len(text)
 
     def take_arguments(self) -> str:
-        """The arguments, as JSON text, that were read since the last call; none before the name."""
+        """Take the JSON text of the arguments read since the last call; empty before the name."""
         if self.name is None:
             return ""
         new, self._new = "".join(self._new), []
@@ -162,11 +162,11 @@ class CallObject:
 
     @property
     def _is_streamed(self) -> bool:
-        """The value is an object of arguments, which is passed on as it comes."""
+        """The value is an object of arguments, which is passed on as it arrives."""
         return self._key in self._argument_keys and self._text[0] == "{"
 
     def _ends_well(self) -> bool:
-        """Note a value that was read to its end; False if a name is none."""
+        """Store a value that was read to its end; False for an invalid name."""
         text = "".join(self._text)
         if self._key == "name":
             name = _decoded(text)
@@ -190,7 +190,7 @@ class CallObject:
 
 
 def as_utf8(text: str) -> str:
-    """A text that can be sent: halves of characters outside 16 bits become question marks."""
+    """Replace unpaired surrogates, which cannot be sent, with question marks."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -202,7 +202,7 @@ def _decoded(text: str) -> object:
 
 
 def _as_arguments(text: str) -> str:
-    """Arguments that are no object: some models write them as a string of JSON, or as null."""
+    """Convert arguments that are no object: some models write a string of JSON, or null."""
     value = _decoded(text)
     if value is None:
         return "{}"

@@ -1,4 +1,4 @@
-"""Ids of calls as Mistral's templates accept them: nine letters and digits."""
+"""Call ids that Mistral's templates accept: nine letters and digits."""
 
 import hashlib
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ _LENGTH = 9
 
 
 def with_short_ids(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Messages in which equal ids are equal again; those that fit stay as they are."""
+    """Shorten all ids, so that equal ids stay equal; short ones are kept."""
     return [_shortened(message) for message in messages]
 
 

@@ -1,4 +1,4 @@
-"""JSON schemas of calls, made of the schemas of the functions' arguments."""
+"""JSON schemas of calls, built from the schemas of the functions' arguments."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,12 +8,7 @@ __all__ = ["call_schema", "with_place"]
 
 
 def call_schema(tools: Sequence[Tool], arguments_key: str) -> dict[str, object]:
-    """Schema of `{"name": ..., "arguments": ...}` with the name of one of the tools.
-
-    Args:
-        tools: at least one.
-        arguments_key: under which the arguments stand.
-    """
+    """Build the schema of `{"name": ..., "arguments": ...}` for at least one tool."""
     definitions = {f"tool{i}": with_place(tool, f"#/$defs/tool{i}") for i, tool in enumerate(tools)}
     calls = [
         {
@@ -31,7 +26,7 @@ def call_schema(tools: Sequence[Tool], arguments_key: str) -> dict[str, object]:
 
 
 def with_place(tool: Tool, place: str) -> dict[str, object]:
-    """A tool's schema with references that work if it stands at `place` of another schema."""
+    """Rewrite the references of a tool's schema for `place`, where another schema will hold it."""
     return _moved_items({"type": "object", **tool.parameters}, place)
 
 

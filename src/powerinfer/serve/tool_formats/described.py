@@ -1,4 +1,4 @@
-"""For templates that show no tools: the prompt describes them, a call is a JSON object."""
+"""For templates that show no tools: the prompt describes them, and a call is a JSON object."""
 
 import json
 from collections.abc import Collection, Sequence
@@ -24,7 +24,7 @@ These are the functions:
 
 
 class _Described(ToolFormat):
-    # A template may have a form that nothing here reads: two of them would contradict each other.
+    # A template may show an unknown format, which this one would contradict.
     is_of_template = False
 
     def is_shown_by(self, template: str) -> bool:
@@ -43,7 +43,7 @@ class _Described(ToolFormat):
         return ForcedCall("", call_schema(tools, "arguments"))
 
     def messages(self, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> list[ChatMessage]:
-        """Calls and results as text; the tools stand above the first message."""
+        """Write calls and results as text, and the tools before the first message."""
         written = _joined([self._as_text(message) for message in messages])
         if tools and written:
             first = written[0]
@@ -62,7 +62,7 @@ class _Described(ToolFormat):
 
 
 def _joined(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Messages of a user behind each other as one: many templates want roles that alternate."""
+    """Join consecutive messages of a user, as many templates require alternating roles."""
     joined: list[ChatMessage] = []
     for message in messages:
         if joined and message["role"] == joined[-1]["role"] == "user":

@@ -1,4 +1,4 @@
-"""Parts in the commentary channel `to=functions.NAME`: gpt-oss, whose thoughts are parts too."""
+"""Parts in the commentary channel `to=functions.NAME`: gpt-oss, whose reasoning is a part, too."""
 
 import json
 from collections.abc import Collection, Sequence
@@ -28,7 +28,7 @@ class _Harmony(ToolFormat):
         return "<|channel|>" in template and "<|message|>" in template
 
     def messages(self, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> list[ChatMessage]:
-        """As all forms, with one call in a message: the template writes no more than one."""
+        """Convert messages, with one call in each: the template writes only one."""
         return one_call_each(super().messages(messages, tools))
 
     def new_parser(self, tools: Collection[str]) -> ChatOutputParser:
@@ -44,7 +44,7 @@ class _Harmony(ToolFormat):
     def forced(self, tools: Sequence[Tool], template: str) -> ForcedCall:
         if len(tools) == 1:
             return ForcedCall(_CALL.format(tools[0].name), with_place(tools[0], "#"))
-        # The name must be chosen within what the grammar sees: `_Parser` reads the whole call.
+        # The grammar must see the choice of the name: `_Parser` reads the whole call.
         return ForcedCall(_CALL.format(""), call_schema(tools, "arguments"))
 
 
@@ -52,9 +52,9 @@ class _Parser:
     def __init__(self, call_format: ToolFormat) -> None:
         self._reader = HarmonyReader()
         self._pieces = Pieces(call_format.new_id)
-        # Of the kinds thought and said, whether anything came.
+        # Kinds of parts so far: reasoning (True) and text (False).
         self._begun: set[bool] = set()
-        # A call whose name stands in its text, as `forced` asks for.
+        # A call whose name is in its text, as `forced` requests.
         self._object: CallObject | None = None
 
     def push(self, text: str) -> list[ChatDelta]:

@@ -18,7 +18,7 @@ from powerinfer.serve.tool_formats._schemas import call_schema
 __all__ = ["FORMAT"]
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-# Marks of templates that write something else between these, or list calls.
+# Marks of templates that put another format between these tags, or list calls.
 _OTHERS = ("<function=", "<arg_key>", "<parameter=", "<invoke", "<tool_calls>")
 
 
@@ -86,7 +86,7 @@ class _Parser:
         return text[used:]
 
     def _close(self, text: str) -> str:
-        """After a call: its mark, which some models leave out, or text."""
+        """Parse the mark after a call, which some models leave out, or text."""
         end = (self._end + text).lstrip()
         if end.startswith(_CLOSE):
             self._go_on()
@@ -98,7 +98,7 @@ class _Parser:
         return end
 
     def _skip(self, text: str) -> str:
-        """What stands behind arguments that are no JSON belongs to nothing."""
+        """Drop all text after invalid arguments, up to the closing mark."""
         _, rest = self._finder.push(text)
         if self._finder.found:
             self._go_on()

@@ -1,4 +1,4 @@
-"""`{"name": ..., "parameters": ...}`, perhaps behind `<|python_tag|>`: Llama 3.1, 3.2, 3.3."""
+"""`{"name": ..., "parameters": ...}`, perhaps after `<|python_tag|>`: Llama 3.1, 3.2, 3.3."""
 
 import json
 from collections.abc import Collection, Sequence
@@ -16,7 +16,7 @@ _MARK = "<|python_tag|>"
 
 class _Llama3(ToolFormat):
     def is_shown_by(self, template: str) -> bool:
-        # Hermes' models of this family write marks around a call.
+        # Hermes' models of this family put marks around a call.
         return (
             "<|start_header_id|>" in template
             and '"parameters"' in template
@@ -24,7 +24,7 @@ class _Llama3(ToolFormat):
         )
 
     def messages(self, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> list[ChatMessage]:
-        """As all forms, with one call in a message: the template refuses more than one."""
+        """Convert messages, with one call in each: the template refuses more."""
         return one_call_each(super().messages(messages, tools))
 
     def new_parser(self, tools: Collection[str]) -> ChatOutputParser:

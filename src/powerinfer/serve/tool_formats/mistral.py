@@ -1,7 +1,7 @@
 """`[TOOL_CALLS]` of Mistral's models.
 
-Until version 7 of their tokenizer a list of objects follows, from version 11 on for each call its
-name and its arguments: `[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}`, where the id may be missing.
+Up to version 7 of their tokenizer a list of objects follows. From version 11 on, each call has a
+name and arguments: `[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}`; the id is optional.
 """
 
 import json
@@ -53,7 +53,7 @@ class _Mistral(ToolFormat):
         return ForcedCall(_CALLS, {**items, "$defs": definitions})
 
     def messages(self, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> list[ChatMessage]:
-        """As all forms, with ids that the templates accept."""
+        """Convert messages, with ids that the templates accept."""
         return with_short_ids(super().messages(messages, tools))
 
 
@@ -96,7 +96,7 @@ class _Parser:
         return text
 
     def _read_list(self, text: str) -> str:
-        """Between the objects of a list, or before the only one that stands alone."""
+        """Parse text between the objects of a list, or before a single object."""
         text = text.lstrip("[, \t\r\n")
         if text and text[0] == "{":
             self._call, self._had_name = CallObject(("arguments",)), False
@@ -133,7 +133,7 @@ class _Parser:
         return "{" + rest if found == "{" else rest
 
     def _skip_id(self, text: str) -> str:
-        """The id that the model chose; every call has one of ours from its beginning."""
+        """Skip the id chosen by the model, as every call already has one."""
         _, rest = self._finder.push(text)
         if self._finder.found is None:
             return ""
@@ -152,7 +152,7 @@ class _Parser:
         return text[used:]
 
     def _drop(self, text: str) -> str:
-        """What stands behind arguments that are no JSON belongs to nothing."""
+        """Drop all text after invalid arguments."""
         del text
         return ""
 
