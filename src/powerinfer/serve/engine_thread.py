@@ -1,4 +1,4 @@
-"""One thread that computes: it steps the engine, and tells the event loop what came of it."""
+"""The thread that steps the engine and hands outputs to the event loop."""
 
 import asyncio
 import logging
@@ -21,26 +21,22 @@ _log = logging.getLogger(__name__)
 
 
 class StreamWatcher:
-    """Told on the event loop what happens to requests; the server's metrics are one."""
+    """Observer of requests, called on the event loop; the base class ignores everything."""
 
     def opened(self, ticket: AnyTicket) -> None:
-        """A request was taken."""
+        """A request was accepted."""
 
     def received(
         self, ticket: AnyTicket, seconds: float, num_tokens: int, *, is_first: bool
     ) -> None:
-        """A text went on, so many seconds after it did before (or after the request was taken)."""
+        """A text grew, `seconds` after it last did or, at first, after the request was accepted."""
 
     def closed(self, ticket: AnyTicket) -> None:
-        """Nobody reads a request any more, be it over or not."""
+        """A request is no longer read, whether it has ended or not."""
 
 
 class RequestStream:
-    """What the engine gives for one request: an asynchronous iterator, to be read by one task.
-
-    Attributes:
-        ticket: of the request.
-    """
+    """Outputs of one request: an asynchronous iterator for a single reader."""
 
     def __init__(self, ticket: AnyTicket) -> None:
         self.ticket = ticket
@@ -51,11 +47,11 @@ class RequestStream:
         self._opened_at = time.monotonic()
 
     def __aiter__(self) -> AsyncIterator[Output]:
-        """Itself."""
+        """Return itself."""
         return self
 
     async def __anext__(self) -> Output:
-        """The next output of any of the texts; ends when all of them have ended."""
+        """Return the next output of any text; ends when all texts have ended."""
         while not self._unread:
             if self._num_open <= 0:
                 raise StopAsyncIteration
@@ -69,7 +65,7 @@ class RequestStream:
         return self._num_open <= 0
 
     def take(self, output: Output, watcher: StreamWatcher) -> None:
-        """Keep an output for the reader."""
+        """Queue an output for the reader."""
         if self._num_open <= 0:
             return
         now = time.monotonic()
@@ -83,7 +79,7 @@ class RequestStream:
         self._arrived.set()
 
     def fail(self, error: PowerInferError) -> None:
-        """End all texts that go on."""
+        """End all running texts with an error."""
         if self._num_open > 0:
             self._num_open = 0
             self._unread.append(Output(index=0, error=error))
@@ -91,24 +87,18 @@ class RequestStream:
 
 
 class EngineThread(Generic[TicketT]):
-    """Steps an engine while there is work; requests are opened and read on one event loop."""
+    """Steps an engine while it has work; requests are opened and read on one event loop."""
 
     def __init__(
         self, engine: StepEngine[TicketT], pool: Executor, watcher: StreamWatcher | None = None
     ) -> None:
-        """Make it within a running event loop; `start` begins.
-
-        Args:
-            engine: to step.
-            pool: where requests are checked.
-            watcher: is told what happens.
-        """
+        """Prepare the thread within a running event loop; requests are checked in `pool`."""
         self.engine = engine
         self._pool = pool
         self._watcher = watcher or StreamWatcher()
         self._loop = asyncio.get_running_loop()
         self._streams: dict[TicketT, RequestStream] = {}
-        # Of requests that were submitted a moment ago: the engine may be faster than the loop.
+        # Outputs of requests whose submission this loop has not noticed yet.
         self._num_submitting = 0
         self._early: list[tuple[TicketT, Output]] = []
         self._condition = threading.Condition()
@@ -116,24 +106,24 @@ class EngineThread(Generic[TicketT]):
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Begin to step."""
+        """Start stepping."""
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread after the step that it is in; what runs is not finished."""
+        """End the thread after the current step; running requests are not finished."""
         with self._condition:
             self._is_closing = True
             self._condition.notify_all()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the thread's end, which `close` asked for; whether it came."""
+        """Wait until the thread has ended; returns False after a timeout."""
         if self._thread.is_alive():
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     @property
     def num_open(self) -> int:
-        """Requests that are read now."""
+        """Number of requests that are being read."""
         return len(self._streams)
 
     @asynccontextmanager
@@ -155,7 +145,7 @@ class EngineThread(Generic[TicketT]):
                 self._cancel(ticket)
 
     async def _new_stream(self, request: Request) -> tuple[TicketT, RequestStream]:
-        """Submit a request, and take what was computed of it before this loop heard of it."""
+        """Submit a request, and take the outputs that arrived before this coroutine resumed."""
         self._num_submitting += 1
         try:
             ticket = await self._submit(request)
@@ -170,7 +160,7 @@ class EngineThread(Generic[TicketT]):
                 self._early.clear()
 
     async def _submit(self, request: Request) -> TicketT:
-        """Submit in the pool; whoever stops waiting for it leaves nothing behind."""
+        """Submit in the pool; the request is cancelled if the caller is."""
         submitted = self._loop.run_in_executor(self._pool, self.engine.submit, request)
         try:
             return await asyncio.shield(submitted)
@@ -201,11 +191,11 @@ class EngineThread(Generic[TicketT]):
             try:
                 self._loop.call_soon_threadsafe(report)
             except RuntimeError:
-                # The loop has ended, and nobody reads any more.
+                # The loop has ended, so nobody reads any more.
                 self.close()
 
     def _step(self) -> Callable[[], None]:
-        """Compute a step; returns what tells the event loop about it."""
+        """Compute a step; returns the callback that reports it on the event loop."""
         try:
             return partial(self._deliver, self.engine.step())
         except PowerInferError as error:
@@ -224,7 +214,7 @@ class EngineThread(Generic[TicketT]):
                 self._early.append((ticket, output))
 
     def fail_all(self, error: PowerInferError) -> None:
-        """End all requests; called on the event loop."""
+        """End all requests with an error; called on the event loop."""
         for ticket, stream in self._streams.items():
             self.engine.cancel(ticket)
             stream.fail(error)

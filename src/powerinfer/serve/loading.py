@@ -1,4 +1,4 @@
-"""Loads the model of a server, with room for the keys and values of all its texts."""
+"""Loads a server's model, with room for the keys and values of all its texts."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -27,15 +27,15 @@ def load_served(
     calibrating: Progress | None = None,
     placing: "PlacementProgress | None" = None,
 ) -> ServedModel:
-    """Load a model; where `kv_tokens` is not given, every text may fill its context.
+    """Load a model; without `kv_tokens` every text may fill its context.
 
     Args:
         path: as for `LLM`.
-        options: of `LLM`, `parallel` among them.
-        progress: as for `LLM`, as those below.
-        downloading: while a model is fetched.
-        calibrating: while a model is calibrated.
-        placing: while a model is placed on a GPU.
+        options: as for `LLM`, including `parallel`.
+        progress: as for `LLM`.
+        downloading: called while a model is downloaded.
+        calibrating: called while a model is calibrated.
+        placing: called while a model is placed on a GPU.
 
     Raises:
         PowerInferError: as for `LLM`.

@@ -1,4 +1,4 @@
-"""What the server needs of a scheduler: `engine.engine.Engine`, or one that plays it."""
+"""Interface of a scheduler: `engine.engine.Engine`, or a fake in tests."""
 
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
@@ -10,31 +10,31 @@ __all__ = ["AnyTicket", "StepEngine", "TicketT"]
 
 
 class AnyTicket(Protocol):
-    """A request that was submitted; compared by identity."""
+    """A submitted request; compared by identity."""
 
     @property
     def request(self) -> Request:
-        """As it was submitted."""
+        """The request as it was submitted."""
         ...
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of its prompt."""
+        """Number of tokens of the prompt."""
         ...
 
     @property
     def num_cached_tokens(self) -> int:
-        """Tokens of the prompt whose keys and values were there already."""
+        """Number of prompt tokens whose keys and values were cached."""
         ...
 
     @property
     def num_generated(self) -> int:
-        """Tokens generated in all of its texts."""
+        """Number of tokens generated in all texts."""
         ...
 
     @property
     def prompt_logprobs(self) -> Sequence[TokenLogprob | None] | None:
-        """Of each token of the prompt but the first; None until the prompt is computed."""
+        """Log probabilities of the prompt's tokens except the first; None until it is computed."""
         ...
 
 
@@ -46,11 +46,11 @@ class StepEngine(Protocol[TicketT]):
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` would do something."""
+        """A step would do something."""
         ...
 
     def submit(self, request: Request) -> TicketT:
-        """Take a request.
+        """Accept a request.
 
         Raises:
             PromptError: it can never run.
@@ -58,13 +58,13 @@ class StepEngine(Protocol[TicketT]):
         ...
 
     def cancel(self, ticket: TicketT) -> None:
-        """End a request with its next step."""
+        """End a request with the next step."""
         ...
 
     def step(self) -> list[tuple[TicketT, Output]]:
-        """One step of all running texts."""
+        """Compute one step of all running texts."""
         ...
 
     def statistics(self) -> object:
-        """Figures of now and since the start."""
+        """Report the current state and counts since the start."""
         ...

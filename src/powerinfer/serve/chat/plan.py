@@ -1,4 +1,4 @@
-"""From the messages of a chat to what the engine is asked, for all APIs that have chats."""
+"""Turns a chat of any API into a prompt, sampling parameters and a parser of the answer."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,16 +21,16 @@ __all__ = ["Chat", "ChatPlan", "plan_chat"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
-    """What a client asks, in the terms of OpenAI's API, checked for types.
+    """A chat as a client requests it, with checked types.
 
     Attributes:
         messages: the oldest first.
-        params: sampling parameters; a grammar of the response format is in them.
-        tools: that the answer may call.
+        params: sampling parameters, including the grammar of a response format.
+        tools: tools that the answer may call.
         must_call: names of tools, one of which the answer must call; empty if it need not.
-        parallel_tool_calls: an answer may call several tools.
-        template_variables: more variables of the chat template (`enable_thinking` ...).
-        prefill: the beginning of the answer, which what is generated goes on with.
+        parallel_tool_calls: the answer may call several tools.
+        template_variables: further variables of the chat template (`enable_thinking` ...).
+        prefill: beginning of the answer, which the model continues.
     """
 
     messages: Sequence[ChatMessage]
@@ -44,12 +44,12 @@ class Chat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPlan:
-    """How a chat is answered.
+    """Everything needed to answer a chat.
 
     Attributes:
-        prompt_ids: that the model goes on with.
-        params: of sampling, with what ends an answer and what it must look like.
-        new_parser: makes the reader of one answer.
+        prompt_ids: token ids of the prompt.
+        params: sampling parameters, including stop strings and the form of the answer.
+        new_parser: makes the parser of one answer.
     """
 
     prompt_ids: Sequence[int]
@@ -58,11 +58,11 @@ class ChatPlan:
 
 
 def plan_chat(context: ServerContext, chat: Chat) -> ChatPlan:
-    """Write the prompt of a chat; takes long, so call it with `ServerContext.run_blocking`.
+    """Plan the answer to a chat; slow, so call it with `ServerContext.run_blocking`.
 
     Raises:
         PromptError: the template refuses the messages, or they are longer than the context.
-        ApiError: a tool must be called, and the answer must have another form as well.
+        ApiError: a tool must be called, but the answer must have another form as well.
     """
     tokenizer = context.model.tokenizer
     template = tokenizer.chat_template or ""
@@ -79,7 +79,7 @@ def plan_chat(context: ServerContext, chat: Chat) -> ChatPlan:
     form = AnswerForm(
         tool_format=written_as,
         is_harmony=tokenizer.is_harmony,
-        # A story has no calls but those that its grammar makes.
+        # A story has only the calls that a grammar enforces.
         tools=() if is_story and forced is None else tools,
         only_one=not chat.parallel_tool_calls,
         is_forced=forced is not None,
@@ -94,13 +94,13 @@ def plan_chat(context: ServerContext, chat: Chat) -> ChatPlan:
 
 
 def _story_ids(context: ServerContext, chat: Chat) -> list[int]:
-    """The prompt of a model that goes on with stories."""
-    told = [{"role": each["role"], "content": each["content"] or ""} for each in chat.messages]
-    return encode_prompt(context.tokenizer, story_text(told), context.model.context_length)
+    """Write the prompt of a model that continues stories."""
+    turns = [{"role": each["role"], "content": each["content"] or ""} for each in chat.messages]
+    return encode_prompt(context.tokenizer, story_text(turns), context.model.context_length)
 
 
 def _chat_ids(context: ServerContext, chat: Chat, written_as: ToolFormat) -> list[int]:
-    """The prompt that the model's template writes."""
+    """Write the prompt with the model's chat template."""
     variables = dict(chat.template_variables)
     if chat.tools and written_as.is_of_template:
         variables["tools"] = list(chat.tools)
@@ -109,7 +109,7 @@ def _chat_ids(context: ServerContext, chat: Chat, written_as: ToolFormat) -> lis
 
 
 def _forced(params: SamplingParams, forced: ForcedCall) -> SamplingParams:
-    """Sampling parameters of an answer that is nothing but a call."""
+    """Restrict the answer to a tool call."""
     if params.has_form:
         raise bad_request(
             "tool_choice asks for a call and response_format for an answer of another form; "
@@ -121,7 +121,7 @@ def _forced(params: SamplingParams, forced: ForcedCall) -> SamplingParams:
 
 
 def _prefix(form: AnswerForm, forced: ForcedCall | None) -> str:
-    """What is written for the model, so that what it writes is said or called, and not thought."""
+    """Text written for the model, so that it goes on with text or a call and not with reasoning."""
     if form.is_harmony:
         return "<|channel|>final<|message|>" if forced is None else forced.prefix
     closing = f"\n{form.marks[1]}\n\n" if form.marks and form.are_thoughts_open else ""
