@@ -1,6 +1,6 @@
 """Tools of a chat, and the parser of an answer that may call them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from powerinfer.serve.chat.deltas import ChatDelta, ChatOutputParser, PlainOutput
@@ -8,7 +8,7 @@ from powerinfer.serve.chat.messages import FunctionTool
 from powerinfer.serve.chat.reasoning import ThoughtMarks, Thoughts
 from powerinfer.serve.tool_formats import NO_PARAMETERS, Tool, ToolFormat
 
-__all__ = ["AnswerForm", "CallsAlone", "OneCall", "Primed", "read_tool"]
+__all__ = ["AnswerForm", "Filtered", "Primed", "read_tool"]
 
 
 def read_tool(tool: FunctionTool) -> Tool:
@@ -52,11 +52,11 @@ class AnswerForm:
         if reads_calls:
             said = self.tool_format.new_parser([tool.name for tool in self.tools])
         if self.is_forced:
-            said = CallsAlone(said)
+            said = Filtered(said, _is_no_text)
         if self.marks is not None and not self.is_harmony:
             said = Thoughts(said, self.marks, are_open=self.are_thoughts_open)
         if self.only_one:
-            said = OneCall(said)
+            said = Filtered(said, _is_no_further_call)
         return Primed(said, self.prefix) if self.prefix else said
 
 
@@ -80,35 +80,26 @@ class Primed:
         return first
 
 
-class OneCall:
-    """Drops all calls but the first."""
+class Filtered:
+    """Drops some of the pieces that another parser finds."""
 
-    def __init__(self, reader: ChatOutputParser) -> None:
+    def __init__(self, reader: ChatOutputParser, keeps: Callable[[ChatDelta], bool]) -> None:
         self._reader = reader
+        self._keeps = keeps
 
     def push(self, text: str) -> list[ChatDelta]:
         """Parse on."""
-        return _without_further(self._reader.push(text))
+        return list(filter(self._keeps, self._reader.push(text)))
 
     def finish(self) -> list[ChatDelta]:
         """Return what was held back, at the end of the answer."""
-        return _without_further(self._reader.finish())
+        return list(filter(self._keeps, self._reader.finish()))
 
 
-class CallsAlone:
-    """Drops text: the beginning of a call that a limit cut off before its name."""
-
-    def __init__(self, reader: ChatOutputParser) -> None:
-        self._reader = reader
-
-    def push(self, text: str) -> list[ChatDelta]:
-        """Parse on."""
-        return [each for each in self._reader.push(text) if not each.content]
-
-    def finish(self) -> list[ChatDelta]:
-        """Return the calls that were held back, at the end of the answer."""
-        return [each for each in self._reader.finish() if not each.content]
+def _is_no_text(delta: ChatDelta) -> bool:
+    """Drop the beginning of a forced call that a limit cut off before its name."""
+    return not delta.content
 
 
-def _without_further(deltas: Sequence[ChatDelta]) -> list[ChatDelta]:
-    return [each for each in deltas if each.tool_call is None or each.tool_call.index == 0]
+def _is_no_further_call(delta: ChatDelta) -> bool:
+    return delta.tool_call is None or delta.tool_call.index == 0
