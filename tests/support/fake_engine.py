@@ -29,7 +29,6 @@ class FakeTicket:
     request: Request
     num_prompt_tokens: int
     num_cached_tokens: int = 0
-    num_generated: int = 0
     prompt_logprobs: Sequence[TokenLogprob | None] | None = None
     seed: int = 0
     is_over: bool = False
@@ -167,7 +166,6 @@ class FakeEngine:
             return Output(index=text.index, error=piece)
         token_id = FIRST_ID + text.num_done
         text.num_done += 1
-        ticket.num_generated += 1
         kept = text.stops.push(piece)
         text.is_over = text.stops.is_stopped
         asked = params.logprobs

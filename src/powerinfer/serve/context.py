@@ -132,11 +132,6 @@ class ServerContext:
         """Tokenizer of the model; raises like `model`."""
         return self.model.tokenizer
 
-    @property
-    def loaded(self) -> LoadedModel | None:
-        """Everything about the model; None in tests with a fake engine. Raises like `model`."""
-        return self.model.loaded
-
     def measure(self) -> None:
         """Update the metrics that come from the engine."""
         if self._model is not None:

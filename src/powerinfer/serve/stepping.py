@@ -28,11 +28,6 @@ class AnyTicket(Protocol):
         ...
 
     @property
-    def num_generated(self) -> int:
-        """Number of tokens generated in all texts."""
-        ...
-
-    @property
     def prompt_logprobs(self) -> Sequence[TokenLogprob | None] | None:
         """Log probabilities of the prompt's tokens except the first; None until it is computed."""
         ...
