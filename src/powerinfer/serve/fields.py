@@ -31,17 +31,20 @@ class Fields:
         return f"{self._path}.{name}" if self._path else name
 
     def error(self, name: str, wanted: str, code: str = "invalid_type") -> ApiError:
-        """Build the error for a field with a wrong value."""
+        """Build the error for a field that is not as `wanted`."""
         shown = repr(self.values.get(name))[:_LONGEST_SHOWN]
+        return self.fault(name, f" must be {wanted}, got {shown}", code)
+
+    def fault(self, name: str, text: str, code: str = "invalid_value") -> ApiError:
+        """Build any error about a field; `text` follows the field's path in the message."""
         path = self.path(name)
-        return bad_request(f"{path} must be {wanted}, got {shown}", path, code)
+        return bad_request(path + text, path, code)
 
     def required(self, name: str) -> JSON:
         """Read a value of any type but null."""
         value = self.values.get(name)
         if value is None:
-            path = self.path(name)
-            raise bad_request(f"{path} is missing", path, "missing_required_parameter")
+            raise self.fault(name, " is missing", "missing_required_parameter")
         return value
 
     def required_text(self, name: str) -> str:
@@ -145,8 +148,7 @@ class Fields:
         for name in names:
             is_harmless = may_be_empty and self.values.get(name) in ("", False, [], {})
             if name in self and not is_harmless:
-                path = self.path(name)
-                raise bad_request(f"{path} {reason}", path, "unsupported_parameter")
+                raise self.fault(name, f" {reason}", "unsupported_parameter")
 
     def _check_range(self, name: str, value: float, low: float, high: float, kind: str) -> None:
         if value < low:

@@ -116,9 +116,7 @@ def _blocks(fields: Fields, name: str) -> Iterator[tuple[str, Fields]]:
 
 
 def _unreadable(block: Fields, wanted: str) -> ApiError:
-    path = block.path("type")
-    got = repr(block.values["type"])[:60]
-    return bad_request(f"{path} must be {wanted}, got {got}", path, "unsupported_content_type")
+    return block.error("type", wanted, "unsupported_content_type")
 
 
 def _taken_prefill(messages: list[ChatMessage]) -> str:

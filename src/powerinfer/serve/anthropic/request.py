@@ -8,7 +8,6 @@ from powerinfer.serve.anthropic.messages import read_messages
 from powerinfer.serve.chat.messages import Function, FunctionTool
 from powerinfer.serve.chat.plan import Chat
 from powerinfer.serve.context import ServerContext
-from powerinfer.serve.errors import bad_request
 from powerinfer.serve.fields import Fields
 from powerinfer.serve.openai.options import check_model
 from powerinfer.serve.openai.sampling import MAX_TOKENS, read_sampling
@@ -103,8 +102,7 @@ def _tools(fields: Fields) -> list[FunctionTool]:
         if _NAME.fullmatch(name) is None:
             raise tool.error("name", "letters, digits, hyphens and underscores, at most 128")
         if any(name == each["function"]["name"] for each in tools):
-            path = tool.path("name")
-            raise bad_request(f"{path}: there are two tools {name!r}", path, "invalid_value")
+            raise tool.fault("name", f": there are two tools {name!r}")
         schema = tool.required_object("input_schema")
         function: Function = {
             "name": name,

@@ -4,7 +4,7 @@ from powerinfer.errors import PowerInferError
 from powerinfer.prompts.long_prompts import encode_prompt, too_long
 from powerinfer.prompts.prompts import bos_alone, read_ids
 from powerinfer.serve.context import ServerContext
-from powerinfer.serve.errors import bad_request, from_engine
+from powerinfer.serve.errors import from_engine
 from powerinfer.serve.fields import Fields
 from powerinfer.values import JSON
 
@@ -55,8 +55,7 @@ def _prompt(value: JSON, fields: Fields, context: ServerContext) -> list[int]:
     if not token_ids and value == "":
         token_ids = bos_alone(context.tokenizer)
     if not token_ids:
-        path = fields.path("prompt")
-        raise bad_request(f"{path} is empty", path, "invalid_value")
+        raise fields.fault("prompt", " is empty")
     return token_ids
 
 

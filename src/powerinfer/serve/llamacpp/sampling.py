@@ -7,7 +7,7 @@ from functools import partial
 from powerinfer.errors import PowerInferError
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.serve.context import ServerContext
-from powerinfer.serve.errors import bad_request, from_engine
+from powerinfer.serve.errors import from_engine
 from powerinfer.serve.fields import Fields
 from powerinfer.serve.openai.sampling import MAX_CHOICES, MAX_TOKENS, read_seed
 from powerinfer.values import JSON
@@ -72,12 +72,8 @@ def check_samplers(fields: Fields) -> None:
     for name, is_neutral in _NEUTRAL.items():
         value = fields.number(name, -1e38, 1e38)
         if value is not None and not is_neutral(value):
-            path = fields.path(name)
-            raise bad_request(
-                f"{path} {value:g} is not supported: this server has no such sampler",
-                path,
-                "unsupported_parameter",
-            )
+            text = f" {value:g} is not supported: this server has no such sampler"
+            raise fields.fault(name, text, "unsupported_parameter")
 
 
 def _at_least(low: float, value: float | None) -> float | None:
@@ -137,6 +133,5 @@ def _token_ids(token: JSON, fields: Fields, context: ServerContext) -> list[int]
         raise fields.error("logit_bias", "tokens that are ids or texts")
     token_id = int(token)
     if not 0 <= token_id < context.tokenizer.vocab_size:
-        path = fields.path("logit_bias")
-        raise bad_request(f"{path}: there is no token {token_id}", path, "invalid_value")
+        raise fields.fault("logit_bias", f": there is no token {token_id}")
     return [token_id]

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.serve.chat.plan import Chat
 from powerinfer.serve.context import ServerContext
-from powerinfer.serve.errors import bad_request
 from powerinfer.serve.fields import Fields
 from powerinfer.serve.openai.messages import read_messages
 from powerinfer.serve.openai.options import Streaming, check_model, read_streaming
@@ -70,9 +69,7 @@ def _max_tokens(fields: Fields, context: ServerContext) -> int | None:
     newer = fields.whole("max_completion_tokens", 1, MAX_TOKENS)
     older = fields.whole("max_tokens", 1, MAX_TOKENS)
     if newer is not None and older is not None and newer != older:
-        path = fields.path("max_tokens")
-        message = f"{path} and max_completion_tokens differ: give one of them"
-        raise bad_request(message, path, "invalid_value")
+        raise fields.fault("max_tokens", " and max_completion_tokens differ: give one of them")
     given = newer if newer is not None else older
     return context.settings.max_tokens if given is None else given
 
@@ -82,8 +79,7 @@ def _logprobs(fields: Fields) -> int | None:
     asked = fields.switch("logprobs")
     top = fields.whole("top_logprobs", 0, MAX_TOP_LOGPROBS)
     if top and not asked:
-        path = fields.path("top_logprobs")
-        raise bad_request(f"{path} needs logprobs to be true", path, "invalid_value")
+        raise fields.fault("top_logprobs", " needs logprobs to be true")
     return (top or 0) if asked else None
 
 
@@ -103,7 +99,6 @@ def _variables(fields: Fields) -> dict[str, object]:
     variables: dict[str, object] = {} if given is None else dict(given.values)
     for name in variables:
         if name in _OWN_VARIABLES or not name.isidentifier():
-            path = fields.path("chat_template_kwargs")
-            raise bad_request(f"{path} cannot set {name[:60]!r}", path, "invalid_value")
+            raise fields.fault("chat_template_kwargs", f" cannot set {name[:60]!r}")
     effort = fields.choice("reasoning_effort", _EFFORTS)
     return variables if effort is None else {"reasoning_effort": effort, **variables}

@@ -137,8 +137,7 @@ def _check_best_of(fields: Fields, n: int) -> None:
     best_of = fields.whole("best_of", 1, 20)
     if best_of is None or best_of == n:
         return
-    path = fields.path("best_of")
     if best_of < n:
-        raise bad_request(f"{path} must be at least n, {n}", path, "invalid_value")
-    message = f"{path} above n is not supported: there is no choice among more texts"
-    raise bad_request(message, path, "unsupported_value")
+        raise fields.fault("best_of", f" must be at least n, {n}")
+    text = " above n is not supported: there is no choice among more texts"
+    raise fields.fault("best_of", text, "unsupported_value")

@@ -65,9 +65,8 @@ def _content(fields: Fields) -> str | None:
     for part in fields.objects("content"):
         kind = part.required("type")
         if not isinstance(kind, str) or kind not in ("text", "refusal"):
-            path = part.path("type")
-            message = f"{path} must be text, this model reads nothing else; got {kind!r:.60}"
-            raise bad_request(message, path, "unsupported_content_type")
+            text = f" must be text, this model reads nothing else; got {kind!r:.60}"
+            raise part.fault("type", text, "unsupported_content_type")
         texts.append(part.required_text(kind))
     return "".join(texts)
 

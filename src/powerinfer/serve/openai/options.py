@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from powerinfer.serve.context import ServerContext
-from powerinfer.serve.errors import ApiError, bad_request
+from powerinfer.serve.errors import ApiError
 from powerinfer.serve.fields import Fields
 
 __all__ = ["Streaming", "Usage", "check_model", "read_streaming"]
@@ -33,8 +33,7 @@ def read_streaming(fields: Fields) -> Streaming:
     if options is None:
         return Streaming(is_on, includes_usage=False)
     if not is_on:
-        path = fields.path("stream_options")
-        raise bad_request(f"{path} needs stream to be true", path, "invalid_value")
+        raise fields.fault("stream_options", " needs stream to be true")
     return Streaming(is_on, includes_usage=options.switch("include_usage"))
 
 

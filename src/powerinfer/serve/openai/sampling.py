@@ -77,10 +77,9 @@ def _read_logit_bias(fields: Fields, vocab_size: int) -> dict[int, float] | None
         # A few characters suffice for any id.
         is_id = name.isascii() and name.isdecimal() and len(name) <= 10
         if not is_id or int(name) >= vocab_size:
-            path = fields.path("logit_bias")
             ids = f"token ids, from 0 to {vocab_size - 1}"
-            message = f"{path} must have {ids}, for names, got {name[:60]!r}"
-            raise bad_request(message, path, "invalid_value")
+            text = f" must have {ids}, for names, got {name[:60]!r}"
+            raise fields.fault("logit_bias", text)
         if bias is not None:
             read[int(name)] = bias
     return read

@@ -4,7 +4,6 @@ import re
 from collections.abc import Collection, Sequence
 
 from powerinfer.serve.chat.messages import Function, FunctionTool
-from powerinfer.serve.errors import bad_request
 from powerinfer.serve.fields import Fields
 
 __all__ = ["read_tool_choice", "read_tools"]
@@ -26,8 +25,7 @@ def read_tools(fields: Fields) -> list[FunctionTool]:
         function = tool.required_object("function")
         name = _name(function)
         if any(name == each["function"]["name"] for each in tools):
-            path = function.path("name")
-            raise bad_request(f"{path}: there are two tools {name!r}", path, "invalid_value")
+            raise function.fault("name", f": there are two tools {name!r}")
         parameters = function.object("parameters")
         described: Function = {"name": name}
         description = function.text("description")
@@ -63,8 +61,7 @@ def read_tool_choice(
         raise fields.error("tool_choice", "none, auto, required or the name of a function")
     name = _name(function)
     if name not in names:
-        path = function.path("name")
-        raise bad_request(f"{path}: there is no tool {name!r}", path, "invalid_value")
+        raise function.fault("name", f": there is no tool {name!r}")
     return tools, (name,)
 
 
