@@ -34,7 +34,6 @@ class BareObjects:
         self._step = self._begin
         self._held = ""
         self._call = CallObject(self._keys, _OTHER_KEYS)
-        self._is_announced = False
 
     def push(self, text: str) -> list[ChatDelta]:
         """Parse on; returns what is certain now."""
@@ -46,7 +45,7 @@ class BareObjects:
         """Return what was held back, at the end of the answer."""
         if self._step == self._begin:
             self._pieces.say(self._held)
-        elif self._step == self._read_call and not self._is_announced:
+        elif self._step == self._read_call and not self._call.is_begun:
             self._pieces.say(self._held + self._call.raw)
         return self._pieces.finish()
 
@@ -65,20 +64,16 @@ class BareObjects:
             self._held, self._step = "", self._say
             return start if self._pieces.num_calls else text
         self._held = text[: len(text) - len(start)]
-        self._call, self._is_announced = CallObject(self._keys, _OTHER_KEYS), False
+        self._call = CallObject(self._keys, _OTHER_KEYS)
         self._step = self._read_call
         return start
 
     def _read_call(self, text: str) -> str:
         used = self._call.push(text)
-        if self._call.name is not None and not self._is_announced:
-            if self._call.name not in self._tools:
-                return self._give_up(text[used:])
-            self._pieces.begin_call(self._call.name)
-            self._is_announced = True
-        if self._is_announced:
-            self._pieces.add_arguments(self._call.take_arguments())
-        if self._call.is_over and not self._is_announced:
+        name = self._call.name
+        if name is None or self._call.is_begun or name in self._tools:
+            self._pieces.add_object(self._call)
+        if not self._call.is_begun and (name is not None or self._call.is_over):
             return self._give_up(text[used:])
         if self._call.is_over:
             self._held = ""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from powerinfer.serve.chat.deltas import ChatDelta, ChatOutputParser, ToolCallDelta
 from powerinfer.serve.chat.messages import ChatMessage
+from powerinfer.serve.tool_formats._json import CallObject
 
 __all__ = [
     "NO_PARAMETERS",
@@ -137,6 +138,15 @@ class Pieces:
         """Continue the last call."""
         if text:
             self._add(ToolCallDelta(index=self.num_calls - 1, arguments=text))
+
+    def add_object(self, call: CallObject) -> None:
+        """Add what was read of a call that is an object, from its name on."""
+        if call.name is None:
+            return
+        if not call.is_begun:
+            call.is_begun = True
+            self.begin_call(call.name)
+        self.add_arguments(call.take_arguments())
 
     def take(self) -> list[ChatDelta]:
         """Take the pieces found since the last call."""

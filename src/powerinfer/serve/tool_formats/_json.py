@@ -57,6 +57,7 @@ class CallObject:
         name: name of the function, once it was read.
         is_done: the object was read to its end.
         is_broken: it is no such object; `raw` ends with the character that shows it.
+        is_begun: for whoever passes the call on, whether its beginning was.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class CallObject:
             other_keys: further keys that a call may have; None allows all.
         """
         self.name: str | None = None
-        self.is_done = self.is_broken = False
+        self.is_done = self.is_broken = self.is_begun = False
         self._argument_keys = argument_keys
         self._other_keys = other_keys
         self._raw: list[str] = []

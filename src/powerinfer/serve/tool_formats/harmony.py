@@ -86,12 +86,8 @@ class _Parser:
         if self._object is None:
             self._pieces.add_arguments(part.text)
             return
-        had_name = self._object.name is not None
         self._object.push(part.text)
-        if self._object.name is not None:
-            if not had_name:
-                self._pieces.begin_call(self._object.name)
-            self._pieces.add_arguments(self._object.take_arguments())
+        self._pieces.add_object(self._object)
 
 
 FORMAT = _Harmony()

@@ -69,12 +69,8 @@ class _Parser:
         return rest
 
     def _read_call(self, text: str) -> str:
-        had_name = self._call.name is not None
         used = self._call.push(text)
-        if self._call.name is not None:
-            if not had_name:
-                self._pieces.begin_call(self._call.name)
-            self._pieces.add_arguments(self._call.take_arguments())
+        self._pieces.add_object(self._call)
         if self._call.is_over:
             if self._call.name is None:
                 self._pieces.say(_OPEN + self._call.raw)

@@ -63,7 +63,6 @@ class _Parser:
         self._finder = MarkFinder(_CALLS)
         self._step = self._say
         self._call = CallObject(("arguments",))
-        self._had_name = False
         self._arguments = JsonValue()
         self._name = ""
 
@@ -77,7 +76,7 @@ class _Parser:
             self._pieces.say(self._finder.finish())
         elif self._step == self._read_name:
             self._pieces.say(_CALLS + self._name + self._finder.finish())
-        elif self._step == self._read_object and not self._had_name:
+        elif self._step == self._read_object and not self._call.is_begun:
             self._pieces.say(_CALLS + self._call.raw)
         return self._pieces.finish()
 
@@ -99,7 +98,7 @@ class _Parser:
         """Parse text between the objects of a list, or before a single object."""
         text = text.lstrip("[, \t\r\n")
         if text and text[0] == "{":
-            self._call, self._had_name = CallObject(("arguments",)), False
+            self._call = CallObject(("arguments",))
             self._step = self._read_object
             return text
         if text:
@@ -108,12 +107,8 @@ class _Parser:
 
     def _read_object(self, text: str) -> str:
         used = self._call.push(text)
-        if self._call.name is not None:
-            if not self._had_name:
-                self._pieces.begin_call(self._call.name)
-                self._had_name = True
-            self._pieces.add_arguments(self._call.take_arguments())
-        if self._call.is_over and not self._had_name:
+        self._pieces.add_object(self._call)
+        if self._call.is_over and not self._call.is_begun:
             self._pieces.say(_CALLS + self._call.raw)
             self._go_on()
         elif self._call.is_over:
