@@ -30,8 +30,8 @@ from powerinfer.ops.cpu.fired_bits import count_fired
 from powerinfer.ops.cpu.handles import NativeFFN
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.operands import FFN, Linear, MatrixUse
+from powerinfer.ops.protocol import LoadsWeights
 from powerinfer.ops.type_parameters import MatrixT, PreparedFFNT, PreparedPredictorT, VectorT
-from powerinfer.ops.weight_loading import LoadsWeights
 from powerinfer.values import Activation, ActivationKind, ByteArray, FloatArray
 
 TABLES = st.sampled_from(KERNELS)

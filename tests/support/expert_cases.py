@@ -7,13 +7,13 @@ import numpy as np
 from native_cases import numbers, tensor
 from powerinfer.gguf import Tensor
 from powerinfer.ops.operands import FFN, Linear, MatrixUse, Router, RouterRule
+from powerinfer.ops.protocol import LoadsWeights
 from powerinfer.ops.type_parameters import (
     MatrixT,
     PreparedFFNT,
     PreparedPredictorT,
     VectorT,
 )
-from powerinfer.ops.weight_loading import LoadsWeights
 from powerinfer.values import Activation, ActivationKind
 
 __all__ = ["EXPERTS", "ExpertCase", "make_experts"]

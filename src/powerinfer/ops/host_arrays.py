@@ -6,8 +6,8 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from powerinfer.ops.layer_program import LayerProgram
 from powerinfer.ops.operands import NeuronShares
+from powerinfer.ops.protocol import LayerProgram
 from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
 
 __all__ = ["HostArrays", "quietly"]
