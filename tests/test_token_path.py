@@ -115,7 +115,7 @@ class Watched:
 
 def _trace(patch: pytest.MonkeyPatch) -> Trace:
     trace = Trace()
-    for name in ("ops", "exchange", "step_records"):
+    for name in ("ops", "exchange"):
         module = importlib.import_module(f"powerinfer.ops.cpu.{name}")
         patch.setattr(module, "_core", Watched(module._core, trace))
     return trace

@@ -7,7 +7,7 @@ from native_cases import FORMATS, THREADS, numbers, tensor
 from powerinfer import _core
 from powerinfer.errors import NumericsError, ShapeError, UnsupportedError
 from powerinfer.gguf import Tensor
-from powerinfer.ops.cpu.ops import REPACKED_FORMATS
+from powerinfer.ops.cpu.weights import REPACKED_FORMATS
 from powerinfer.quant import get_format, internal_format_names
 from powerinfer.values import FloatArray
 

@@ -9,7 +9,8 @@ import pytest
 from native_cases import host_ops, numbers, reference, same_bits, tensor
 from powerinfer import _core
 from powerinfer.gguf import Tensor
-from powerinfer.ops.cpu.ops import REPACKED_FORMATS, NativeOps
+from powerinfer.ops.cpu.ops import NativeOps
+from powerinfer.ops.cpu.weights import REPACKED_FORMATS
 from powerinfer.ops.protocol import Linear, MatrixUse
 from tolerances import assert_close
 

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from powerinfer.calibration.routing import Routing
-from powerinfer.ops.host_arrays import quietly
+from powerinfer.ops.float_errors import quietly
 from powerinfer.ops.protocol import Linear
 from powerinfer.ops.reference.ffn import activate, fires
 from powerinfer.ops.reference.matrix import narrow

@@ -48,7 +48,7 @@ def use_measured_ways(
         in_place: they are read where the file is mapped.
         progress: told (steps done, steps in all) while something is measured.
     """
-    from powerinfer.ops.cpu.ops import REPACKED_FORMATS
+    from powerinfer.ops.cpu.weights import REPACKED_FORMATS
 
     for kind, format_name in _main_formats(file).items():
         # What is repacked is copied in any case.
@@ -65,7 +65,7 @@ def use_measured_ways(
 
 def stored_read_ways(threads: int, kernels: str) -> dict[str, ReadWay]:
     """What was measured before, by format; of copies in memory as `q8_0 in memory`."""
-    from powerinfer.ops.cpu.ops import FORMATS, REPACKED_FORMATS
+    from powerinfer.ops.cpu.weights import FORMATS, REPACKED_FORMATS
 
     found: dict[str, ReadWay] = {}
     for name in FORMATS:
@@ -93,7 +93,7 @@ def read_way_name(threads: int, kernels: str, format_name: str, *, in_place: boo
 def _main_formats(file: GGUFFile) -> dict[str, str]:
     """Of each kind of kernels that reads much of a large model, the format with most bytes."""
     from powerinfer.ops.cpu.machine import read_kind
-    from powerinfer.ops.cpu.ops import FORMATS
+    from powerinfer.ops.cpu.weights import FORMATS
 
     sizes = Counter[str]()
     for tensor in file.tensors.values():

@@ -12,19 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from powerinfer import _core
-from powerinfer.ops.cpu.handles import NativeFFN
+from powerinfer.ops.cpu.handles import NativeFFN, add_stats
 from powerinfer.ops.operands import FFNCounters
-from powerinfer.quant import get_format
-from powerinfer.values import ByteArray, FloatArray, IntArray
+from powerinfer.values import FloatArray, IntArray
 
 __all__ = [
     "WATCHDOG_S",
     "ExchangeBuffers",
     "NativeExchange",
     "WordArray",
-    "add_stats",
-    "encoded_format",
-    "encoded_rows",
 ]
 
 WordArray = npt.NDArray[np.uint32]
@@ -229,50 +225,3 @@ class NativeExchange:
     def collect(self, counters: FFNCounters) -> None:
         """Add what ran since the last call; `total` counts all neurons of the layers."""
         add_stats(counters, self._native.stats())
-
-
-def add_stats(counters: FFNCounters, stats: _core.FFNStats) -> None:
-    """Add what a native call reports."""
-    counters.active += stats.active
-    counters.predicted += stats.predicted
-    counters.total += stats.total
-    counters.bytes_read += stats.bytes_read + stats.predictor_bytes
-    counters.predictor_bytes += stats.predictor_bytes
-    counters.down_bytes += stats.down_bytes
-    counters.router_bytes += stats.router_bytes
-    counters.predictor_s += stats.predictor_s
-    counters.down_s += stats.down_s
-    counters.router_s += stats.router_s
-
-
-def encoded_rows(
-    team: _core.ThreadTeam,
-    matrix: _core.Matrix,
-    ids: IntArray | None,
-    out: ByteArray | None = None,
-) -> ByteArray:
-    """Rows of a matrix as a file holds them, whatever layout they have in memory.
-
-    Args:
-        team: the threads that copy.
-        matrix: [rows, columns].
-        ids: i32[n], which rows in which order; None for all.
-        out: u8[n, row_bytes], where to; None for a new array.
-
-    Returns:
-        u8[n, row_bytes] in the format `encoded_format`.
-
-    Raises:
-        IndexError: there is no such row.
-    """
-    rows = np.arange(matrix.rows, dtype=np.int32) if ids is None else np.ascontiguousarray(ids)
-    if out is None:
-        known = get_format(_core.encoded_format(matrix))
-        out = np.empty((len(rows), known.num_bytes(matrix.columns)), np.uint8)
-    _core.encoded_rows(team, matrix, rows, out)
-    return out
-
-
-def encoded_format(matrix: _core.Matrix) -> str:
-    """Name of the format of `encoded_rows`."""
-    return _core.encoded_format(matrix)

@@ -6,9 +6,7 @@ from typing import TypeAlias
 import numpy as np
 
 from powerinfer import _core
-from powerinfer.errors import ShapeError
-from powerinfer.ops.operands import FFN, Linear, NeuronPredictor, NeuronShares, Router
-from powerinfer.ops.protocol import RopeTable
+from powerinfer.ops.operands import FFN, FFNCounters, Linear, NeuronPredictor, RopeTable
 from powerinfer.values import Batch
 
 __all__ = [
@@ -22,8 +20,7 @@ __all__ = [
     "PreparedNativeFFN",
     "PreparedNativePredictor",
     "RopeHandles",
-    "decode_shares",
-    "native_ffn",
+    "add_stats",
     "new_batch",
 ]
 
@@ -48,41 +45,6 @@ class CurrentBatch:
     handle: _core.Batch | None = None
 
 
-def native_ffn(
-    ffn: FFN[NativeMatrix, NativeVector, object, PreparedNativePredictor],
-) -> PreparedNativeFFN:
-    """A handle of the weights of a block."""
-    return _core.FFN(
-        (None, None) if ffn.gate is None else (ffn.gate.matrix, ffn.gate.bias),
-        (ffn.up.matrix, ffn.up.bias),
-        (ffn.down.matrix, ffn.down.bias),
-        ffn.activation.kind.value,
-        ffn.activation.threshold,
-        ffn.is_down_transposed,
-        ffn.is_exact_sparse,
-        None if ffn.router is None else _native_router(ffn.router),
-    )
-
-
-def _native_router(router: Router[NativeMatrix, NativeVector]) -> _core.Router:
-    linear = router.linear
-    if not 1 <= router.num_used <= router.num_experts or linear.matrix.rows != router.num_experts:
-        raise ShapeError(
-            f"a router of {linear.matrix.rows} rows cannot choose {router.num_used} of "
-            f"{router.num_experts} experts"
-        )
-    return _core.Router(
-        linear.matrix, linear.bias, router.rule.value, router.num_used, router.is_normalized
-    )
-
-
-def decode_shares(ffn: NativeFFN) -> NeuronShares | None:
-    """Which share of a block's neurons its last decode rows needed; None before any."""
-    rows, batches, active, united = ffn.native.last_decode
-    size = ffn.up.matrix.rows
-    return NeuronShares(active / (rows * size), united / (batches * size)) if rows else None
-
-
 def new_batch(batch: Batch) -> _core.Batch:
     """A handle of the tokens of a step."""
     return _core.Batch(batch.positions, batch.sequences, batch.block_tables, batch.is_prompt)
@@ -105,3 +67,17 @@ class RopeHandles:
             )
             known = self.handles[id(rope)] = (rope, made)
         return known[1]
+
+
+def add_stats(counters: FFNCounters, stats: _core.FFNStats) -> None:
+    """Add what a native call reports."""
+    counters.active += stats.active
+    counters.predicted += stats.predicted
+    counters.total += stats.total
+    counters.bytes_read += stats.bytes_read + stats.predictor_bytes
+    counters.predictor_bytes += stats.predictor_bytes
+    counters.down_bytes += stats.down_bytes
+    counters.router_bytes += stats.router_bytes
+    counters.predictor_s += stats.predictor_s
+    counters.down_s += stats.down_s
+    counters.router_s += stats.router_s

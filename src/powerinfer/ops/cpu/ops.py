@@ -1,25 +1,23 @@
 """The native CPU backend: `powerinfer.ops.protocol.Ops` on the C++ extension.
 
-Weights stay in the mapped file. Matrices in `REPACKED_FORMATS`, and on request all others, are
-copied into anonymous memory, and the pages of the file they came from are given back. A decode step
-spends its time in the calls below, so they do as little as they can in Python.
+A decode step spends its time in the calls below, so they do as little as they can in Python. What
+they are given is made in `weights.py`.
 """
 
-from collections.abc import Collection, Hashable, Sequence
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from powerinfer import _core
 from powerinfer.errors import ShapeError, UnsupportedError
-from powerinfer.gguf import Tensor
 from powerinfer.ops.cpu.exchange import (
     WATCHDOG_S,
     ExchangeBuffers,
     NativeExchange,
-    add_stats,
-    encoded_format,
-    encoded_rows,
 )
 from powerinfer.ops.cpu.handles import (
     CurrentBatch,
@@ -27,54 +25,34 @@ from powerinfer.ops.cpu.handles import (
     NativeLinear,
     NativePredictor,
     RopeHandles,
-    decode_shares,
-    native_ffn,
+    add_stats,
     new_batch,
 )
 from powerinfer.ops.cpu.machine import start_team
-from powerinfer.ops.cpu.mapped_pages import copy_to_huge_pages, release_pages
 from powerinfer.ops.cpu.read_way import ReadWay
-from powerinfer.ops.cpu.step_records import MAX_RECORDED_TOKENS, StepRecord, StepRecords
-from powerinfer.ops.expert_tensors import as_rows, check_expert_biases, check_expert_tensors
-from powerinfer.ops.host_arrays import HostArrays
+from powerinfer.ops.cpu.weights import NativeWeights
 from powerinfer.ops.protocol import (
-    FFN,
     ActiveIds,
     FFNCounters,
     HeadNorms,
     KVType,
     LayerProgram,
-    MatrixUse,
-    NeuronPredictor,
     NeuronShares,
     RopeTable,
 )
 from powerinfer.values import Batch, BoolArray, ByteArray, FloatArray, IntArray
 
-__all__ = ["NativeOps"]
+__all__ = ["MAX_RECORDED_TOKENS", "NativeOps"]
 
-FORMATS = (
-    "f32",
-    "f16",
-    "bf16",
-    "q4_0",
-    "q4_1",
-    "q5_0",
-    "q5_1",
-    "q8_0",
-    "q4_k",
-    "q5_k",
-    "q6_k",
-    "mxfp4",
-)
-REPACKED_FORMATS = frozenset({"q4_0", "q4_k", "q5_k", "q6_k"})
-"""Formats of which a faster layout is made at load (cpp/quant/superblock.h)."""
+MAX_RECORDED_TOKENS = 8
+"""A record holds all its activations, some 4 MB per token at 7B; of many tokens Python's share is
+small."""
 
-# Weights per superblock of that layout.
-_SUPERBLOCK = 256
+# Records for this many caches and numbers of tokens; the least recently used one goes.
+_MAX_RECORDS = 4
 
 
-class NativeOps(HostArrays[NativeFFN]):
+class NativeOps(NativeWeights):
     """`powerinfer.ops.protocol.Ops` on a team of threads; see there for shapes.
 
     Errors beyond the protocol's: TypeError for arrays of another dtype or not C-contiguous,
@@ -83,6 +61,8 @@ class NativeOps(HostArrays[NativeFFN]):
     """
 
     name = "cpu"
+    handoff_name = None
+    runs_layers_apart = True
 
     def __init__(
         self,
@@ -105,13 +85,9 @@ class NativeOps(HostArrays[NativeFFN]):
             DeviceError: this machine or build has no such kernels, or the number of threads is
                 out of range.
         """
-        team = start_team(threads, kernels)
+        super().__init__(start_team(threads, kernels), repack=repack, in_place=in_place)
         _core.keep_freed_memory()
         self.counters = FFNCounters()
-        self._team = team
-        self._arena = _core.Arena()
-        self._repack = repack
-        self._in_place = in_place
         self._current = CurrentBatch()
         self._ropes = RopeHandles()
         self._records = StepRecords()
@@ -159,76 +135,6 @@ class NativeOps(HostArrays[NativeFFN]):
         """Let the team run where it could before `pin`."""
         self._team.unpin()
 
-    def matrix(self, tensor: Tensor, use: MatrixUse) -> _core.Matrix:
-        """View a weight matrix in the mapped file, or copy it."""
-        if len(tensor.shape) != 2:
-            raise ShapeError(f"{tensor.name} must be a matrix, its shape is {list(tensor.shape)}")
-        matrix, is_packed = _viewed(tensor), self._is_packed(tensor)
-        if use is MatrixUse.EMBEDDING or (self._in_place and not is_packed):
-            return matrix
-        if is_packed:
-            matrix = _core.repack(self._team, matrix, self._arena)
-        else:
-            copy = copy_to_huge_pages(tensor.data)
-            matrix = _core.Matrix(copy, tensor.format, matrix.rows, matrix.columns)
-        release_pages(tensor.data)
-        return matrix
-
-    def vector(self, tensor: Tensor) -> _core.Vector:
-        """Decode a norm weight or bias to f32[n]."""
-        if len(tensor.shape) != 1:
-            raise ShapeError(f"{tensor.name} must be a vector, its shape is {list(tensor.shape)}")
-        return _core.Vector(np.ascontiguousarray(tensor.decode()))
-
-    def expert_matrix(self, tensors: Sequence[Tensor], use: MatrixUse) -> _core.Matrix:
-        """The matrices of all experts; what has to be copied is copied once it is chosen."""
-        check_expert_tensors(tensors)
-        first, is_packed = tensors[0], self._is_packed(tensors[0])
-        if len(tensors) == 1 and not is_packed:
-            return self.matrix(as_rows(first), use)
-        pieces = [_viewed(as_rows(tensor)) for tensor in tensors]
-        return _core.expert_matrix(pieces, first.shape[-2], self._arena, is_packed)
-
-    def expert_vector(self, tensor: Tensor) -> _core.Vector:
-        """Decode the biases of all experts."""
-        check_expert_biases(tensor)
-        return self.constant(tensor.decode().reshape(-1))
-
-    def constant(self, values: FloatArray) -> _core.Vector:
-        """Hold f32[n]."""
-        return _core.Vector(np.ascontiguousarray(values, np.float32))
-
-    def vector_values(self, vector: _core.Vector) -> FloatArray:
-        """The numbers of a vector."""
-        return vector.values
-
-    def matrix_bytes(self, matrix: _core.Matrix) -> int:
-        """Bytes of the whole matrix in the layout it has here."""
-        return matrix.nbytes
-
-    def matrix_shape(self, matrix: _core.Matrix) -> tuple[int, int]:
-        """Rows and columns."""
-        return matrix.rows, matrix.columns
-
-    def matrix_format(self, matrix: _core.Matrix) -> str:
-        """Name of the format of `encoded_rows`: that of the tensor, or of `recode`."""
-        return encoded_format(matrix)
-
-    def encoded_rows(
-        self, matrix: _core.Matrix, ids: IntArray | None = None, out: ByteArray | None = None
-    ) -> ByteArray:
-        """Rows as `matrix_format` encodes them, whatever their layout here: u8[n, row_bytes].
-
-        Args:
-            matrix: made by `matrix` or `recode`.
-            ids: i32[n], which rows in which order; None for all.
-            out: u8[n, row_bytes], where to; None for a new array.
-
-        Raises:
-            IndexError: there is no such row.
-        """
-        return encoded_rows(self._team, matrix, ids, out)
-
     def exchange(self, buffers: ExchangeBuffers, watchdog_s: float = WATCHDOG_S) -> NativeExchange:
         """The CPU half of FFN layers that lie on two devices, on this backend's threads.
 
@@ -240,36 +146,6 @@ class NativeOps(HostArrays[NativeFFN]):
             ShapeError: the buffers do not fit each other.
         """
         return NativeExchange(self._team, buffers, watchdog_s)
-
-    def ffn_weights(
-        self, ffn: FFN[_core.Matrix, _core.Vector, object, _core.NeuronPredictor]
-    ) -> NativeFFN:
-        """Bundle the weights into one handle."""
-        if ffn.is_exact_sparse and not ffn.activation.is_sparse:
-            raise UnsupportedError(f"an FFN with {ffn.activation} has no neurons to skip")
-        return ffn.prepared(native_ffn(ffn))
-
-    def recode(self, matrix: _core.Matrix, format_name: str) -> _core.Matrix:
-        """Encode a copy into memory of our own."""
-        return _core.recode(self._team, matrix, format_name, self._arena)
-
-    def copy_statistics(
-        self, matrix: _core.Matrix, copy: _core.Matrix, mean: FloatArray, variance: FloatArray
-    ) -> tuple[FloatArray, FloatArray]:
-        """Offset and noise per row."""
-        offset, noise = np.empty((2, matrix.rows), np.float32)
-        _core.copy_statistics(self._team, matrix, copy, mean, variance, offset, noise)
-        return offset, noise
-
-    def neuron_predictor(
-        self, predictor: NeuronPredictor[_core.Matrix, _core.Vector, object]
-    ) -> NativePredictor:
-        """Bundle the matrices into one handle."""
-        stages = [(stage.matrix, stage.bias, stage.threshold) for stage in predictor.stages]
-        native = _core.NeuronPredictor(
-            predictor.fc1, predictor.center, stages, predictor.num_experts
-        )
-        return predictor.prepared(native)
 
     def predict(
         self, x: FloatArray, predictor: NativePredictor, is_prompt: BoolArray | None = None
@@ -408,6 +284,17 @@ class NativeOps(HostArrays[NativeFFN]):
         add_stats(self.counters, stats)
         return out
 
+    def start_ffn(
+        self,
+        x: FloatArray,
+        ffn: NativeFFN,
+        predictor_input: FloatArray | None = None,
+        is_prompt: BoolArray | None = None,
+        router_input: FloatArray | None = None,
+    ) -> Callable[[], FloatArray]:
+        """Put off everything until the result is asked for."""
+        return partial(self.ffn, x, ffn, predictor_input, is_prompt, router_input)
+
     def ffn_active(
         self,
         x: FloatArray,
@@ -467,8 +354,10 @@ class NativeOps(HostArrays[NativeFFN]):
         return out
 
     def neuron_shares(self, ffn: NativeFFN) -> NeuronShares | None:
-        """Of the block's last decode step."""
-        return decode_shares(ffn)
+        """Shares of the block's last decode step."""
+        rows, batches, active, united = ffn.native.last_decode
+        size = ffn.up.matrix.rows
+        return NeuronShares(active / (rows * size), united / (batches * size)) if rows else None
 
     def add(self, x: FloatArray, y: FloatArray) -> None:
         """In place."""
@@ -486,34 +375,33 @@ class NativeOps(HostArrays[NativeFFN]):
         return x
 
     def step(self, x: FloatArray, batch: Batch, program: LayerProgram[FloatArray]) -> FloatArray:
-        """Run it; few generated tokens in one call, once such a step has been recorded."""
+        """Run a step; few generated tokens in one call, once such a step has been recorded."""
         if program.key is None or batch.num_tokens > MAX_RECORDED_TOKENS:
-            return super().step(x, batch, program)
+            return _run(x, batch, program)
         record = self._records.find(program.key, batch.num_tokens)
         if record is None:
             return self._record(x, batch, program, program.key)
-        if not record.is_complete:
-            return super().step(x, batch, program)
-        add_stats(self.counters, record.run(self._team, x, self._batch(batch)))
-        return record.result()
+        if not record.calls.is_complete:
+            return _run(x, batch, program)
+        np.copyto(record.x, x)
+        add_stats(self.counters, record.calls.run(self._team, record.batch, self._batch(batch)))
+        return record.out.copy()
 
     def _record(
         self, x: FloatArray, batch: Batch, program: LayerProgram[FloatArray], key: Hashable
     ) -> FloatArray:
-        """Run a step and record it."""
-        own = new_batch(batch)
-        # The calls below are to use the batch that later runs put their tokens in, no others are.
+        """Run a step and record the calls that this thread makes for it."""
+        calls, own = _core.StepRecord(), new_batch(batch)
+        calls.begin(self._team)
+        # The recorded calls, and no others, use the batch that later runs put their tokens in.
         self._current = CurrentBatch(batch, own)
         try:
-            record = StepRecord.of(self._team, x, own, partial(super().step, x, batch, program))
+            out = _run(x, batch, program)
         finally:
             self._current = CurrentBatch()
-        self._records.keep(key, batch.num_tokens, record)
-        return record.result()
-
-    def _is_packed(self, tensor: Tensor) -> bool:
-        is_packable = tensor.format in REPACKED_FORMATS and tensor.shape[-1] % _SUPERBLOCK == 0
-        return self._repack and is_packable
+            calls.end(self._team)
+        self._records.keep(key, batch.num_tokens, StepRecord(calls, x, own, out))
+        return out.copy()
 
     def _batch(self, batch: Batch) -> _core.Batch:
         current = self._current
@@ -524,16 +412,68 @@ class NativeOps(HostArrays[NativeFFN]):
         return handle
 
 
-def _viewed(tensor: Tensor) -> _core.Matrix:
-    """A weight matrix where it lies.
+def _run(x: FloatArray, batch: Batch, program: LayerProgram[FloatArray]) -> FloatArray:
+    return program.end(program.layers(x, batch, 0, program.num_layers))
 
-    Raises:
-        UnsupportedError: its format has no kernels.
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """A decode step that was run once from Python, to be run again as one native call.
+
+    Between two native calls the threads fall asleep and memory is idle, while weights push Python's
+    own data out of the caches: in a step of seven calls a layer that is a tenth of the time.
+
+    Attributes:
+        calls: its calls; not complete if Python looked at numbers, so that it must not run again.
+        x: f32[num_tokens, hidden_size], the embedded tokens; every run changes them.
+        batch: the tokens of the current run.
+        out: f32[num_tokens, vocab_size]; every run overwrites it.
     """
-    if tensor.format not in FORMATS:
-        raise UnsupportedError(
-            f"tensor {tensor.name} has the type {tensor.format}, for which there are no "
-            f"kernels. Supported: {', '.join(FORMATS)}."
-        )
-    rows, columns = tensor.shape
-    return _core.Matrix(tensor.data, tensor.format, rows, columns)
+
+    calls: _core.StepRecord
+    x: FloatArray
+    batch: _core.Batch
+    out: FloatArray
+
+
+class StepRecords:
+    """Records by the key of their program (`LayerProgram.key`) and their number of tokens."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        # By a weak reference to the key (or a key that allows none) and the number of tokens.
+        self._records: OrderedDict[tuple[Hashable, int], StepRecord] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Records that are held."""
+        return len(self._records)
+
+    def find(self, key: Hashable, num_tokens: int) -> StepRecord | None:
+        """The record of such steps, if there is one."""
+        size = (_reference(key), num_tokens)
+        record = self._records.get(size)
+        if record is not None:
+            self._records.move_to_end(size)
+        return record
+
+    def keep(self, key: Hashable, num_tokens: int, record: StepRecord) -> None:
+        """Hold a record as long as its key lives and others are not used more recently."""
+        reference = _reference(key, self._forget)
+        self._records[reference, num_tokens] = record
+        while len(self._records) > _MAX_RECORDS:
+            self._records.popitem(last=False)
+
+    def _forget(self, reference: Hashable) -> None:
+        # Of a copy: what is freed meanwhile may have a key die, which comes here again.
+        for size in [size for size in list(self._records) if size[0] is reference]:
+            self._records.pop(size, None)
+
+
+def _reference(
+    key: Hashable, forget: Callable[[weakref.ref[Hashable]], None] | None = None
+) -> Hashable:
+    """A weak reference, equal to others to the same object, or the key where there is none."""
+    try:
+        return weakref.ref(key, forget)
+    except TypeError:
+        return key

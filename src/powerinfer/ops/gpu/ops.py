@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
+from powerinfer.ops.float_errors import quietly
 from powerinfer.ops.gpu import attention, linear
 from powerinfer.ops.gpu.attention import DeviceKV
 from powerinfer.ops.gpu.batch import DeviceBatch, batch_sizes
@@ -21,7 +22,6 @@ from powerinfer.ops.gpu.kernels.arguments import Angles, Softmax
 from powerinfer.ops.gpu.linear import DeviceLinear
 from powerinfer.ops.gpu.matrix import DeviceMatrix, upload_matrix
 from powerinfer.ops.gpu.memory import DeviceMemory, naming_exhaustion, open_device
-from powerinfer.ops.host_arrays import quietly
 from powerinfer.ops.operands import HeadNorms, KVType, RopeTable
 from powerinfer.values import Batch, ByteArray, FloatArray, IntArray
 

@@ -6,7 +6,7 @@ from typing import TypeAlias
 import numpy as np
 
 from powerinfer.errors import ShapeError, UnsupportedError
-from powerinfer.ops.host_arrays import quietly
+from powerinfer.ops.float_errors import quietly
 from powerinfer.ops.protocol import FFNCounters, Router, RouterRule
 from powerinfer.ops.reference.ffn import ReferenceFFN, ffn_values, hidden_size
 from powerinfer.ops.reference.matrix import (

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from powerinfer.errors import ShapeError
-from powerinfer.ops.host_arrays import quietly
+from powerinfer.ops.float_errors import quietly
 from powerinfer.ops.protocol import Linear
 from powerinfer.values import FloatArray
 

@@ -5,8 +5,9 @@ operation, so what remains is the rounding of the inputs. Keys and values are re
 or Q8_0, because that rounding is part of the result. Nothing here is meant to be fast.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +15,15 @@ import numpy.typing as npt
 from powerinfer.errors import PowerInferError, ShapeError, UnsupportedError
 from powerinfer.gguf import Tensor
 from powerinfer.ops.expert_tensors import check_expert_biases, check_expert_tensors
-from powerinfer.ops.host_arrays import HostArrays, quietly
+from powerinfer.ops.float_errors import quietly
 from powerinfer.ops.protocol import (
     ActiveIds,
     FFNCounters,
     HeadNorms,
     KVType,
+    LayerProgram,
     MatrixUse,
+    NeuronShares,
     RopeTable,
 )
 from powerinfer.ops.reference.experts import (
@@ -97,11 +100,15 @@ class ReferenceKV:
 
 
 @dataclass(slots=True)
-class ReferenceOps(HostArrays[ReferenceFFN]):
+class ReferenceOps:
     """`powerinfer.ops.protocol.Ops` in numpy; see there for shapes and errors."""
 
     name: str = "reference"
     counters: FFNCounters = field(default_factory=FFNCounters)
+
+    native_s = None
+    handoff_name = None
+    runs_layers_apart = True
 
     def matrix(self, tensor: Tensor, use: MatrixUse) -> ReferenceMatrix:
         """Decode a weight matrix; `use` makes no difference here."""
@@ -330,6 +337,17 @@ class ReferenceOps(HostArrays[ReferenceFFN]):
         mask = predicted_mask(scored, ffn.predictor, self.counters, allowed)
         return self._run(x, ffn, chosen, mask)
 
+    def start_ffn(
+        self,
+        x: FloatArray,
+        ffn: ReferenceFFN,
+        predictor_input: FloatArray | None = None,
+        is_prompt: BoolArray | None = None,
+        router_input: FloatArray | None = None,
+    ) -> Callable[[], FloatArray]:
+        """Put off everything until the result is asked for."""
+        return partial(self.ffn, x, ffn, predictor_input, is_prompt, router_input)
+
     @quietly
     def ffn_active(
         self,
@@ -358,6 +376,10 @@ class ReferenceOps(HostArrays[ReferenceFFN]):
             fired &= chosen.neurons(ffn.num_experts, fired.shape[1])
         return self._run(x, ffn, chosen, None), np.packbits(fired, axis=1, bitorder="little")
 
+    def neuron_shares(self, ffn: ReferenceFFN) -> NeuronShares | None:
+        """Not counted."""
+        return None
+
     def _run(
         self, x: FloatArray, ffn: ReferenceFFN, chosen: ChosenExperts | None, mask: Mask | None
     ) -> FloatArray:
@@ -369,6 +391,18 @@ class ReferenceOps(HostArrays[ReferenceFFN]):
     def add(self, x: FloatArray, y: FloatArray) -> None:
         """In place."""
         np.add(x, y, out=x)
+
+    def take_rows(self, x: FloatArray, rows: IntArray) -> FloatArray:
+        """Copy rows."""
+        return np.ascontiguousarray(x[rows])
+
+    def to_host(self, x: FloatArray) -> FloatArray:
+        """As it is."""
+        return x
+
+    def step(self, x: FloatArray, batch: Batch, program: LayerProgram[FloatArray]) -> FloatArray:
+        """Run all layers, then the end."""
+        return program.end(program.layers(x, batch, 0, program.num_layers))
 
 
 def _chosen(x: FloatArray, ffn: ReferenceFFN) -> ChosenExperts | None:

@@ -5,7 +5,7 @@ from typing import TypeAlias
 import numpy as np
 
 from powerinfer.errors import ShapeError
-from powerinfer.ops.host_arrays import quietly
+from powerinfer.ops.float_errors import quietly
 from powerinfer.ops.protocol import FFNCounters, Linear, NeuronPredictor, ScoreStage
 from powerinfer.ops.reference.matrix import (
     DoubleArray,

@@ -1,0 +1,204 @@
+"""Weights of the native CPU backend: where they lie in memory, and the handles of them.
+
+Weights stay in the mapped file. Matrices in `REPACKED_FORMATS`, and on request all others, are
+copied into anonymous memory, and the pages of the file they came from are given back.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from powerinfer import _core
+from powerinfer.errors import ShapeError, UnsupportedError
+from powerinfer.gguf import Tensor
+from powerinfer.ops.cpu.handles import NativeFFN, NativePredictor
+from powerinfer.ops.cpu.mapped_pages import copy_to_huge_pages, release_pages
+from powerinfer.ops.expert_tensors import as_rows, check_expert_biases, check_expert_tensors
+from powerinfer.ops.operands import FFN, MatrixUse, NeuronPredictor, Router
+from powerinfer.quant import get_format
+from powerinfer.values import ByteArray, FloatArray, IntArray
+
+__all__ = ["FORMATS", "REPACKED_FORMATS", "NativeWeights"]
+
+FORMATS = (
+    "f32",
+    "f16",
+    "bf16",
+    "q4_0",
+    "q4_1",
+    "q5_0",
+    "q5_1",
+    "q8_0",
+    "q4_k",
+    "q5_k",
+    "q6_k",
+    "mxfp4",
+)
+REPACKED_FORMATS = frozenset({"q4_0", "q4_k", "q5_k", "q6_k"})
+"""Formats of which a faster layout is made at load (cpp/quant/superblock.h)."""
+
+# Weights per superblock of that layout.
+_SUPERBLOCK = 256
+
+
+class NativeWeights:
+    """`powerinfer.ops.protocol.LoadsWeights` of the native CPU backend; see there for shapes."""
+
+    def __init__(self, team: _core.ThreadTeam, *, repack: bool, in_place: bool) -> None:
+        """Start without weights; the arguments are those of `NativeOps`."""
+        self._team = team
+        self._arena = _core.Arena()
+        self._repack = repack
+        self._in_place = in_place
+
+    def matrix(self, tensor: Tensor, use: MatrixUse) -> _core.Matrix:
+        """View a weight matrix in the mapped file, or copy it."""
+        if len(tensor.shape) != 2:
+            raise ShapeError(f"{tensor.name} must be a matrix, its shape is {list(tensor.shape)}")
+        matrix, is_packed = _viewed(tensor), self._is_packed(tensor)
+        if use is MatrixUse.EMBEDDING or (self._in_place and not is_packed):
+            return matrix
+        if is_packed:
+            matrix = _core.repack(self._team, matrix, self._arena)
+        else:
+            copy = copy_to_huge_pages(tensor.data)
+            matrix = _core.Matrix(copy, tensor.format, matrix.rows, matrix.columns)
+        release_pages(tensor.data)
+        return matrix
+
+    def vector(self, tensor: Tensor) -> _core.Vector:
+        """Decode a norm weight or bias to f32[n]."""
+        if len(tensor.shape) != 1:
+            raise ShapeError(f"{tensor.name} must be a vector, its shape is {list(tensor.shape)}")
+        return _core.Vector(np.ascontiguousarray(tensor.decode()))
+
+    def expert_matrix(self, tensors: Sequence[Tensor], use: MatrixUse) -> _core.Matrix:
+        """The matrices of all experts; what has to be copied is copied once it is chosen."""
+        check_expert_tensors(tensors)
+        first, is_packed = tensors[0], self._is_packed(tensors[0])
+        if len(tensors) == 1 and not is_packed:
+            return self.matrix(as_rows(first), use)
+        pieces = [_viewed(as_rows(tensor)) for tensor in tensors]
+        return _core.expert_matrix(pieces, first.shape[-2], self._arena, is_packed)
+
+    def expert_vector(self, tensor: Tensor) -> _core.Vector:
+        """Decode the biases of all experts."""
+        check_expert_biases(tensor)
+        return self.constant(tensor.decode().reshape(-1))
+
+    def constant(self, values: FloatArray) -> _core.Vector:
+        """Hold f32[n]."""
+        return _core.Vector(np.ascontiguousarray(values, np.float32))
+
+    def vector_values(self, vector: _core.Vector) -> FloatArray:
+        """The numbers of a vector."""
+        return vector.values
+
+    def matrix_bytes(self, matrix: _core.Matrix) -> int:
+        """Bytes of the whole matrix in the layout it has here."""
+        return matrix.nbytes
+
+    def matrix_shape(self, matrix: _core.Matrix) -> tuple[int, int]:
+        """Rows and columns."""
+        return matrix.rows, matrix.columns
+
+    def matrix_format(self, matrix: _core.Matrix) -> str:
+        """Name of the format of `encoded_rows`: that of the tensor, or of `recode`."""
+        return _core.encoded_format(matrix)
+
+    def encoded_rows(
+        self, matrix: _core.Matrix, ids: IntArray | None = None, out: ByteArray | None = None
+    ) -> ByteArray:
+        """Rows as `matrix_format` encodes them, whatever their layout here: u8[n, row_bytes].
+
+        Args:
+            matrix: made by `matrix` or `recode`.
+            ids: i32[n], which rows in which order; None for all.
+            out: u8[n, row_bytes], where to; None for a new array.
+
+        Raises:
+            IndexError: there is no such row.
+        """
+        rows = np.arange(matrix.rows, dtype=np.int32) if ids is None else np.ascontiguousarray(ids)
+        if out is None:
+            known = get_format(_core.encoded_format(matrix))
+            out = np.empty((len(rows), known.num_bytes(matrix.columns)), np.uint8)
+        _core.encoded_rows(self._team, matrix, rows, out)
+        return out
+
+    def ffn_weights(
+        self, ffn: FFN[_core.Matrix, _core.Vector, object, _core.NeuronPredictor]
+    ) -> NativeFFN:
+        """Bundle the weights into one handle."""
+        if ffn.is_exact_sparse and not ffn.activation.is_sparse:
+            raise UnsupportedError(f"an FFN with {ffn.activation} has no neurons to skip")
+        return ffn.prepared(_native_ffn(ffn))
+
+    def recode(self, matrix: _core.Matrix, format_name: str) -> _core.Matrix:
+        """Encode a copy into memory of our own."""
+        return _core.recode(self._team, matrix, format_name, self._arena)
+
+    def copy_statistics(
+        self, matrix: _core.Matrix, copy: _core.Matrix, mean: FloatArray, variance: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Offset and noise per row."""
+        offset, noise = np.empty((2, matrix.rows), np.float32)
+        _core.copy_statistics(self._team, matrix, copy, mean, variance, offset, noise)
+        return offset, noise
+
+    def neuron_predictor(
+        self, predictor: NeuronPredictor[_core.Matrix, _core.Vector, object]
+    ) -> NativePredictor:
+        """Bundle the matrices into one handle."""
+        stages = [(stage.matrix, stage.bias, stage.threshold) for stage in predictor.stages]
+        native = _core.NeuronPredictor(
+            predictor.fc1, predictor.center, stages, predictor.num_experts
+        )
+        return predictor.prepared(native)
+
+    def _is_packed(self, tensor: Tensor) -> bool:
+        is_packable = tensor.format in REPACKED_FORMATS and tensor.shape[-1] % _SUPERBLOCK == 0
+        return self._repack and is_packable
+
+
+def _viewed(tensor: Tensor) -> _core.Matrix:
+    """A weight matrix where it lies.
+
+    Raises:
+        UnsupportedError: its format has no kernels.
+    """
+    if tensor.format not in FORMATS:
+        raise UnsupportedError(
+            f"tensor {tensor.name} has the type {tensor.format}, for which there are no "
+            f"kernels. Supported: {', '.join(FORMATS)}."
+        )
+    rows, columns = tensor.shape
+    return _core.Matrix(tensor.data, tensor.format, rows, columns)
+
+
+def _native_ffn(
+    ffn: FFN[_core.Matrix, _core.Vector, object, _core.NeuronPredictor],
+) -> _core.FFN:
+    """A handle of the weights of a block."""
+    return _core.FFN(
+        (None, None) if ffn.gate is None else (ffn.gate.matrix, ffn.gate.bias),
+        (ffn.up.matrix, ffn.up.bias),
+        (ffn.down.matrix, ffn.down.bias),
+        ffn.activation.kind.value,
+        ffn.activation.threshold,
+        ffn.is_down_transposed,
+        ffn.is_exact_sparse,
+        None if ffn.router is None else _native_router(ffn.router),
+    )
+
+
+def _native_router(router: Router[_core.Matrix, _core.Vector]) -> _core.Router:
+    linear = router.linear
+    if not 1 <= router.num_used <= router.num_experts or linear.matrix.rows != router.num_experts:
+        raise ShapeError(
+            f"a router of {linear.matrix.rows} rows cannot choose {router.num_used} of "
+            f"{router.num_experts} experts"
+        )
+    return _core.Router(
+        linear.matrix, linear.bias, router.rule.value, router.num_used, router.is_normalized
+    )
