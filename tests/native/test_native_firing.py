@@ -30,8 +30,7 @@ from powerinfer.ops.cpu.fired_bits import count_fired
 from powerinfer.ops.cpu.handles import NativeFFN
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.operands import FFN, Linear, MatrixUse
-from powerinfer.ops.protocol import LoadsWeights
-from powerinfer.ops.type_parameters import MatrixT, PreparedFFNT, PreparedPredictorT, VectorT
+from powerinfer.ops.protocol import LoadsWeights, MatrixT, VectorT
 from powerinfer.values import Activation, ActivationKind, ByteArray, FloatArray
 
 TABLES = st.sampled_from(KERNELS)
@@ -57,9 +56,7 @@ def f32(values: FloatArray) -> Tensor:
     return replace(vector_tensor(values.reshape(-1)), shape=values.shape)
 
 
-def make_block(
-    ops: LoadsWeights[MatrixT, VectorT, PreparedFFNT, PreparedPredictorT], case: Case
-) -> FFN[MatrixT, VectorT, PreparedFFNT, PreparedPredictorT]:
+def make_block(ops: LoadsWeights[MatrixT, VectorT], case: Case) -> FFN[MatrixT, VectorT]:
     hidden, neurons = case.sizes
     ffn = make_ffn(
         ops,
@@ -88,10 +85,10 @@ def make_block(
 
 
 def _of_rows(
-    ops: LoadsWeights[MatrixT, VectorT, PreparedFFNT, PreparedPredictorT],
+    ops: LoadsWeights[MatrixT, VectorT],
     weights: FloatArray,
     activation: Activation,
-) -> FFN[MatrixT, VectorT, PreparedFFNT, PreparedPredictorT]:
+) -> FFN[MatrixT, VectorT]:
     """A block of f32[1 or 2, num_neurons, hidden_size]: gate, if there is one, and up."""
 
     def linear(values: FloatArray) -> Linear[MatrixT, VectorT]:

@@ -28,11 +28,12 @@ from powerinfer.ops.protocol import (
     FFNCounters,
     Linear,
     LoadsWeights,
+    MatrixT,
     MatrixUse,
     NeuronPredictor,
     ScoreStage,
+    VectorT,
 )
-from powerinfer.ops.type_parameters import MatrixT, PreparedFFNT, PreparedPredictorT, VectorT
 from powerinfer.values import Activation, ActivationKind, FloatArray
 from tolerances import assert_close
 
@@ -45,13 +46,13 @@ Mask = npt.NDArray[np.bool_]
 
 
 def make_predictor(
-    ops: LoadsWeights[MatrixT, VectorT, PreparedFFNT, PreparedPredictorT],
+    ops: LoadsWeights[MatrixT, VectorT],
     thresholds: tuple[float, ...],
     *,
     has_fc1: bool = False,
     has_center: bool = False,
     copies: tuple[str | None, ...] = (None, None),
-) -> NeuronPredictor[MatrixT, VectorT, PreparedPredictorT]:
+) -> NeuronPredictor[MatrixT, VectorT]:
     """The same predictor for every backend: one stage per threshold, the first with a bias."""
     fc1 = ops.matrix(tensor("f16", (RANK, HIDDEN), 40), MatrixUse.DENSE) if has_fc1 else None
     center = ops.constant(numbers((HIDDEN,), 41)) if has_center else None

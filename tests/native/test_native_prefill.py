@@ -18,8 +18,7 @@ from native_cases import (
     use_kernels,
     vector_tensor,
 )
-from powerinfer.ops.protocol import FFN, ActiveIds, Linear, LoadsWeights
-from powerinfer.ops.type_parameters import MatrixT, PreparedFFNT, PreparedPredictorT, VectorT
+from powerinfer.ops.protocol import FFN, ActiveIds, Linear, LoadsWeights, MatrixT, VectorT
 from powerinfer.values import Activation, ActivationKind
 from tolerances import assert_close
 
@@ -29,14 +28,14 @@ KINDS = [ActivationKind.RELU, ActivationKind.DRELU, ActivationKind.FATRELU, Acti
 
 
 def planted_ffn(
-    ops: LoadsWeights[MatrixT, VectorT, PreparedFFNT, PreparedPredictorT],
+    ops: LoadsWeights[MatrixT, VectorT],
     kind: ActivationKind,
     *,
     format_name: str = "f32",
     is_gated: bool = True,
     is_down_transposed: bool = True,
     is_exact_sparse: bool = True,
-) -> FFN[MatrixT, VectorT, PreparedFFNT, PreparedPredictorT]:
+) -> FFN[MatrixT, VectorT]:
     """A block in which most neurons fire for few tokens, some for most and some for none."""
     ffn = make_ffn(
         ops,

@@ -13,7 +13,7 @@ from powerinfer.calibration.ground_truth import GroundTruth
 from powerinfer.calibration.routing import Routing
 from powerinfer.gguf import Tensor
 from powerinfer.ops.operands import FFN, Linear, MatrixUse, Router, RouterRule
-from powerinfer.ops.some_backend import Matrix, PreparedPredictor, SomeFFN, SomeOps, Vector
+from powerinfer.ops.some_backend import Matrix, SomeFFN, SomeOps, Vector
 from powerinfer.predictors import LayerChoice, LayerSource, PredictorInput, build_predictor
 from powerinfer.values import Activation, ActivationKind, FloatArray
 from tolerances import assert_close
@@ -117,7 +117,7 @@ class _Made:
             RouterRule.SOFTMAX,
             is_normalized=True,
         )
-        ffn: FFN[Matrix, Vector, None, PreparedPredictor] = FFN(
+        ffn: FFN[Matrix, Vector] = FFN(
             gate=self._linear(*rows, shape.num_neurons) if shape.is_gated else None,
             up=self._linear(*rows, shape.num_neurons),
             down=self._linear(*(rows if shape.is_down_transposed else rows[::-1]), HIDDEN),

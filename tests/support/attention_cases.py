@@ -7,14 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from native_cases import given_rows, make_batch, numbers
-from powerinfer.ops.protocol import HeadNorms, KVType, Ops, RopeTable
-from powerinfer.ops.type_parameters import (
-    KVLayerT,
-    MatrixT,
-    PreparedFFNT,
-    PreparedPredictorT,
-    VectorT,
-)
+from powerinfer.ops.protocol import HeadNorms, KVLayerT, KVType, MatrixT, Ops, RopeTable, VectorT
 from powerinfer.values import Batch, FloatArray
 
 __all__ = ["CASES", "PLAIN", "Case", "Options", "Scene", "attend", "rope_table"]
@@ -53,7 +46,7 @@ def rope_table(head_dim: int, *, is_interleaved: bool) -> RopeTable:
     )
 
 
-class Scene(Generic[MatrixT, VectorT, KVLayerT, PreparedFFNT, PreparedPredictorT]):
+class Scene(Generic[MatrixT, VectorT, KVLayerT]):
     """A cache in which all positions of all sequences of a case are stored.
 
     Attributes:
@@ -63,7 +56,7 @@ class Scene(Generic[MatrixT, VectorT, KVLayerT, PreparedFFNT, PreparedPredictorT
 
     def __init__(
         self,
-        ops: Ops[FloatArray, MatrixT, VectorT, KVLayerT, PreparedFFNT, PreparedPredictorT],
+        ops: Ops[FloatArray, MatrixT, VectorT, KVLayerT],
         case: Case,
         kv_type: KVType,
         options: Options = PLAIN,
@@ -119,7 +112,7 @@ class Scene(Generic[MatrixT, VectorT, KVLayerT, PreparedFFNT, PreparedPredictorT
 
 
 def attend(
-    ops: Ops[FloatArray, MatrixT, VectorT, KVLayerT, PreparedFFNT, PreparedPredictorT],
+    ops: Ops[FloatArray, MatrixT, VectorT, KVLayerT],
     case: Case,
     kv_type: KVType,
     options: Options = PLAIN,

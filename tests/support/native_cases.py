@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,20 +17,15 @@ from powerinfer.ops.protocol import (
     FFN,
     Linear,
     LoadsWeights,
+    MatrixT,
     MatrixUse,
     NeuronPredictor,
     Ops,
     ScoreStage,
-)
-from powerinfer.ops.reference.ops import ReferenceOps
-from powerinfer.ops.some_backend import KVLayer, Matrix, PreparedFFN, PreparedPredictor, Vector
-from powerinfer.ops.type_parameters import (
-    KVLayerT,
-    MatrixT,
-    PreparedFFNT,
-    PreparedPredictorT,
     VectorT,
 )
+from powerinfer.ops.reference.ops import ReferenceOps
+from powerinfer.ops.some_backend import KVLayer, Matrix, Vector
 from powerinfer.quant import get_format
 from powerinfer.values import Activation, Batch, BoolArray, FloatArray
 
@@ -54,7 +49,7 @@ __all__ = [
     "vector_tensor",
 ]
 
-HostOps: TypeAlias = Ops[FloatArray, Matrix, Vector, KVLayer, PreparedFFN, PreparedPredictor]
+HostOps: TypeAlias = Ops[FloatArray, Matrix, Vector, KVLayer]
 """Some backend whose activations are numpy arrays."""
 
 FORMATS = (
@@ -135,7 +130,7 @@ def vector_tensor(values: FloatArray) -> Tensor:
 
 
 def make_linear(
-    ops: LoadsWeights[MatrixT, VectorT, PreparedFFNT, PreparedPredictorT],
+    ops: LoadsWeights[MatrixT, VectorT],
     format_name: str,
     shape: tuple[int, int],
     seed: int,
@@ -150,7 +145,7 @@ def make_linear(
 
 
 def make_ffn(
-    ops: LoadsWeights[MatrixT, VectorT, PreparedFFNT, PreparedPredictorT],
+    ops: LoadsWeights[MatrixT, VectorT],
     activation: Activation,
     sizes: tuple[int, int],
     *,
@@ -159,7 +154,7 @@ def make_ffn(
     is_down_transposed: bool = True,
     is_exact_sparse: bool = False,
     has_bias: bool = False,
-) -> FFN[MatrixT, VectorT, PreparedFFNT, PreparedPredictorT]:
+) -> FFN[MatrixT, VectorT]:
     """A feed-forward block of (hidden_size, intermediate_size)."""
     hidden, neurons = sizes
     use = MatrixUse.NEURONS if is_exact_sparse else MatrixUse.DENSE
@@ -210,10 +205,10 @@ def use_kernels(name: str, threads: int = 2) -> NativeOps:
 
 
 def host_ops(
-    ops: Ops[FloatArray, MatrixT, VectorT, KVLayerT, PreparedFFNT, PreparedPredictorT],
+    ops: Ops[FloatArray, Any, Any, Any],
 ) -> HostOps:
     """A backend of whose handles the type checker forgets which they are: see `some_ops`."""
-    return cast("HostOps", ops)
+    return ops
 
 
 def both(kernels: str) -> tuple[HostOps, HostOps]:

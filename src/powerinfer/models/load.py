@@ -15,16 +15,7 @@ from powerinfer.models.sparsity import EXACT, OFF, default_sparsity, uniform, wi
 from powerinfer.models.tensors.predictor_tensors import predictor_threshold
 from powerinfer.models.tensors.preparer import Progress
 from powerinfer.models.weights import ModelWeights, load_weights
-from powerinfer.ops.protocol import Ops
-from powerinfer.ops.some_backend import SomeOps, some_ops
-from powerinfer.ops.type_parameters import (
-    ArrayT,
-    KVLayerT,
-    MatrixT,
-    PreparedFFNT,
-    PreparedPredictorT,
-    VectorT,
-)
+from powerinfer.ops.some_backend import AnyOps
 from powerinfer.values import Activation
 
 __all__ = ["DEFAULT_CONTEXT_LENGTH", "default_context", "load_model", "prepare_model"]
@@ -37,7 +28,7 @@ _logger = logging.getLogger(__name__)
 
 def load_model(
     file: GGUFFile,
-    ops: Ops[ArrayT, MatrixT, VectorT, KVLayerT, PreparedFFNT, PreparedPredictorT],
+    ops: AnyOps,
     *,
     activation: Activation | str | None = None,
     sparsity: str | None = None,
@@ -64,7 +55,7 @@ def load_model(
     config = opened.config
     model = prepare_model(
         opened,
-        some_ops(ops),
+        ops,
         skips_neurons=sparsity != OFF and config.activation.is_sparse,
         context_length=context_length,
         progress=progress,
@@ -78,7 +69,7 @@ def load_model(
 
 def prepare_model(
     opened: ModelFile,
-    ops: SomeOps,
+    ops: AnyOps,
     *,
     skips_neurons: bool,
     context_length: int | None = None,

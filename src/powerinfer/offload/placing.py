@@ -1,4 +1,4 @@
-"""Placing a loaded model: its weights go to the hybrid backend, which uploads what a plan says.
+"""Placing of a loaded model: the hybrid backend uploads the weights that a plan names.
 
 The loaded model stays as it is and can still run on the CPU. If the device runs out of memory, the
 model is placed again by a smaller plan.
@@ -16,7 +16,6 @@ from powerinfer.models.model import Model
 from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
 from powerinfer.ops.cpu.handles import NativeFFN, NativeLinear, NativeVector
 from powerinfer.ops.gpu.memory import Arena, naming_exhaustion
-from powerinfer.ops.hybrid.decode import HandedFFN, SplitFFN
 from powerinfer.ops.hybrid.ops import HybridOps
 from powerinfer.ops.hybrid.plan import LayerPlan
 from powerinfer.ops.hybrid.upload import HandedBlock, PlacedBlock, Placer
@@ -26,16 +25,16 @@ __all__ = ["count_bytes", "place_model"]
 
 
 def place_model(model: Model, ops: HybridOps) -> Model:
-    """The same model on both devices, by the plan of `ops`.
+    """Place a model on both devices, by the plan of `ops`.
 
     Args:
         model: loaded on `ops.cpu`, its predictors attached.
-        ops: the hybrid backend, new: it serves one placed model.
+        ops: a new hybrid backend: it serves one placed model.
 
     Raises:
         PlacementError: the plan is for a model of other sizes.
-        OutOfDeviceMemoryError: the device has no room; what was uploaded is let go.
-        NumericsError: a weight is too large for the f16 that the device would keep it in.
+        OutOfDeviceMemoryError: the device has no room; uploaded weights are released.
+        NumericsError: a weight exceeds f16, the format that the device would keep it in.
     """
     _check_sizes(model, ops)
     try:
@@ -49,7 +48,7 @@ def place_model(model: Model, ops: HybridOps) -> Model:
 
 
 def count_bytes(model: Model, ops: HybridOps) -> int:
-    """Bytes of the device that everything takes which `place_model` copies or makes room for."""
+    """Count the device bytes of everything that `place_model` copies or allocates."""
     arena = Arena.counting()
     _copy(model, ops, arena)
     return arena.used_bytes
@@ -65,7 +64,7 @@ def _check_sizes(model: Model, ops: HybridOps) -> None:
 
 
 def _place_weights(model: Model, ops: HybridOps) -> ModelWeights:
-    """Find out what everything takes, take it at once, copy everything into it."""
+    """Allocate memory for everything at once, then copy everything into it."""
     arena = Arena.allocate(ops.gpu.device, count_bytes(model, ops), "the placed weights")
     copied = _copy(model, ops, arena)
     config = model.config
@@ -76,10 +75,8 @@ def _place_weights(model: Model, ops: HybridOps) -> ModelWeights:
         config.num_experts,
     )
     layers = [
-        _add_shared(
-            layer if block is None else _split(layer, number, block, ops), number, shared, ops
-        )
-        for number, (layer, block, shared) in enumerate(
+        _add_blocks(number, *parts, ops)
+        for number, parts in enumerate(
             zip(copied.weights.layers, copied.blocks, copied.shared, strict=True)
         )
     ]
@@ -89,12 +86,12 @@ def _place_weights(model: Model, ops: HybridOps) -> ModelWeights:
 
 @dataclass(frozen=True, slots=True)
 class _Copied:
-    """What lies on the device.
+    """Parts of a model on the device.
 
     Attributes:
-        weights: with its handles, but for feed-forward blocks.
-        blocks: one per layer; None where the CPU computes all of it.
-        shared: likewise, its shared expert; None where there is none, too.
+        weights: handles of everything but feed-forward blocks.
+        blocks: one per layer; None if the CPU computes it.
+        shared: the shared expert of each layer; None if there is none or the CPU computes it.
     """
 
     weights: ModelWeights
@@ -103,7 +100,7 @@ class _Copied:
 
 
 def _copy(model: Model, ops: HybridOps, arena: Arena) -> _Copied:
-    """Everything that the plan names, into an arena; if that only counts, nothing is copied."""
+    """Copy everything that the plan names into an arena, or count its bytes."""
     placer, weights = ops.placer(arena), model.weights
     pairs = list(zip(weights.layers, ops.plan.layers, strict=True))
     layers = tuple(_place_layer(layer, plan, placer) for layer, plan in pairs)
@@ -123,7 +120,7 @@ def _copy(model: Model, ops: HybridOps, arena: Arena) -> _Copied:
             output=_place_linear(weights.output, placer),
         )
     split = [
-        _native(layer)
+        _native(layer.ffn)
         for (layer, _), block in zip(pairs, blocks, strict=True)
         if isinstance(block, PlacedBlock) and not block.slots.is_full
     ]
@@ -132,7 +129,7 @@ def _copy(model: Model, ops: HybridOps, arena: Arena) -> _Copied:
 
 
 def _place_layer(layer: LayerWeights, plan: LayerPlan, placer: Placer) -> LayerWeights:
-    """All but its feed-forward block."""
+    """Place all of a layer but its feed-forward blocks."""
     if not plan.has_attention:
         return layer
     norms = {name: _place_norm(norm, placer) for name, norm in layer.norms.items()}
@@ -160,7 +157,7 @@ def _place_norm(norm: Norm, placer: Placer) -> Norm:
 def _place_block(
     layer: LayerWeights, plan: LayerPlan, ops: HybridOps, placer: Placer
 ) -> PlacedBlock | HandedBlock | None:
-    """On both devices if the GPU decides which neurons run, even if it holds none of them."""
+    """Place a block if the GPU decides which neurons run, even if it holds none of them."""
     if not plan.has_attention:
         return None
     if layer.predictor is not None and layer.predictor.active_ids is not None:
@@ -170,49 +167,46 @@ def _place_block(
     # The GPU has no kernel for hidden layers of single experts.
     is_handed = predictor is not None and (not plan.has_predictor or predictor.num_experts > 1)
     if is_handed:
-        return placer.handed_block(_native(layer))
-    return ops.blocks.place(_native(layer), plan.hot, placer)
+        return placer.handed_block(_native(layer.ffn))
+    return ops.blocks.place(_native(layer.ffn), plan.hot, placer)
 
 
 def _place_shared(
     layer: LayerWeights, plan: LayerPlan, ops: HybridOps, placer: Placer
 ) -> PlacedBlock | None:
-    """All neurons of the shared expert, which runs for every token."""
+    """Place all neurons of the shared expert, which runs for every token."""
     if layer.shared_ffn is None or not plan.has_attention:
         return None
-    shared = cast("NativeFFN", layer.shared_ffn)
+    shared = _native(layer.shared_ffn)
     num_neurons = ops.matrix_shape(shared.up.matrix)[0]
     return ops.blocks.place(shared, np.arange(num_neurons, dtype=np.int32), placer)
 
 
-def _add_shared(
-    layer: LayerWeights, number: int, placed: PlacedBlock | None, ops: HybridOps
+def _add_blocks(
+    number: int,
+    layer: LayerWeights,
+    block: PlacedBlock | HandedBlock | None,
+    shared: PlacedBlock | None,
+    ops: HybridOps,
 ) -> LayerWeights:
-    if placed is None:
-        return layer
-    on_cpu = cast("NativeFFN", layer.shared_ffn)
-    added = ops.blocks.add_shared(number, on_cpu, placed)
-    return replace(layer, shared_ffn=cast("SomeFFN", on_cpu.prepared(added)))
-
-
-def _split(
-    layer: LayerWeights, number: int, block: PlacedBlock | HandedBlock, ops: HybridOps
-) -> LayerWeights:
-    on_cpu = _native(layer)
-    added: SplitFFN | HandedFFN
+    """Let the blocks of a layer run on both devices."""
+    ffn, shared_ffn = layer.ffn, layer.shared_ffn
     if isinstance(block, PlacedBlock):
-        added = ops.blocks.add(number, on_cpu, block)
-    else:
-        added = ops.blocks.add_handed(number, on_cpu, block)
-    return replace(layer, ffn=cast("SomeFFN", on_cpu.prepared(added)))
+        ffn = replace(ffn, native=ops.blocks.add(number, _native(ffn), block))
+    elif block is not None:
+        ffn = replace(ffn, native=ops.blocks.add_handed(number, _native(ffn), block))
+    if shared is not None and shared_ffn is not None:
+        added = ops.blocks.add_shared(number, _native(shared_ffn), shared)
+        shared_ffn = replace(shared_ffn, native=added)
+    return replace(layer, ffn=ffn, shared_ffn=shared_ffn)
 
 
-# A model does not say of which backend its handles are. Those of one that was loaded on `ops.cpu`
-# are that backend's, and those that come back are for `ops`: casts say so, here and above.
+# The types of a model do not tell the backend of its handles. Those of a model that was loaded on
+# `ops.cpu` are that backend's, and those of the placed model belong to `ops`, as these casts say.
 
 
-def _native(layer: LayerWeights) -> NativeFFN:
-    return cast("NativeFFN", layer.ffn)
+def _native(ffn: SomeFFN) -> NativeFFN:
+    return cast("NativeFFN", ffn)
 
 
 def _place_vector(vector: Vector, placer: Placer) -> Vector:

@@ -1,6 +1,6 @@
-"""What operations work on: weights, their combinations, and counts of what was done with them.
+"""Operands of operations: weights, their combinations, and counters of the work done with them.
 
-Operands are generic over the handles that a backend made of the weights, so that the type checker
+Operands are generic over a backend's handles of matrices and vectors, so that the type checker
 keeps the handles of one backend from another. They are covariant: an operand whose handles are all
 of one kind serves wherever that kind is one of several.
 """
@@ -8,17 +8,11 @@ of one kind serves wherever that kind is one of several.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.ops.type_parameters import (
-    MatrixT_co,
-    PreparedFFNT_co,
-    PreparedPredictorT_co,
-    VectorT_co,
-)
 from powerinfer.values import Activation, FloatArray, IntArray
 
 __all__ = [
@@ -28,6 +22,7 @@ __all__ = [
     "HeadNorms",
     "KVType",
     "Linear",
+    "MatrixT",
     "MatrixUse",
     "NeuronPredictor",
     "NeuronShares",
@@ -35,9 +30,13 @@ __all__ = [
     "Router",
     "RouterRule",
     "ScoreStage",
+    "VectorT",
 ]
 
-NewT = TypeVar("NewT")
+MatrixT = TypeVar("MatrixT")
+MatrixT_co = TypeVar("MatrixT_co", covariant=True)
+VectorT = TypeVar("VectorT")
+VectorT_co = TypeVar("VectorT_co", covariant=True)
 
 
 class KVType(StrEnum):
@@ -48,7 +47,7 @@ class KVType(StrEnum):
 
 
 class MatrixUse(StrEnum):
-    """How a matrix is read; a backend chooses its memory layout by it.
+    """Access pattern of a matrix; a backend chooses its memory layout by it.
 
     DENSE: every row for every token (attention, output head, predictors): any layout will do.
     NEURONS: rows are neurons, of which any may be skipped: each row must stay readable on its own.
@@ -85,12 +84,12 @@ class ActiveIds:
     ids: IntArray
 
     def of(self, token: int) -> IntArray:
-        """Ids of one token."""
+        """Return the ids of one token."""
         chosen: IntArray = self.ids[self.offsets[token] : self.offsets[token + 1]]
         return chosen
 
     def mask(self, num_neurons: int) -> npt.NDArray[np.bool_]:
-        """bool[num_tokens, num_neurons], true where an id is listed; undoes `of_mask`."""
+        """Return bool[num_tokens, num_neurons], true for listed ids; the inverse of `of_mask`."""
         num_tokens = len(self.offsets) - 1
         mask = np.zeros((num_tokens, num_neurons), bool)
         mask[np.repeat(np.arange(num_tokens), np.diff(self.offsets)), self.ids] = True
@@ -98,7 +97,7 @@ class ActiveIds:
 
     @classmethod
     def of_mask(cls, mask: npt.NDArray[np.bool_]) -> Self:
-        """Ids where a bool[num_tokens, intermediate_size] is true."""
+        """List the ids for which a bool[num_tokens, intermediate_size] is true."""
         offsets = np.zeros(len(mask) + 1, np.int64)
         np.cumsum(mask.sum(axis=1), out=offsets[1:])
         return cls(offsets, np.nonzero(mask)[1].astype(np.int32))
@@ -122,41 +121,35 @@ class ScoreStage(Generic[MatrixT_co, VectorT_co]):
 
 
 @dataclass(frozen=True, slots=True)
-class NeuronPredictor(Generic[MatrixT_co, VectorT_co, PreparedPredictorT_co]):
-    """Predicts which neurons of an FFN fire; the FFN call runs it first.
+class NeuronPredictor(Generic[MatrixT_co, VectorT_co]):
+    """Predictor of the neurons of an FFN that fire; the FFN call runs it first.
 
     The input, minus `center`, goes through ``relu(fc1 @ input)`` if there is `fc1`, then through
     the stages in order; a later stage sees only neurons that passed the earlier ones. With
-    `num_experts` and `fc1` each expert has a hidden layer of its own, which the stages' rows of its
-    neurons see.
+    `num_experts` and `fc1` each expert has its own hidden layer, the input of the stages' rows for
+    its neurons.
 
     Attributes:
         fc1: [num_experts * rank, hidden_size] or None.
         center: f32[hidden_size] or None.
         stages: at least one.
-        num_experts: those whose neurons the rows of the stages are, all of one expert before those
-            of the next; 1 for a dense FFN, or one hidden layer for all.
-        native: the backend's own form, made by `Ops.neuron_predictor`; None before.
+        num_experts: experts with a hidden layer each; the rows of the stages are grouped by expert.
+            1 for a dense FFN, or one hidden layer for all.
+        native: the backend's own form, set by `Ops.neuron_predictor`; its type is not checked.
     """
 
     fc1: MatrixT_co | None
     center: VectorT_co | None
     stages: tuple[ScoreStage[MatrixT_co, VectorT_co], ...]
     num_experts: int = field(default=1, kw_only=True)
-    native: PreparedPredictorT_co = field(kw_only=True)
-
-    def prepared(self, native: NewT) -> "NeuronPredictor[MatrixT_co, VectorT_co, NewT]":
-        """The same with a backend's own form."""
-        return NeuronPredictor(
-            self.fc1, self.center, self.stages, num_experts=self.num_experts, native=native
-        )
+    native: Any = field(default=None, kw_only=True)
 
 
 class RouterRule(StrEnum):
-    """How the logits of a router become the weights of the experts that it chooses.
+    """Function from the logits of a router to the weights of the experts that it chooses.
 
-    SOFTMAX: over the logits of all experts; normalised, that is over those of the chosen alone.
-    SIGMOID: of each logit on its own.
+    SOFTMAX: over the logits of all experts; if normalised, over those of the chosen experts only.
+    SIGMOID: of each logit separately.
     """
 
     SOFTMAX = "softmax"
@@ -165,16 +158,14 @@ class RouterRule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Router(Generic[MatrixT_co, VectorT_co]):
-    """Chooses the experts of a token: those with the largest logits, of equal ones the lower id.
+    """Choice of a token's experts: those with the largest logits; among equals, the lower id.
 
     A logit that is NaN counts as the smallest, and makes the token's weights NaN, so that damage
     reaches the output.
 
     Attributes:
         linear: [num_experts, hidden_size], with its bias f32[num_experts] or None.
-        num_experts: there are.
-        num_used: chosen for each token.
-        rule: from logits to weights.
+        num_used: experts per token.
         is_normalized: weights are divided by their sum, sigmoids by at least 6.1e-5.
     """
 
@@ -186,26 +177,25 @@ class Router(Generic[MatrixT_co, VectorT_co]):
 
 
 @dataclass(frozen=True, slots=True)
-class FFN(Generic[MatrixT_co, VectorT_co, PreparedFFNT_co, PreparedPredictorT_co]):
+class FFN(Generic[MatrixT_co, VectorT_co]):
     """One feed-forward block, or with a router a mixture of experts.
 
     A mixture is a block of num_experts * intermediate_size neurons of which a token runs those of
-    its experts; its matrices hold all experts, one behind the other: gate, up and transposed down
-    are [num_experts * intermediate_size, hidden_size], plain down is
-    [num_experts * hidden_size, intermediate_size]. So are the biases, down's f32[num_experts *
-    hidden_size]. What an expert returns, its bias included, is multiplied by its weight.
+    its experts. Its matrices and biases hold all experts, one after the other: gate, up and
+    transposed down are [num_experts * intermediate_size, hidden_size], plain down is
+    [num_experts * hidden_size, intermediate_size], the bias of down is f32[num_experts *
+    hidden_size]. The output of an expert, its bias included, is multiplied by its weight.
 
     Attributes:
         gate: [intermediate_size, hidden_size] or None for an ungated FFN.
         up: [intermediate_size, hidden_size].
         down: [intermediate_size, hidden_size] if `is_down_transposed` (neuron i is row i), else
             [hidden_size, intermediate_size] (neuron i is column i).
-        activation: what is applied between.
         is_exact_sparse: skip the rows of neurons that do not fire (activation must be sparse); the
             result equals the dense one up to rounding.
         predictor: decides which neurons are computed; None computes the gate of all.
-        router: chooses the experts of each token; None for a block that is none.
-        native: the backend's own form, made by `Ops.ffn_weights`; None before.
+        router: chooses the experts of each token; None for a dense block.
+        native: the backend's own form, set by `Ops.ffn_weights`; its type is not checked.
     """
 
     gate: Linear[MatrixT_co, VectorT_co] | None
@@ -214,28 +204,14 @@ class FFN(Generic[MatrixT_co, VectorT_co, PreparedFFNT_co, PreparedPredictorT_co
     activation: Activation
     is_down_transposed: bool
     is_exact_sparse: bool
-    predictor: NeuronPredictor[MatrixT_co, VectorT_co, PreparedPredictorT_co] | None = None
+    predictor: NeuronPredictor[MatrixT_co, VectorT_co] | None = None
     router: Router[MatrixT_co, VectorT_co] | None = None
-    native: PreparedFFNT_co = field(kw_only=True)
+    native: Any = field(default=None, kw_only=True)
 
     @property
     def num_experts(self) -> int:
-        """Experts whose neurons the rows of up are; 1 without a router."""
+        """Number of experts; 1 without a router."""
         return 1 if self.router is None else self.router.num_experts
-
-    def prepared(self, native: NewT) -> "FFN[MatrixT_co, VectorT_co, NewT, PreparedPredictorT_co]":
-        """The same with a backend's own form."""
-        return FFN(
-            gate=self.gate,
-            up=self.up,
-            down=self.down,
-            activation=self.activation,
-            is_down_transposed=self.is_down_transposed,
-            is_exact_sparse=self.is_exact_sparse,
-            predictor=self.predictor,
-            router=self.router,
-            native=native,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,8 +219,8 @@ class HeadNorms(Generic[VectorT_co]):
     """RMS norms of the single heads of q and k, before they are rotated (QK-norm).
 
     Attributes:
-        q: f32[head_dim], the weight that all heads of q share.
-        k: f32[head_dim], the same of k.
+        q: f32[head_dim], shared by all heads of q.
+        k: f32[head_dim], shared by all heads of k.
         eps: added to the mean square.
     """
 
@@ -252,8 +228,8 @@ class HeadNorms(Generic[VectorT_co]):
     k: VectorT_co
     eps: float
 
-    def map(self, change: Callable[[VectorT_co], NewT]) -> "HeadNorms[NewT]":
-        """The same with other handles of the weights."""
+    def map(self, change: Callable[[VectorT_co], VectorT]) -> "HeadNorms[VectorT]":
+        """Convert the handles of the weights."""
         return HeadNorms(change(self.q), change(self.k), self.eps)
 
 
@@ -279,11 +255,11 @@ class RopeTable:
 
 @dataclass(frozen=True, slots=True)
 class NeuronShares:
-    """Which share of an FFN's neurons decode rows needed, those of all experts counted.
+    """Shares of an FFN's neurons, counting those of all experts, that decode rows needed.
 
     Attributes:
-        active: that fired, on average over the rows.
-        union: that fired for any row of a batch; where no neuron is skipped, that were computed.
+        active: neurons that fired, on average over the rows.
+        union: neurons that fired for any row of a batch, or that were computed if none is skipped.
     """
 
     active: float
@@ -292,20 +268,23 @@ class NeuronShares:
 
 @dataclass(slots=True)
 class FFNCounters:
-    """Running counts of what the FFN calls really did; a backend adds to them.
+    """Running counts of the work of FFN calls; a backend adds to them.
+
+    Numbers of neurons are summed over tokens and layers. Seconds, and the bytes of routers, stay 0
+    if the backend does not measure them.
 
     Attributes:
-        active: neurons whose result was used, summed over tokens and layers.
-        predicted: neurons that a predictor let pass, summed likewise; without one, all of them, of
-            a mixture of experts those of the chosen ones.
-        total: neurons there were, those of all experts, summed over tokens and layers.
-        bytes_read: weight bytes really read by FFN calls, those of predictors and routers included.
-        predictor_bytes: of those, bytes of predictors.
-        down_bytes: of those read, bytes of gathered rows of down.
-        router_bytes: of those read, bytes of routers, where the backend counts them.
-        predictor_s: seconds spent in predictors, where the backend measures it.
-        down_s: seconds spent gathering rows of down, likewise.
-        router_s: seconds spent choosing experts, likewise.
+        active: neurons whose result was used.
+        predicted: neurons that a predictor let pass; without a predictor, all neurons of the dense
+            block or of the chosen experts.
+        total: all neurons, those of all experts included.
+        bytes_read: weight bytes read by FFN calls, including those of predictors and routers.
+        predictor_bytes: bytes of predictors among `bytes_read`.
+        down_bytes: bytes of gathered rows of down among them.
+        router_bytes: bytes of routers among them.
+        predictor_s: seconds in predictors.
+        down_s: seconds gathering rows of down.
+        router_s: seconds choosing experts.
     """
 
     active: int = 0

@@ -1,28 +1,19 @@
-"""The types of a model on an unknown backend.
+"""Types of a model on an unknown backend.
 
 A model only carries handles from one operation to the next, so its code names none of a backend's
-types: `SomeOps` is a backend, and `Matrix`, `Vector`, ... are what that backend made. They are for
-the type checker alone: at run time a handle is what the backend made and nothing wraps it.
+types: `SomeOps` is a backend, `Matrix`, `Vector` and `KVLayer` are handles that this backend made.
+They exist for the type checker only: at run time nothing wraps a handle.
 """
 
-from typing import NewType, Protocol, TypeAlias, cast
+from typing import Any, NewType, Protocol, TypeAlias
 
 from powerinfer.ops.protocol import FFN, HeadNorms, Linear, NeuronPredictor, Ops, ScoreStage
-from powerinfer.ops.type_parameters import (
-    ArrayT,
-    KVLayerT,
-    MatrixT,
-    PreparedFFNT,
-    PreparedPredictorT,
-    VectorT,
-)
 
 __all__ = [
     "Activations",
+    "AnyOps",
     "KVLayer",
     "Matrix",
-    "PreparedFFN",
-    "PreparedPredictor",
     "SomeFFN",
     "SomeHeadNorms",
     "SomeLinear",
@@ -50,24 +41,22 @@ class Activations(Protocol):
 Matrix = NewType("Matrix", object)
 Vector = NewType("Vector", object)
 KVLayer = NewType("KVLayer", object)
-PreparedFFN = NewType("PreparedFFN", object)
-PreparedPredictor = NewType("PreparedPredictor", object)
 
 SomeHeadNorms: TypeAlias = HeadNorms[Vector]
 SomeLinear: TypeAlias = Linear[Matrix, Vector]
 SomeStage: TypeAlias = ScoreStage[Matrix, Vector]
-SomePredictor: TypeAlias = NeuronPredictor[Matrix, Vector, PreparedPredictor]
-SomeFFN: TypeAlias = FFN[Matrix, Vector, PreparedFFN, PreparedPredictor]
-SomeOps: TypeAlias = Ops[Activations, Matrix, Vector, KVLayer, PreparedFFN, PreparedPredictor]
+SomePredictor: TypeAlias = NeuronPredictor[Matrix, Vector]
+SomeFFN: TypeAlias = FFN[Matrix, Vector]
+SomeOps: TypeAlias = Ops[Activations, Matrix, Vector, KVLayer]
+
+AnyOps: TypeAlias = Ops[Any, Any, Any, Any]
+"""Any backend: the type checker verifies that it is one and forgets the types of its handles."""
 
 
-def some_ops(
-    ops: Ops[ArrayT, MatrixT, VectorT, KVLayerT, PreparedFFNT, PreparedPredictorT],
-) -> SomeOps:
-    """The same backend, for code that need not know which it is.
+def some_ops(ops: AnyOps) -> SomeOps:
+    """Return the same backend, for code that does not depend on its types.
 
-    The type checker makes sure that `ops` is a backend, and forgets the types of its handles. From
-    here on nothing checks that the handles it is given are its own; a model's are, because
+    From here on nothing checks that it gets its own handles. Those of a model are, because
     `models.load_model` makes them all with the backend that the model keeps.
     """
-    return cast("SomeOps", ops)
+    return ops

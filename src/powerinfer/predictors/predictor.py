@@ -12,7 +12,7 @@ import numpy as np
 
 from powerinfer.errors import UnsupportedError
 from powerinfer.gguf import Tensor
-from powerinfer.ops.protocol import ActiveIds, NeuronPredictor, ScoreStage
+from powerinfer.ops.protocol import ActiveIds, ArrayT, NeuronPredictor, ScoreStage
 from powerinfer.ops.some_backend import (
     Activations,
     Matrix,
@@ -22,7 +22,6 @@ from powerinfer.ops.some_backend import (
     SomePredictor,
     SomeStage,
 )
-from powerinfer.ops.type_parameters import ArrayT
 from powerinfer.values import ActivationKind, BoolArray, FloatArray
 
 __all__ = [

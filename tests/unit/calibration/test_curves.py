@@ -20,7 +20,6 @@ from powerinfer.ops.protocol import FFN, Linear, MatrixUse
 from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.ops.some_backend import (
     Matrix,
-    PreparedPredictor,
     SomeFFN,
     SomeLinear,
     Vector,
@@ -48,7 +47,7 @@ def _linear(rows: list[list[float]], bias: list[float] | None = None) -> SomeLin
 def _ffn(
     *, gate: list[list[float]] | None = None, kind: ActivationKind = ActivationKind.RELU
 ) -> SomeFFN:
-    ffn: FFN[Matrix, Vector, None, PreparedPredictor] = FFN(
+    ffn: FFN[Matrix, Vector] = FFN(
         gate=None if gate is None else _linear(gate),
         up=_linear([[1, 0], [0, 1], [1, 1]]),
         down=_linear([[1, 0], [0, 2], [3, 0]]),

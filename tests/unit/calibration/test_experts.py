@@ -16,7 +16,7 @@ from powerinfer.gguf import Tensor
 from powerinfer.ops.operands import Router, RouterRule
 from powerinfer.ops.protocol import FFN, Linear, MatrixUse
 from powerinfer.ops.reference.ops import ReferenceOps
-from powerinfer.ops.some_backend import Matrix, PreparedPredictor, SomeFFN, Vector, some_ops
+from powerinfer.ops.some_backend import Matrix, SomeFFN, Vector, some_ops
 from powerinfer.predictors import PredictorInput, Scorer
 from powerinfer.predictors.calibration import Dial
 from powerinfer.predictors.choosing import FFNBytes, PredictorBytes
@@ -51,7 +51,7 @@ def _ffn(
     router: Router[Matrix, Vector] = Router(
         Linear(_matrix(ROUTER)), EXPERTS, num_used, RouterRule.SIGMOID, is_normalized=True
     )
-    ffn: FFN[Matrix, Vector, None, PreparedPredictor] = FFN(
+    ffn: FFN[Matrix, Vector] = FFN(
         gate=Linear(_matrix(GATE)) if is_gated else None,
         up=Linear(_matrix(UP)),
         down=Linear(_matrix(DOWN), OPS.constant(DOWN_BIAS)),

@@ -13,9 +13,9 @@ import pytest
 
 from native_cases import make_ffn, make_linear, numbers, tensor
 from powerinfer import _core
-from powerinfer.ops.cpu.handles import NativeLinear
+from powerinfer.ops.cpu.handles import NativeFFN, NativeLinear, NativePredictor
 from powerinfer.ops.cpu.ops import NativeOps
-from powerinfer.ops.protocol import FFN, Linear, MatrixUse, Ops
+from powerinfer.ops.protocol import FFN, Linear, MatrixUse, NeuronPredictor, Ops, ScoreStage
 from powerinfer.ops.reference.ffn import ReferenceFFN
 from powerinfer.ops.reference.matrix import ReferenceLinear
 from powerinfer.ops.reference.ops import ReferenceKV, ReferenceMatrix, ReferenceOps
@@ -23,27 +23,22 @@ from powerinfer.ops.some_backend import SomeOps, some_ops
 from powerinfer.values import Activation, ActivationKind, FloatArray
 
 if TYPE_CHECKING:
-    from powerinfer.ops.hybrid.decode import HandedFFN, SplitFFN
     from powerinfer.ops.hybrid.handles import HybridArray, HybridKV, HybridMatrix, HybridVector
     from powerinfer.ops.hybrid.ops import HybridOps
 
 # What each backend works with: its arrays, matrices, vectors, caches, blocks and predictors.
-ReferenceBackend: TypeAlias = Ops[FloatArray, ReferenceMatrix, FloatArray, ReferenceKV, None, None]
+ReferenceBackend: TypeAlias = Ops[FloatArray, ReferenceMatrix, FloatArray, ReferenceKV]
 NativeBackend: TypeAlias = Ops[
     FloatArray,
     _core.Matrix,
     _core.Vector,
     _core.KVLayer,
-    _core.FFN,
-    _core.NeuronPredictor,
 ]
 HybridBackend: TypeAlias = """Ops[
     HybridArray,
     HybridMatrix,
     HybridVector,
     HybridKV,
-    _core.FFN | SplitFFN | HandedFFN,
-    _core.NeuronPredictor,
 ]"""
 
 RELU = Activation(ActivationKind.RELU)
@@ -94,12 +89,23 @@ def test_native_refuses_a_block_of_the_reference_or_one_that_is_not_prepared() -
     with pytest.raises(TypeError):
         ops.ffn(x, foreign)  # type: ignore[arg-type]
     part = Linear(ops.matrix(tensor("f32", (32, 32), 3), MatrixUse.NEURONS), ops.constant(x[0]))
-    raw: FFN[_core.Matrix, _core.Vector, None, _core.NeuronPredictor] = FFN(
+    raw: NativeFFN = FFN(
         None, part, part, RELU, is_down_transposed=True, is_exact_sparse=True, native=None
     )
     with pytest.raises(TypeError):
-        ops.ffn(x, raw)  # type: ignore[arg-type]
+        ops.ffn(x, raw)
     assert ops.ffn(x, ops.ffn_weights(raw)).shape == (1, 32)
+
+
+def test_native_refuses_a_predictor_that_is_not_prepared() -> None:
+    ops, x = NativeOps(1), numbers((1, 32), 1)
+    block = make_ffn(ops, RELU, SIZES)
+    matrix = ops.matrix(tensor("f32", (48, 32), 3), MatrixUse.DENSE)
+    raw: NativePredictor = NeuronPredictor(None, None, (ScoreStage(matrix, None, 0.0),))
+    with pytest.raises(TypeError):
+        ops.ffn_weights(replace(block, predictor=raw))
+    predictor = ops.neuron_predictor(raw)
+    assert ops.ffn(x, ops.ffn_weights(replace(block, predictor=predictor))).shape == (1, 32)
 
 
 def test_native_refuses_a_table_and_a_vector_of_the_reference() -> None:
@@ -120,7 +126,7 @@ def test_operands_are_values() -> None:
     sparse = replace(block, is_exact_sparse=True)
     assert sparse.is_exact_sparse
     assert sparse.up is block.up
-    prepared = block.prepared("ready")
+    prepared = replace(block, native="ready")
     assert prepared.native == "ready"
     assert (prepared.gate, prepared.up, prepared.down) == (block.gate, block.up, block.down)
     copy = pickle.loads(pickle.dumps(block))

@@ -10,7 +10,6 @@ from powerinfer.ops.protocol import FFN, Linear, MatrixUse
 from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.ops.some_backend import (
     Matrix,
-    PreparedPredictor,
     SomeFFN,
     Vector,
     some_ops,
@@ -220,7 +219,7 @@ def _matrix(rows: int, columns: int, name: str = "f32") -> Matrix:
 
 
 def _block(*, is_gated: bool, is_down_transposed: bool) -> SomeFFN:
-    ffn: FFN[Matrix, Vector, None, PreparedPredictor] = FFN(
+    ffn: FFN[Matrix, Vector] = FFN(
         gate=Linear(_matrix(96, 64, "q8_0")) if is_gated else None,
         up=Linear(_matrix(96, 64, "f16")),
         down=Linear(_matrix(96, 64) if is_down_transposed else _matrix(64, 96)),

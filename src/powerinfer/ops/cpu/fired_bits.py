@@ -1,4 +1,4 @@
-"""Counts what fires, from the bits of `Computes.ffn_firing`."""
+"""Counts of firing neurons, from the bits of `Ops.ffn_firing`."""
 
 import numpy as np
 import numpy.typing as npt

@@ -17,8 +17,6 @@ __all__ = [
     "NativeMatrix",
     "NativePredictor",
     "NativeVector",
-    "PreparedNativeFFN",
-    "PreparedNativePredictor",
     "RopeHandles",
     "add_stats",
     "new_batch",
@@ -28,13 +26,11 @@ __all__ = [
 NativeMatrix: TypeAlias = _core.Matrix
 NativeVector: TypeAlias = _core.Vector
 NativeKV: TypeAlias = _core.KVLayer
-PreparedNativeFFN: TypeAlias = _core.FFN
-PreparedNativePredictor: TypeAlias = _core.NeuronPredictor
 
 # Operands that hold them.
 NativeLinear: TypeAlias = Linear[NativeMatrix, NativeVector]
-NativePredictor: TypeAlias = NeuronPredictor[NativeMatrix, NativeVector, PreparedNativePredictor]
-NativeFFN: TypeAlias = FFN[NativeMatrix, NativeVector, PreparedNativeFFN, PreparedNativePredictor]
+NativePredictor: TypeAlias = NeuronPredictor[NativeMatrix, NativeVector]
+NativeFFN: TypeAlias = FFN[NativeMatrix, NativeVector]
 
 
 @dataclass(slots=True)

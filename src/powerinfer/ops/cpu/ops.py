@@ -343,7 +343,7 @@ class NativeOps(NativeWeights):
             ffn: with a router, which is not asked.
             active: the neurons of each token, those of other experts than its own are ignored.
             weights: f32[num_tokens, num_experts], 0 for experts that a token does not use.
-            is_prompt: see `powerinfer.ops.protocol.Computes`.
+            is_prompt: see `powerinfer.ops.protocol.Ops`.
         """
         out = np.empty(x.shape, np.float32)
         lists = active.offsets, active.ids

@@ -5,6 +5,7 @@ copied into anonymous memory, and the pages of the file they came from are given
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from powerinfer.gguf import Tensor
 from powerinfer.ops.cpu.handles import NativeFFN, NativePredictor
 from powerinfer.ops.cpu.mapped_pages import copy_to_huge_pages, release_pages
 from powerinfer.ops.expert_tensors import as_rows, check_expert_biases, check_expert_tensors
-from powerinfer.ops.operands import FFN, MatrixUse, NeuronPredictor, Router
+from powerinfer.ops.operands import MatrixUse, Router
 from powerinfer.quant import get_format
 from powerinfer.values import ByteArray, FloatArray, IntArray
 
@@ -126,13 +127,17 @@ class NativeWeights:
         _core.encoded_rows(self._team, matrix, rows, out)
         return out
 
-    def ffn_weights(
-        self, ffn: FFN[_core.Matrix, _core.Vector, object, _core.NeuronPredictor]
-    ) -> NativeFFN:
-        """Bundle the weights into one handle."""
+    def ffn_weights(self, ffn: NativeFFN) -> NativeFFN:
+        """Bundle the weights into one handle.
+
+        Raises:
+            TypeError: its predictor was not prepared, with which it would run as a block without.
+        """
+        if ffn.predictor is not None and ffn.predictor.native is None:
+            raise TypeError("the predictor of an FFN must be prepared by neuron_predictor first")
         if ffn.is_exact_sparse and not ffn.activation.is_sparse:
             raise UnsupportedError(f"an FFN with {ffn.activation} has no neurons to skip")
-        return ffn.prepared(_native_ffn(ffn))
+        return replace(ffn, native=_native_ffn(ffn))
 
     def recode(self, matrix: _core.Matrix, format_name: str) -> _core.Matrix:
         """Encode a copy into memory of our own."""
@@ -146,15 +151,13 @@ class NativeWeights:
         _core.copy_statistics(self._team, matrix, copy, mean, variance, offset, noise)
         return offset, noise
 
-    def neuron_predictor(
-        self, predictor: NeuronPredictor[_core.Matrix, _core.Vector, object]
-    ) -> NativePredictor:
+    def neuron_predictor(self, predictor: NativePredictor) -> NativePredictor:
         """Bundle the matrices into one handle."""
         stages = [(stage.matrix, stage.bias, stage.threshold) for stage in predictor.stages]
         native = _core.NeuronPredictor(
             predictor.fc1, predictor.center, stages, predictor.num_experts
         )
-        return predictor.prepared(native)
+        return replace(predictor, native=native)
 
     def _is_packed(self, tensor: Tensor) -> bool:
         is_packable = tensor.format in REPACKED_FORMATS and tensor.shape[-1] % _SUPERBLOCK == 0
@@ -177,7 +180,7 @@ def _viewed(tensor: Tensor) -> _core.Matrix:
 
 
 def _native_ffn(
-    ffn: FFN[_core.Matrix, _core.Vector, object, _core.NeuronPredictor],
+    ffn: NativeFFN,
 ) -> _core.FFN:
     """A handle of the weights of a block."""
     return _core.FFN(

@@ -18,8 +18,6 @@ from powerinfer.ops.cpu.handles import (
     NativeMatrix,
     NativePredictor,
     NativeVector,
-    PreparedNativeFFN,
-    PreparedNativePredictor,
 )
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.attention import DeviceKV
@@ -159,10 +157,8 @@ def fused_whole(layers: Sequence[HybridLinear]) -> Fused | None:
     return first.fused
 
 
-HybridPredictor: TypeAlias = NeuronPredictor[HybridMatrix, HybridVector, PreparedNativePredictor]
-HybridFFN: TypeAlias = FFN[
-    HybridMatrix, HybridVector, PreparedNativeFFN | SplitFFN | HandedFFN, PreparedNativePredictor
-]
+HybridPredictor: TypeAlias = NeuronPredictor[HybridMatrix, HybridVector]
+HybridFFN: TypeAlias = FFN[HybridMatrix, HybridVector]
 
 
 class CPULoading:
@@ -209,15 +205,7 @@ class CPULoading:
         """Of the original."""
         return self.cpu.matrix_format(host_matrix(matrix))
 
-    def ffn_weights(
-        self,
-        ffn: FFN[
-            HybridMatrix,
-            HybridVector,
-            PreparedNativeFFN | SplitFFN | HandedFFN | None,
-            PreparedNativePredictor,
-        ],
-    ) -> HybridFFN:
+    def ffn_weights(self, ffn: HybridFFN) -> HybridFFN:
         """Bundle weights for the CPU; `models.placing` makes blocks of both devices of them."""
         return self.cpu.ffn_weights(cpu_ffn(ffn))
 
@@ -231,10 +219,7 @@ class CPULoading:
         """Offset and noise per row of a copy in host memory."""
         return self.cpu.copy_statistics(host_matrix(matrix), host_matrix(copy), mean, variance)
 
-    def neuron_predictor(
-        self,
-        predictor: NeuronPredictor[HybridMatrix, HybridVector, PreparedNativePredictor | None],
-    ) -> HybridPredictor:
+    def neuron_predictor(self, predictor: HybridPredictor) -> HybridPredictor:
         """Bundle the matrices of a predictor for the CPU."""
         return self.cpu.neuron_predictor(cast("NativePredictor", predictor))
 
@@ -267,7 +252,7 @@ def original_ffn(ffn: HybridFFN) -> NativeFFN:
     return placed.cpu if isinstance(placed, SplitFFN | HandedFFN) else cpu_ffn(ffn)
 
 
-def cpu_ffn(ffn: FFN[HybridMatrix, HybridVector, object, PreparedNativePredictor]) -> NativeFFN:
+def cpu_ffn(ffn: HybridFFN) -> NativeFFN:
     """The same block as the CPU backend knows it: blocks hold its matrices and vectors only.
 
     What is uploaded of a block lies in `SplitFFN`, and predictors are made of the CPU's copies.

@@ -85,7 +85,7 @@ class PrefillFFN:
             block: the block.
             mask: of the neurons that count.
             routing: of a block of experts.
-            is_prompt: bool[num_tokens], for the CPU; see `powerinfer.ops.protocol.Computes`.
+            is_prompt: bool[num_tokens], for the CPU; see `powerinfer.ops.protocol.Ops`.
         """
         weights = None if routing is None else routing.weights
         if block.slots.is_full:

@@ -4,8 +4,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from powerinfer.ops.hybrid.plan import Plan
-from powerinfer.ops.protocol import LayerProgram
-from powerinfer.ops.type_parameters import ArrayT
+from powerinfer.ops.protocol import ArrayT, LayerProgram
 from powerinfer.values import Batch
 
 __all__ = ["LayerRun", "layer_runs"]

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 # Nothing is prepared beyond the matrices.
-ReferenceFFN: TypeAlias = FFN[ReferenceMatrix, FloatArray, None, None]
+ReferenceFFN: TypeAlias = FFN[ReferenceMatrix, FloatArray]
 
 # Variance that binarising an input of variance 1 leaves: x - sign(x) E|x| of a normal x.
 _SIGN_NOISE = 1.0 - 2.0 / np.pi

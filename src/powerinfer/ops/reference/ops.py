@@ -441,7 +441,7 @@ def _mask(positions: IntArray, seq_len: int, window: int | None) -> npt.NDArray[
 
 @dataclass(frozen=True, slots=True)
 class _Softmax:
-    """How scores become weights; see `powerinfer.ops.protocol.Computes.attention`."""
+    """Function from scores to weights; see `powerinfer.ops.protocol.Ops.attention`."""
 
     scale: float
     soft_cap: float | None

@@ -20,7 +20,7 @@ from powerinfer.values import FloatArray
 __all__ = ["ReferencePredictor", "check_predictor", "predicted_mask"]
 
 # Nothing is prepared beyond the matrices.
-ReferencePredictor: TypeAlias = NeuronPredictor[ReferenceMatrix, FloatArray, None]
+ReferencePredictor: TypeAlias = NeuronPredictor[ReferenceMatrix, FloatArray]
 
 
 def check_predictor(predictor: ReferencePredictor) -> None:
