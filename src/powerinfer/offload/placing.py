@@ -56,10 +56,10 @@ def count_bytes(model: Model, ops: HybridOps) -> int:
 
 def _check_sizes(model: Model, ops: HybridOps) -> None:
     config, plan = model.config, ops.plan
-    if len(plan.layers) != config.num_layers or plan.num_neurons != model.config.num_neurons:
+    if len(plan.layers) != config.num_layers or plan.num_neurons != config.num_neurons:
         raise PlacementError(
             f"the plan is for {len(plan.layers)} layers of {plan.num_neurons} neurons, the model "
-            f"has {config.num_layers} of {model.config.num_neurons}; solve the placement anew"
+            f"has {config.num_layers} of {config.num_neurons}; solve the placement again"
         )
 
 
@@ -69,10 +69,7 @@ def _place_weights(model: Model, ops: HybridOps) -> ModelWeights:
     copied = _copy(model, ops, arena)
     config = model.config
     ops.blocks.prepare(
-        config.num_layers,
-        config.hidden_size,
-        config.num_neurons,
-        config.num_experts,
+        config.num_layers, config.hidden_size, config.num_neurons, config.num_experts
     )
     layers = [
         _add_blocks(number, *parts, ops)

@@ -1,4 +1,4 @@
-"""The tensors that hold the weights of several experts, the same for every backend."""
+"""Tensors that hold the weights of several experts: checks that all backends share."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ __all__ = ["as_rows", "check_expert_biases", "check_expert_tensors"]
 
 
 def as_rows(tensor: Tensor) -> Tensor:
-    """The matrices of a tensor as one, their rows one behind the other: [rows, columns]."""
+    """Concatenate the rows of all matrices of a tensor: [rows, columns]."""
     return replace(tensor, shape=(math.prod(tensor.shape[:-1]), tensor.shape[-1]))
 
 
@@ -19,7 +19,7 @@ def check_expert_tensors(tensors: Sequence[Tensor]) -> None:
     """Check tensors for `LoadsWeights.expert_matrix`.
 
     Raises:
-        ShapeError: there is neither one of three dimensions nor some of two that are alike.
+        ShapeError: they are neither one tensor of three dimensions nor matrices that are alike.
     """
     first = tensors[0]
     if len(tensors) == 1 and len(first.shape) == 3:
@@ -41,7 +41,7 @@ def check_expert_biases(tensor: Tensor) -> None:
     """Check a tensor for `LoadsWeights.expert_vector`.
 
     Raises:
-        ShapeError: it has not two dimensions.
+        ShapeError: it is not two-dimensional.
     """
     if len(tensor.shape) != 2:
         raise ShapeError(

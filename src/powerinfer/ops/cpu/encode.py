@@ -1,4 +1,4 @@
-"""Rows of weights to the formats of files, by the native encoders."""
+"""Encoding of rows of weights by the native encoders."""
 
 from dataclasses import dataclass
 
@@ -16,12 +16,12 @@ __all__ = ["EncodedRows", "encode_rows"]
 
 @dataclass(frozen=True, slots=True)
 class EncodedRows:
-    """Rows in another format, and what they lost.
+    """Rows in another format, and their error.
 
     Attributes:
         data: u8[rows, row_bytes].
         squared_error: sum of (decoded - given)^2 over all numbers.
-        squared_sum: sum of given^2. Both are added in one order, whatever the number of threads.
+        squared_sum: sum of given^2. Both sums have a fixed order, whatever the number of threads.
     """
 
     data: npt.NDArray[np.uint8]
@@ -39,13 +39,13 @@ def encode_rows(
     threads: int,
     kernels: str | None = None,
 ) -> EncodedRows:
-    """Encode rows as `QuantFormat.encode` of the target does, to the byte.
+    """Encode rows with the same bytes as `QuantFormat.encode` of the target.
 
     Args:
         source: u8[rows, source_row_bytes], C-contiguous; at least one row.
         source_format: any format that the CPU computes with.
         target_format: a format with an encoder.
-        row_length: numbers in a row, whole blocks of both formats.
+        row_length: numbers in a row, a multiple of the blocks of both formats.
         importance: f32[row_length], see `QuantFormat.encode`.
         threads: threads to encode with, 1 to 512, the caller included.
         kernels: name of a kernel table; None takes the best of this machine.

@@ -2,7 +2,7 @@
 
 The other device writes the input and the wanted neurons into buffers that both can access. This
 half computes these neurons from the weights in CPU memory and writes the result into the same
-buffers. Of a layer that has nothing on the other device, its own predictor decides instead.
+buffers. If a layer has nothing on the other device, its predictor here decides instead.
 """
 
 from collections.abc import Sequence
@@ -41,13 +41,13 @@ class ExchangeBuffers:
         y: f32[max_tokens, hidden_size], the result.
         status: i32[1], 0 unless something failed.
         flags: u32[2, num_layers] of the memory-operation mode: row 0 "ready", written by the other
-            device; row 1 "done", written here. None where that mode is not used.
-        predictor_input: f32[max_tokens, hidden_size], what predictors look at; None where no layer
+            device; row 1 "done", written here. None if that mode is not used.
+        predictor_input: f32[max_tokens, hidden_size], input of predictors; None if no layer
             predicts here.
-        router_input: f32[max_tokens, hidden_size], what routers of layers that predict here look
-            at; None where no such layer has experts.
-        expert_weights: f32[max_tokens, num_experts], of layers of experts, what values of an
-            expert's neurons are multiplied with; None where there are none.
+        router_input: f32[max_tokens, hidden_size], input of routers of layers that predict here;
+            None if no such layer has experts.
+        expert_weights: f32[max_tokens, num_experts], factors of the values of an expert's neurons;
+            None without experts.
     """
 
     x: FloatArray
@@ -66,16 +66,15 @@ class NativeExchange:
     A layer is started by `run` from Python; by a C function, for drivers that call one
     (`entry_address`, `argument_address`); or by a thread that the other device signals through
     memory (`start_step`, `finish_step`). Biases of down are not added here: the caller that adds
-    the two halves adds them once; but those of experts that the CPU chooses itself are. One caller
+    the two halves adds them once; only those of experts that the CPU chooses itself are. One caller
     at a time, except for the C function.
 
-    Keeps team, buffers and weights alive. Where recorded work of the other device calls the C
-    function or waits for flags, keep the exchange until that work is gone.
+    Keeps team, buffers and weights alive. If recorded work of the other device calls the C function
+    or waits for flags, keep the exchange until that work is gone.
 
     Attributes:
-        buffers: what both devices see.
-        idle_layer: number of a layer that has nothing to compute while no cold bit is set, which
-            hand-offs are timed with; None before there is one.
+        idle_layer: number of a layer without work while no cold bit is set, used to time hand-offs;
+            None before there is one.
     """
 
     def __init__(
@@ -86,8 +85,8 @@ class NativeExchange:
         Args:
             team: the threads; operations of other callers on it wait while a layer runs.
             buffers: memory shared with the other device, C-contiguous.
-            watchdog_s: seconds after which a step in which no signal comes is given up; those in
-                which the process was stopped, or the machine asleep, do not count.
+            watchdog_s: seconds without a signal after which a step is abandoned, not counting the
+                time in which the process was stopped or the machine asleep.
 
         Raises:
             ShapeError: the buffers do not fit each other.
@@ -118,13 +117,13 @@ class NativeExchange:
         return self._native.num_layers
 
     def add_layer(self, ffn: NativeFFN, *, is_predicting: bool = False) -> int:
-        """Number of the layer added; not while a step runs.
+        """Add a layer and return its number; not while a step runs.
 
         Args:
             ffn: prepared by `NativeOps.ffn_weights`.
             is_predicting: its predictor, on `predictor_input`, decides which of all its neurons
                 are computed, and the cold bits are ignored: y has the bits of `NativeOps.ffn`,
-                less the bias of down. Else the cold bits decide, and no predictor is asked.
+                less the bias of down. Otherwise the cold bits decide, without a predictor.
 
         Raises:
             ShapeError: block or predictor do not fit the buffers or each other.
@@ -150,22 +149,22 @@ class NativeExchange:
 
     @property
     def entry_address(self) -> int:
-        """A C function ``void (*)(void *)`` that does what `run` does, on any thread.
+        """Address of a C function ``void (*)(void *)`` that does the same as `run`, on any thread.
 
-        It takes no GIL and calls nothing of the other device. What fails there sets the status
-        and is raised by `raise_failure`; y is zero then.
+        It takes no GIL and makes no calls to the other device. A failure zeroes y, sets the status
+        and is raised by `raise_failure`.
         """
         return self._native.entry_address
 
     def argument_address(self, layer: int, num_tokens: int) -> int:
-        """What to call `entry_address` with; lives as long as the exchange. Raises as `run`."""
+        """Return the argument of `entry_address`, valid while this lives; raises like `run`."""
         return self._native.argument_address(layer, num_tokens)
 
     def hold_awake(self) -> None:
         """Wake the threads, and let them spin through gaps of up to 2 ms until `let_sleep`.
 
-        While layers of a step follow each other through `run` or the C function, each is spared
-        the waking. Steps of `start_step` do this themselves.
+        For steps whose layers follow each other through `run` or the C function, so that only the
+        first wakes the threads. Steps of `start_step` do this themselves.
         """
         self._native.keep_awake(is_awake=True)
 
@@ -183,7 +182,7 @@ class NativeExchange:
         Raises:
             ValueError: the buffers have no flags, or `num_tokens` is not in [1, max_tokens].
             IndexError: a layer does not exist or has no flags.
-            RuntimeError: the step before has not been finished.
+            RuntimeError: the previous step has not been finished.
             DeviceError: this is a forked process, or the thread cannot be started: no step runs.
         """
         self._native.start_step(layers, num_tokens)
@@ -192,19 +191,19 @@ class NativeExchange:
         """Wait until all layers of the step have run.
 
         Raises:
-            DeviceError: as `raise_failure`. After a step that was given up let the other device
-                pass its waits, which all succeed, before the next step.
+            DeviceError: as `raise_failure`. After an abandoned step, let the other device pass its
+                waits, which all succeed, before the next step.
         """
         self._native.finish_step()
 
     def abort_step(self) -> None:
-        """End the step now, whether the other device never began it or failed in its middle.
+        """End the step now, whether the other device never began it or failed during it.
 
-        The thread waits for no more signals. Layers not signalled yet are not run, and their done
-        flags are set, so that whatever the other device has still queued passes its waits; what it
-        computes then is worthless. Returns when the thread is at rest, after the layer that it
-        runs, if any. Nothing that failed since the last `raise_failure` is reported any more: the
-        caller knows what went wrong. Without a step, or when it has ended, only that is forgotten.
+        The thread waits for no more signals. Layers not signalled yet do not run, and their done
+        flags are set, so that work which the other device has queued passes its waits; its results
+        are worthless. Returns once the thread is idle, after the layer that it runs, if any.
+        Failures since the last `raise_failure` are dropped, since the caller knows what went wrong.
+        Without a step, or after its end, only failures are dropped.
 
         Let the other device finish before the next step, which clears all flags.
 
@@ -223,5 +222,5 @@ class NativeExchange:
         self._native.raise_failure()
 
     def collect(self, counters: FFNCounters) -> None:
-        """Add what ran since the last call; `total` counts all neurons of the layers."""
+        """Add the work since the last call; `total` counts all neurons of the layers."""
         add_stats(counters, self._native.stats())

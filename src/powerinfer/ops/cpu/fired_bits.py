@@ -13,12 +13,12 @@ def count_fired(fired: ByteArray, counts: npt.NDArray[np.int64]) -> None:
     """Add to each neuron's count the tokens for which it fires.
 
     Args:
-        fired: u8[num_tokens, ceil(num_neurons / 8)], bit ``i % 8``, the lowest first, of byte
-            ``i // 8`` is that of neuron i.
+        fired: u8[num_tokens, ceil(num_neurons / 8)]; neuron i has bit ``i % 8``, the lowest first,
+            of byte ``i // 8``.
         counts: i64[num_neurons], added to.
 
     Raises:
-        ShapeError: the sizes do not fit.
+        ShapeError: the sizes differ.
         ValueError: there are bits beyond the last neuron.
     """
     _core.count_fired(fired, counts)

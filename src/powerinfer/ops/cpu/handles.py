@@ -1,4 +1,4 @@
-"""Handles and operands of the native CPU backend, and those it keeps from one call to the next."""
+"""Handles and operands of the native CPU backend, and handles that it keeps between calls."""
 
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -35,14 +35,14 @@ NativeFFN: TypeAlias = FFN[NativeMatrix, NativeVector]
 
 @dataclass(slots=True)
 class CurrentBatch:
-    """The handles of the batch that the layers of one step share."""
+    """The batch that the layers of one step share, and its handle."""
 
     batch: Batch | None = None
     handle: _core.Batch | None = None
 
 
 def new_batch(batch: Batch) -> _core.Batch:
-    """A handle of the tokens of a step."""
+    """Create a handle of a batch."""
     return _core.Batch(batch.positions, batch.sequences, batch.block_tables, batch.is_prompt)
 
 
@@ -53,7 +53,7 @@ class RopeHandles:
     handles: dict[int, tuple[RopeTable, _core.RopeTable]] = field(default_factory=dict)
 
     def handle(self, rope: RopeTable) -> _core.RopeTable:
-        """The handle of a table, made at its first use."""
+        """Return the handle of a table, created at its first use."""
         known = self.handles.get(id(rope))
         if known is None:
             made = _core.RopeTable(
@@ -66,7 +66,7 @@ class RopeHandles:
 
 
 def add_stats(counters: FFNCounters, stats: _core.FFNStats) -> None:
-    """Add what a native call reports."""
+    """Add the statistics of a native call to the counters."""
     counters.active += stats.active
     counters.predicted += stats.predicted
     counters.total += stats.total

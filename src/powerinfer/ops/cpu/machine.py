@@ -1,4 +1,4 @@
-"""What this machine's processor and this build of the native extension can run."""
+"""Capabilities of this machine's processor and this build of the native extension."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ MAX_THREADS = 512
 
 @dataclass(frozen=True, slots=True)
 class MachineInfo:
-    """What this machine's processor can run.
+    """Capabilities of this machine's processor.
 
     Attributes:
         cpu_features: instruction-set extensions found and usable.
@@ -31,12 +31,12 @@ class MachineInfo:
 
 
 def product_names(kernels: str) -> tuple[str, str, str]:
-    """What multiplies the rows of prompts: with quantized weights, with F16 and F32, with BF16."""
+    """Name the products of prompt rows: with quantized weights, with F16 and F32, with BF16."""
     return _core.product_names(kernels)
 
 
 def read_kind(format_name: str) -> str:
-    """Which of `ops.cpu.read_way.READ_KINDS` reads a format."""
+    """Return the element of `ops.cpu.read_way.READ_KINDS` that reads a format."""
     return _core.read_kind(format_name)
 
 

@@ -1,4 +1,4 @@
-"""Pages of a mapped file: copying them into anonymous memory, giving them back."""
+"""Pages of a mapped file: copies in anonymous memory, and their release."""
 
 import contextlib
 import mmap
@@ -11,14 +11,14 @@ __all__ = ["copy_to_huge_pages", "release_pages"]
 
 
 def copy_to_huge_pages(data: ByteArray) -> ByteArray:
-    """A copy of u8[n] in anonymous memory, in huge pages where the system has them.
+    """Copy u8[n] into anonymous memory, in huge pages if the system has them.
 
-    A page of a mapped file is 4 KiB, so rows that are gathered from all over a matrix cost a walk
-    of the page table each.
+    A page of a mapped file is 4 KiB, so that each row gathered from a matrix would cost a walk of
+    the page table.
     """
     memory = mmap.mmap(-1, max(1, data.nbytes))
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        # A kernel without huge pages refuses; the copy then is as good as the original.
+        # A kernel without huge pages refuses; the copy is still correct.
         with contextlib.suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)
     copy: ByteArray = np.frombuffer(memory, np.uint8, data.nbytes)
@@ -42,7 +42,7 @@ def release_pages(data: ByteArray) -> None:
 
 
 def _mapping_of(data: ByteArray) -> mmap.mmap | None:
-    """The read-only mapping that an array is a view of, or None."""
+    """Find the read-only mapping that an array is a view of, if any."""
     owner: object = data
     while isinstance(owner, np.ndarray | memoryview):
         owner = owner.base if isinstance(owner, np.ndarray) else owner.obj

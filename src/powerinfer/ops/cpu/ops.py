@@ -1,7 +1,7 @@
 """The native CPU backend: `powerinfer.ops.protocol.Ops` on the C++ extension.
 
-A decode step spends its time in the calls below, so they do as little as they can in Python. What
-they are given is made in `weights.py`.
+A decode step spends its time in the calls below, so they do as little as they can in Python. Their
+operands are made in `weights.py`.
 """
 
 import weakref
@@ -42,11 +42,11 @@ from powerinfer.ops.protocol import (
 )
 from powerinfer.values import Batch, BoolArray, ByteArray, FloatArray, IntArray
 
-__all__ = ["MAX_RECORDED_TOKENS", "NativeOps"]
+__all__ = ["MAX_RECORDED_TOKENS", "NativeOps", "weak_key"]
 
 MAX_RECORDED_TOKENS = 8
-"""A record holds all its activations, some 4 MB per token at 7B; of many tokens Python's share is
-small."""
+"""A record holds all its activations, some 4 MB per token at 7B; with many tokens Python's share of
+a step is small."""
 
 # Records for this many caches and numbers of tokens; the least recently used one goes.
 _MAX_RECORDS = 4
@@ -77,7 +77,7 @@ class NativeOps(NativeWeights):
         Args:
             threads: members of the team, 1 to 512, the caller included.
             kernels: name from `machine_info().available_kernels`; None takes the best of them.
-                Other instances have kernels of their own.
+                Other instances may use others.
             repack: copy matrices in `REPACKED_FORMATS` into the faster layout; rows stay rows.
             in_place: use other matrices where the file is mapped; else copy them into huge pages.
 
@@ -99,7 +99,7 @@ class NativeOps(NativeWeights):
 
     @property
     def native_s(self) -> float:
-        """Seconds spent in native code so far; the rest of a step is Python's share."""
+        """Seconds spent in native code so far; Python takes the rest of a step."""
         return self._team.busy_s
 
     @property
@@ -108,39 +108,31 @@ class NativeOps(NativeWeights):
         return self._team.kernels
 
     def read_way(self, kind: str) -> ReadWay:
-        """How kernels of a kind (`READ_KINDS`) read weights."""
+        """Return how kernels of a kind (`READ_KINDS`) read weights."""
         return ReadWay(*_core.read_way(self._team, kind))
 
     def set_read_way(self, kind: str, way: ReadWay) -> None:
-        """Let kernels of a kind read weights in another way: from now on, in this instance alone.
-
-        No result changes.
-        """
+        """Change how kernels of a kind read weights, in this instance only; no result changes."""
         values = (way.ahead, way.chunk_bytes, way.gather_ahead, way.add_ahead)
         _core.set_read_way(self._team, kind, values)
 
     def pin(self, cpus: Collection[int]) -> bool:
-        """Let the team run on these CPUs only, by the system's numbers, until `unpin`.
+        """Restrict the team to these CPUs, by the system's numbers, until `unpin`.
 
-        The thread that calls operations runs where it did; threads that wait for another device
-        follow if they start later.
+        The calling thread is not restricted; threads that wait for another device are if they start
+        later.
 
         Returns:
-            Whether it does; False where the system has no such CPU or cannot pin (macOS): the team
-            then runs anywhere.
+            False if the system has no such CPU or cannot pin (macOS); the team then runs anywhere.
         """
         return self._team.pin(sorted(cpus))
 
     def unpin(self) -> None:
-        """Let the team run where it could before `pin`."""
+        """Undo `pin`."""
         self._team.unpin()
 
     def exchange(self, buffers: ExchangeBuffers, watchdog_s: float = WATCHDOG_S) -> NativeExchange:
-        """The CPU half of FFN layers that lie on two devices, on this backend's threads.
-
-        Args:
-            buffers: memory shared with the other device.
-            watchdog_s: seconds after which a step in which no signal comes is given up.
+        """Create the CPU half of FFN layers that lie on two devices; see `NativeExchange`.
 
         Raises:
             ShapeError: the buffers do not fit each other.
@@ -150,7 +142,7 @@ class NativeOps(NativeWeights):
     def predict(
         self, x: FloatArray, predictor: NativePredictor, is_prompt: BoolArray | None = None
     ) -> ActiveIds:
-        """Neurons that pass every stage."""
+        """List the neurons that pass every stage."""
         return ActiveIds(*_core.predict(self._team, x, predictor.native, is_prompt))
 
     def embed(self, table: _core.Matrix, token_ids: IntArray) -> FloatArray:
@@ -208,7 +200,7 @@ class NativeOps(NativeWeights):
         head_dim: int,
         kv_type: KVType,
     ) -> list[_core.KVLayer]:
-        """See `new_kv_layer`."""
+        """Create a cache for each layer; see `new_kv_layer`."""
         sizes = num_blocks, block_size, num_kv_heads, head_dim
         return [self.new_kv_layer(*sizes, kv_type) for _ in range(num_layers)]
 
@@ -228,7 +220,7 @@ class NativeOps(NativeWeights):
     def copy_kv_blocks(
         self, layers: Sequence[_core.KVLayer], pairs: Sequence[tuple[int, int]]
     ) -> None:
-        """In place, so that records keep their addresses."""
+        """Copy in place, so that records keep their addresses."""
         for layer in layers:
             for source, target in pairs:
                 layer.copy_block(source, target)
@@ -244,7 +236,7 @@ class NativeOps(NativeWeights):
         sinks: _core.Vector | None = None,
         soft_cap: float | None = None,
     ) -> FloatArray:
-        """Softmax over the cache, in fixed chunks of positions."""
+        """Compute softmax attention over the cache, in fixed chunks of positions."""
         out = np.empty(q.shape, np.float32)
         tokens, reach, cap = self._batch(batch), window or 0, soft_cap or 0.0
         _core.attention(self._team, q, cache, tokens, scale, reach, out, sinks, cap)
@@ -253,7 +245,7 @@ class NativeOps(NativeWeights):
     def route(
         self, x: FloatArray, ffn: NativeFFN, is_prompt: BoolArray | None = None
     ) -> tuple[IntArray, FloatArray]:
-        """Ids and weights of the chosen experts."""
+        """Return ids and weights of the chosen experts."""
         if ffn.router is None:
             raise UnsupportedError("an FFN without a router has no experts to choose")
         shape = len(x), ffn.router.num_used
@@ -269,7 +261,7 @@ class NativeOps(NativeWeights):
         is_prompt: BoolArray | None = None,
         router_input: FloatArray | None = None,
     ) -> FloatArray:
-        """One feed-forward block in one call, its predictor included."""
+        """Compute a feed-forward block in one call, including its predictor."""
         out = np.empty(x.shape, np.float32)
         if ffn.predictor is None:
             stats = _core.ffn(
@@ -303,7 +295,7 @@ class NativeOps(NativeWeights):
         is_prompt: BoolArray | None = None,
         router_input: FloatArray | None = None,
     ) -> FloatArray:
-        """Over listed neurons only."""
+        """Compute a block over listed neurons only."""
         out = np.empty(x.shape, np.float32)
         offsets, ids = active.offsets, active.ids
         stats = _core.ffn_active(
@@ -319,7 +311,7 @@ class NativeOps(NativeWeights):
         is_prompt: BoolArray | None = None,
         router_input: FloatArray | None = None,
     ) -> tuple[FloatArray, ByteArray]:
-        """One call, which notes on its way what fires; of prompt rows only."""
+        """Compute a block and note which neurons fire, in one call; prompt rows only."""
         if len(x) and (is_prompt is None or not is_prompt.all()):
             raise UnsupportedError("which neurons fire is known of prompts, not of decode rows")
         out = np.empty(x.shape, np.float32)
@@ -336,14 +328,10 @@ class NativeOps(NativeWeights):
         weights: FloatArray,
         is_prompt: BoolArray | None = None,
     ) -> FloatArray:
-        """Over listed neurons of experts that another device chose; without the biases of down.
+        """Compute listed neurons of experts that another device chose, without biases of down.
 
-        Args:
-            x: f32[num_tokens, hidden_size].
-            ffn: with a router, which is not asked.
-            active: the neurons of each token, those of other experts than its own are ignored.
-            weights: f32[num_tokens, num_experts], 0 for experts that a token does not use.
-            is_prompt: see `powerinfer.ops.protocol.Ops`.
+        The router is not used. `weights`, f32[num_tokens, num_experts], are 0 for experts that a
+        token does not use; listed neurons of these are ignored.
         """
         out = np.empty(x.shape, np.float32)
         lists = active.offsets, active.ids
@@ -354,13 +342,13 @@ class NativeOps(NativeWeights):
         return out
 
     def neuron_shares(self, ffn: NativeFFN) -> NeuronShares | None:
-        """Shares of the block's last decode step."""
+        """Return the shares in the block's last decode step."""
         rows, batches, active, united = ffn.native.last_decode
         size = ffn.up.matrix.rows
         return NeuronShares(active / (rows * size), united / (batches * size)) if rows else None
 
     def add(self, x: FloatArray, y: FloatArray) -> None:
-        """In place."""
+        """Add y to x in place."""
         _core.add(self._team, x, y)
 
     def take_rows(self, x: FloatArray, rows: IntArray) -> FloatArray:
@@ -370,7 +358,7 @@ class NativeOps(NativeWeights):
         return out
 
     def to_host(self, x: FloatArray) -> FloatArray:
-        """As it is; a step whose numbers Python looks at is not one that C++ can run alone."""
+        """Return `x`; C++ cannot run a step alone if Python looks at its numbers."""
         self._team.spoil_record()
         return x
 
@@ -440,39 +428,38 @@ class StepRecords:
     """Records by the key of their program (`LayerProgram.key`) and their number of tokens."""
 
     def __init__(self) -> None:
-        """Start with none."""
-        # By a weak reference to the key (or a key that allows none) and the number of tokens.
+        # By `weak_key` and number of tokens.
         self._records: OrderedDict[tuple[Hashable, int], StepRecord] = OrderedDict()
 
     def __len__(self) -> int:
-        """Records that are held."""
+        """Return the number of records."""
         return len(self._records)
 
     def find(self, key: Hashable, num_tokens: int) -> StepRecord | None:
-        """The record of such steps, if there is one."""
-        size = (_reference(key), num_tokens)
+        """Return the record of such steps, if there is one."""
+        size = (weak_key(key), num_tokens)
         record = self._records.get(size)
         if record is not None:
             self._records.move_to_end(size)
         return record
 
     def keep(self, key: Hashable, num_tokens: int, record: StepRecord) -> None:
-        """Hold a record as long as its key lives and others are not used more recently."""
-        reference = _reference(key, self._forget)
+        """Keep a record while its key lives and it is among the most recently used."""
+        reference = weak_key(key, self._forget)
         self._records[reference, num_tokens] = record
         while len(self._records) > _MAX_RECORDS:
             self._records.popitem(last=False)
 
     def _forget(self, reference: Hashable) -> None:
-        # Of a copy: what is freed meanwhile may have a key die, which comes here again.
+        # Iterates over a copy: freeing a record may end the life of a key, which calls this again.
         for size in [size for size in list(self._records) if size[0] is reference]:
             self._records.pop(size, None)
 
 
-def _reference(
+def weak_key(
     key: Hashable, forget: Callable[[weakref.ref[Hashable]], None] | None = None
 ) -> Hashable:
-    """A weak reference, equal to others to the same object, or the key where there is none."""
+    """Return a weak reference to the key, or the key if it allows none."""
     try:
         return weakref.ref(key, forget)
     except TypeError:

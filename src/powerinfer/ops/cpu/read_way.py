@@ -1,4 +1,4 @@
-"""How kernels ask memory for weights: speed alone, no result depends on it (kernels/read_way.h)."""
+"""How kernels read weights from memory; affects only the speed (kernels/read_way.h)."""
 
 import statistics
 from collections.abc import Hashable, Mapping, Sequence
@@ -18,17 +18,17 @@ __all__ = [
 W = TypeVar("W", bound=Hashable)
 
 READ_KINDS = ("floats", "bytes", "packed")
-"""Kernels that differ in how much they compute per byte: of F16 and its like, of Q8_0, others."""
+"""Groups of kernels by their work per byte: for F16 and other floats, for Q8_0, for the rest."""
 
-# What a stored way may say.
+# Limits of stored values.
 MOST_AHEAD = 64 << 20
 LEAST_CHUNK = 4 << 10
 
-# How much faster than the default a way must be to replace it, and in what share of the rounds: on
-# a machine that does other work too, smaller differences come and go.
+# A way replaces the default if it is faster by this factor, and in this share of the rounds.
+# Smaller differences are noise of a machine that does other work.
 _MARGIN = 1.03
 _ROUNDS_WON = 0.75
-# The spread of the same measurement from which on a machine is too busy to compare.
+# With a larger spread of the same measurement a machine is too busy to compare.
 _MOST_SPREAD = 1.25
 
 
@@ -37,9 +37,9 @@ class ReadWay:
     """How the kernels of one kind read; the defaults are those of C++.
 
     Attributes:
-        ahead: bytes between what a dot product reads and what it prefetches; 0: nothing.
+        ahead: prefetch distance of dot products in bytes; 0: no prefetch.
         chunk_bytes: most bytes handed to a thread at a time.
-        gather_ahead: bytes of scattered rows on the way while rows are multiplied.
+        gather_ahead: bytes of scattered rows prefetched while rows are multiplied.
         add_ahead: the same while rows are added.
     """
 
@@ -49,7 +49,7 @@ class ReadWay:
     add_ahead: int = 12 << 10
 
     def __str__(self) -> str:
-        """For people."""
+        """Describe it for people."""
         return (
             f"prefetch {self.ahead} bytes ahead, chunks of {_size(self.chunk_bytes)}, "
             f"scattered rows {_size(self.gather_ahead)} ahead, added ones {_size(self.add_ahead)}"
@@ -58,12 +58,12 @@ class ReadWay:
 
 @dataclass(frozen=True, slots=True)
 class PlainWay:
-    """How bytes are read with which nothing is done.
+    """How bytes are read without computing anything.
 
     Attributes:
-        ahead: bytes between a read and what is prefetched meanwhile; 0: nothing.
-        chunk_bytes: handed to a thread at a time.
-        streams: places of a chunk that a thread reads in turns.
+        ahead: prefetch distance in bytes; 0: no prefetch.
+        chunk_bytes: bytes handed to a thread at a time.
+        streams: places of a chunk that a thread reads alternately.
     """
 
     ahead: int = 0
@@ -71,18 +71,16 @@ class PlainWay:
     streams: int = 1
 
     def __str__(self) -> str:
-        """For people."""
+        """Describe it for people."""
         prefetch = f"prefetch {self.ahead} bytes ahead" if self.ahead else "no prefetch"
         streams = f", {self.streams} streams a thread" if self.streams > 1 else ""
         return f"{prefetch}, chunks of {_size(self.chunk_bytes)}{streams}"
 
 
 def choose(seconds: Mapping[W, Sequence[float]], default: W) -> W:
-    """The fastest way, or the default unless that is clearly slower.
+    """Choose the fastest way, or the default unless it is clearly slower.
 
-    Args:
-        seconds: of each way, one figure per round. Rounds compare, being measured together.
-        default: one of the ways.
+    `seconds` has one figure per round for each way; only figures of the same round are compared.
     """
     gains = {
         way: [usual / own for usual, own in zip(seconds[default], times, strict=True)]
@@ -99,7 +97,7 @@ def choose(seconds: Mapping[W, Sequence[float]], default: W) -> W:
 
 
 def is_steady(seconds: Sequence[float]) -> bool:
-    """Whether the same measurement, repeated, says about the same; one outlier is ignored."""
+    """Test whether repeated measurements agree; one outlier is ignored."""
     slowest = sorted(seconds)[-2] if len(seconds) > 2 else max(seconds)
     return slowest <= _MOST_SPREAD * min(seconds)
 

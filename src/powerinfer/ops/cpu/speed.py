@@ -1,4 +1,4 @@
-"""How fast the native operators read weights from memory: the CPU's half of the cost model."""
+"""Speed at which the native operators read weights: the CPU's half of the cost model."""
 
 import statistics
 import time
@@ -35,9 +35,9 @@ class NativeSpeed:
     """Measured speeds, each a median.
 
     Attributes:
-        read_bytes_per_s: of a product with a whole matrix.
-        gather_bytes_per_s: of the rows of a tenth of the neurons, at random.
-        launch_s: of a product with next to nothing.
+        read_bytes_per_s: speed of a product with a whole matrix.
+        gather_bytes_per_s: speed of gathering the rows of a random tenth of the neurons.
+        launch_s: duration of a product with a tiny matrix.
     """
 
     read_bytes_per_s: float
@@ -48,14 +48,9 @@ class NativeSpeed:
 def measure_native_speed(
     ops: NativeOps, format_name: str, progress: Callable[[int, int], None] | None = None
 ) -> NativeSpeed:
-    """Measure with matrices of one format, made for it in memory.
+    """Measure with temporary matrices of one format, on the threads of `ops`.
 
-    Takes 400 MB of memory and a second or two.
-
-    Args:
-        ops: whose threads are measured.
-        format_name: of the weights.
-        progress: called with (steps done, steps in all).
+    Takes 400 MB of memory and a second or two. Calls `progress` with (steps done, steps in all).
     """
     say = progress or (lambda done, total: None)
     total = 2 * _REPEATS + 1
@@ -64,7 +59,7 @@ def measure_native_speed(
     num_bytes = ops.matrix_bytes(up.matrix)
     reads = []
     for number in range(_REPEATS):
-        # In turns, so that neither finds itself in a cache.
+        # Alternating, so that neither finds its data in a cache.
         seconds = _seconds(lambda: ops.linear(x, [up])) + _seconds(lambda: ops.linear(x, [down]))
         reads.append(2 * num_bytes / seconds)
         say(number + 1, total)
@@ -90,7 +85,7 @@ def _linear(ops: NativeOps, format_name: str, num_bytes: int) -> NativeLinear:
 def _gather(
     ops: NativeOps, x: FloatArray, parts: tuple[NativeLinear, NativeLinear], *, seed: int
 ) -> float:
-    """Bytes per second of the rows of randomly chosen neurons."""
+    """Measure bytes per second of the rows of randomly chosen neurons."""
     up, down = parts
     ffn = ops.ffn_weights(
         FFN(
@@ -100,7 +95,6 @@ def _gather(
             activation=Activation(ActivationKind.RELU),
             is_down_transposed=True,
             is_exact_sparse=True,
-            native=None,
         )
     )
     num_neurons, _ = ops.matrix_shape(up.matrix)
@@ -123,19 +117,19 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 class RowReader:
-    """Reads listed rows with a team of threads of its own, as the native operators do."""
+    """Reads listed rows like the native operators, with its own team of threads."""
 
     def __init__(self, threads: int) -> None:
         """Start the threads, 1 to 512."""
         self._team = _core.ThreadTeam(threads)
 
     def read_s(self, data: ByteArray, row_bytes: int, row_ids: IntArray, ahead: int = 0) -> float:
-        """Seconds to read the listed rows.
+        """Measure the seconds to read the listed rows.
 
         Args:
             data: u8[rows * row_bytes].
             row_bytes: bytes of a row.
-            row_ids: i32[count], which rows, in this order.
+            row_ids: i32[count], rows in the order of reading.
             ahead: bytes of rows to prefetch; 0: none.
 
         Raises:
@@ -146,12 +140,7 @@ class RowReader:
         return time.perf_counter() - started
 
     def read_all_s(self, arrays: Sequence[ByteArray], way: PlainWay) -> float:
-        """Seconds to read every byte of the arrays once.
-
-        Args:
-            arrays: u8[n] each.
-            way: how to ask for them.
-        """
+        """Measure the seconds to read every byte of the arrays, u8[n] each, once."""
         known = list(arrays)
         started = time.perf_counter()
         _core.read_bytes(self._team, known, way.ahead, way.chunk_bytes, way.streams)

@@ -1,4 +1,4 @@
-"""Which way of reading weights is fastest on this machine, kernel by kernel."""
+"""Measures the fastest way of reading weights on this machine, for each kind of kernels."""
 
 import mmap
 import time
@@ -19,10 +19,10 @@ from powerinfer.values import Activation, ActivationKind, ByteArray
 
 __all__ = ["WAY_BYTES", "has_a_core", "measure_read_way"]
 
-# Per matrix; two of them are more than the caches of most processors hold.
+# Per matrix; two of them exceed the caches of most processors.
 _MATRIX_BYTES = 192 << 20
 WAY_BYTES = 4 * _MATRIX_BYTES
-"""Memory that measuring takes at most."""
+"""Most memory that measuring takes."""
 
 _COLUMNS = 4096
 _ACTIVE_SHARE = 0.15
@@ -47,19 +47,11 @@ def measure_read_way(
     in_place: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> ReadWay | None:
-    """Try the ways of reading a format, with matrices made for it in memory.
+    """Find the fastest way of reading a format, with temporary matrices.
 
-    Takes a second or two and `WAY_BYTES` of memory.
-
-    Args:
-        threads: of the team, as the model's.
-        kernels: name of the table.
-        format_name: of the weights.
-        in_place: weights are read where the file is mapped, in small pages.
-        progress: called with (steps done, steps in all).
-
-    Returns:
-        The fastest way; None where the machine is too busy to tell.
+    Takes a second or two and `WAY_BYTES` of memory. With `in_place` the matrices lie in small
+    pages, like a mapped file. Calls `progress` with (steps done, steps in all). Returns None if the
+    machine is too busy to tell.
     """
     if not has_a_core():
         return None
@@ -86,7 +78,7 @@ def measure_read_way(
 
 
 def has_a_core() -> bool:
-    """Whether this thread computes while it is not told to wait: far cheaper than trying."""
+    """Test whether this thread gets a whole core; far cheaper than a measurement of ways."""
     started, computed = time.perf_counter(), time.thread_time()
     while time.perf_counter() - started < _SPIN_S:
         pass
@@ -99,7 +91,7 @@ def _with(way: ReadWay, field: str, value: int) -> ReadWay:
 
 @dataclass(slots=True)
 class _Block:
-    """Two matrices, also as a block whose rows are gathered."""
+    """Two matrices, also combined into a block whose rows are gathered."""
 
     parts: tuple[NativeLinear, NativeLinear]
     ffn: NativeFFN
@@ -107,7 +99,7 @@ class _Block:
 
 
 class _Trials:
-    """Measures ways on a team of its own."""
+    """Measures ways on its own team."""
 
     def __init__(self, ops: NativeOps, format_name: str, *, in_place: bool) -> None:
         self._ops = ops
@@ -119,13 +111,13 @@ class _Trials:
             self.stream_s(ReadWay())
 
     def is_idle(self) -> bool:
-        """Whether the default way takes about the same time again and again."""
+        """Test whether repeated runs of the default way take about the same time."""
         return is_steady([self.stream_s(ReadWay()) for _ in range(_TRIAL_ROUNDS)])
 
     def compare(
         self, ways: Sequence[ReadWay], measure: Callable[[ReadWay], float]
     ) -> dict[ReadWay, list[float]]:
-        """Seconds of each way in rounds, each in another order."""
+        """Measure the seconds of each way in rounds of random order."""
         seconds: dict[ReadWay, list[float]] = {way: [] for way in ways}
         for _ in range(_ROUNDS):
             for place in self._random.permutation(len(ways)):
@@ -133,17 +125,17 @@ class _Trials:
         return seconds
 
     def stream_s(self, way: ReadWay) -> float:
-        """Seconds of a product with a whole matrix, which is in no cache: the other came before."""
+        """Measure a product with the matrix that was not used last, so that it is in no cache."""
         self._ops.set_read_way(self._kind, way)
         parts = self._block.parts
         self._block.parts = (parts[1], parts[0])
         return _seconds(lambda: self._ops.linear(self._x, [parts[0]]))
 
     def gather_s(self, way: ReadWay) -> float:
-        """Seconds of the rows of randomly chosen neurons, multiplied and added."""
+        """Measure multiplying and adding the rows of randomly chosen neurons."""
         self._ops.set_read_way(self._kind, way)
         is_active = np.zeros((1, self._block.num_neurons), np.bool_)
-        # As many each time: times compare.
+        # The same number each time, so that times are comparable.
         count = int(_ACTIVE_SHARE * self._block.num_neurons)
         is_active[0, self._random.choice(self._block.num_neurons, count, replace=False)] = True
         active = ActiveIds.of_mask(is_active)
@@ -160,7 +152,6 @@ def _make_block(ops: NativeOps, format_name: str, *, in_place: bool) -> _Block:
             activation=Activation(ActivationKind.RELU),
             is_down_transposed=True,
             is_exact_sparse=True,
-            native=None,
         )
     )
     return _Block((up, down), ffn, ops.matrix_shape(up.matrix)[0])
@@ -176,7 +167,7 @@ def _linear(ops: NativeOps, format_name: str, *, in_place: bool) -> NativeLinear
 
 
 def _memory(num_bytes: int, *, in_place: bool) -> ByteArray:
-    """Small pages as a mapped file's, or what the system gives."""
+    """Allocate memory, in small pages like those of a mapped file if `in_place`."""
     if not in_place:
         return np.empty(num_bytes, np.uint8)
     return np.frombuffer(mmap.mmap(-1, num_bytes), np.uint8)

@@ -1,4 +1,4 @@
-"""Weights of the native CPU backend: where they lie in memory, and the handles of them.
+"""Weights of the native CPU backend: their place in memory and their handles.
 
 Weights stay in the mapped file. Matrices in `REPACKED_FORMATS`, and on request all others, are
 copied into anonymous memory, and the pages of the file they came from are given back.
@@ -36,7 +36,7 @@ FORMATS = (
     "mxfp4",
 )
 REPACKED_FORMATS = frozenset({"q4_0", "q4_k", "q5_k", "q6_k"})
-"""Formats of which a faster layout is made at load (cpp/quant/superblock.h)."""
+"""Formats that are converted to a faster layout at load (cpp/quant/superblock.h)."""
 
 # Weights per superblock of that layout.
 _SUPERBLOCK = 256
@@ -74,7 +74,7 @@ class NativeWeights:
         return _core.Vector(np.ascontiguousarray(tensor.decode()))
 
     def expert_matrix(self, tensors: Sequence[Tensor], use: MatrixUse) -> _core.Matrix:
-        """The matrices of all experts; what has to be copied is copied once it is chosen."""
+        """Join the matrices of all experts; copies of an expert are made once it is chosen."""
         check_expert_tensors(tensors)
         first, is_packed = tensors[0], self._is_packed(tensors[0])
         if len(tensors) == 1 and not is_packed:
@@ -88,34 +88,34 @@ class NativeWeights:
         return self.constant(tensor.decode().reshape(-1))
 
     def constant(self, values: FloatArray) -> _core.Vector:
-        """Hold f32[n]."""
+        """Wrap f32[n]."""
         return _core.Vector(np.ascontiguousarray(values, np.float32))
 
     def vector_values(self, vector: _core.Vector) -> FloatArray:
-        """The numbers of a vector."""
+        """Return the numbers of a vector."""
         return vector.values
 
     def matrix_bytes(self, matrix: _core.Matrix) -> int:
-        """Bytes of the whole matrix in the layout it has here."""
+        """Return the bytes of the whole matrix in its layout here."""
         return matrix.nbytes
 
     def matrix_shape(self, matrix: _core.Matrix) -> tuple[int, int]:
-        """Rows and columns."""
+        """Return rows and columns."""
         return matrix.rows, matrix.columns
 
     def matrix_format(self, matrix: _core.Matrix) -> str:
-        """Name of the format of `encoded_rows`: that of the tensor, or of `recode`."""
+        """Return the format of `encoded_rows`: that of the tensor, or of `recode`."""
         return _core.encoded_format(matrix)
 
     def encoded_rows(
         self, matrix: _core.Matrix, ids: IntArray | None = None, out: ByteArray | None = None
     ) -> ByteArray:
-        """Rows as `matrix_format` encodes them, whatever their layout here: u8[n, row_bytes].
+        """Copy rows in the format `matrix_format`, whatever their layout here: u8[n, row_bytes].
 
         Args:
             matrix: made by `matrix` or `recode`.
-            ids: i32[n], which rows in which order; None for all.
-            out: u8[n, row_bytes], where to; None for a new array.
+            ids: i32[n], rows in the wanted order; None for all.
+            out: u8[n, row_bytes], written to; None for a new array.
 
         Raises:
             IndexError: there is no such row.
@@ -131,7 +131,7 @@ class NativeWeights:
         """Bundle the weights into one handle.
 
         Raises:
-            TypeError: its predictor was not prepared, with which it would run as a block without.
+            TypeError: its predictor was not prepared; the block would run without it.
         """
         if ffn.predictor is not None and ffn.predictor.native is None:
             raise TypeError("the predictor of an FFN must be prepared by neuron_predictor first")
@@ -140,13 +140,13 @@ class NativeWeights:
         return replace(ffn, native=_native_ffn(ffn))
 
     def recode(self, matrix: _core.Matrix, format_name: str) -> _core.Matrix:
-        """Encode a copy into memory of our own."""
+        """Encode a copy into the backend's memory."""
         return _core.recode(self._team, matrix, format_name, self._arena)
 
     def copy_statistics(
         self, matrix: _core.Matrix, copy: _core.Matrix, mean: FloatArray, variance: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """Offset and noise per row."""
+        """Compute offset and noise per row."""
         offset, noise = np.empty((2, matrix.rows), np.float32)
         _core.copy_statistics(self._team, matrix, copy, mean, variance, offset, noise)
         return offset, noise
@@ -165,7 +165,7 @@ class NativeWeights:
 
 
 def _viewed(tensor: Tensor) -> _core.Matrix:
-    """A weight matrix where it lies.
+    """Create a view of a weight matrix.
 
     Raises:
         UnsupportedError: its format has no kernels.

@@ -20,7 +20,7 @@ __all__ = ["DeviceKV", "attention", "decoded_cache", "new_kv_layers"]
 
 _SCALE_BLOCK = 32
 
-# Tiles of queries pay where several tokens of a sequence share what a tile loads.
+# Tiles of queries pay off if several tokens of a sequence share what a tile loads.
 _MIN_TOKENS_PER_SEQUENCE = 4
 
 
@@ -29,11 +29,10 @@ class DeviceKV:
     """Keys and values of one layer; Q8_0 keeps codes and scales apart.
 
     Attributes:
-        kv_type: f16 or q8_0.
         keys: f16 or i8[num_blocks, block_size, num_kv_heads, head_dim].
-        values: the same.
+        values: the same shape and type.
         key_scales: f16[num_blocks, block_size, num_kv_heads, head_dim / 32]; empty for f16.
-        value_scales: the same.
+        value_scales: the same shape.
     """
 
     kv_type: KVType
@@ -59,12 +58,12 @@ class DeviceKV:
 
     @property
     def is_q8(self) -> bool:
-        """Whether the elements are codes with scales."""
+        """True if the elements are codes with scales."""
         return self.kv_type is KVType.Q8_0
 
     @property
     def arrays(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Keys, values and their scales, as kernels take them."""
+        """Arguments of kernels: keys, values and their scales."""
         return self.keys, self.values, self.key_scales, self.value_scales
 
     @property
@@ -76,13 +75,9 @@ class DeviceKV:
 def new_kv_layers(
     num_layers: int, shape: tuple[int, int, int, int], kv_type: KVType, device: torch.device
 ) -> list[DeviceKV]:
-    """Uninitialised caches of some layers, in one arena.
+    """Allocate caches of layers in one arena, uninitialised.
 
-    Args:
-        num_layers: how many.
-        shape: num_blocks, block_size, num_kv_heads, head_dim.
-        kv_type: element type.
-        device: torch device.
+    `shape` is num_blocks, block_size, num_kv_heads, head_dim.
 
     Raises:
         UnsupportedError: q8_0 with heads that are not whole blocks.
@@ -111,9 +106,9 @@ def _kv_layer(shape: tuple[int, int, int, int], kv_type: KVType, arena: Arena) -
 
 
 def attention(q: Tensor, cache: DeviceKV, batch: DeviceBatch, softmax: Softmax) -> Tensor:
-    """Causal grouped-query attention, see `powerinfer.ops.protocol.Ops.attention`.
+    """Compute `powerinfer.ops.protocol.Ops.attention`.
 
-    Steps that a graph may record never depend on the numbers in the batch here.
+    For steps that a graph may record, the launches do not depend on the numbers in the batch.
     """
     num_tokens, num_sequences = batch.num_tokens, int(batch.block_tables.shape[0])
     is_long = num_tokens >= _MIN_TOKENS_PER_SEQUENCE * num_sequences
@@ -123,7 +118,7 @@ def attention(q: Tensor, cache: DeviceKV, batch: DeviceBatch, softmax: Softmax) 
 
 
 def decoded_cache(cache: DeviceKV) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Keys and values as f32[num_blocks, block_size, num_kv_heads, head_dim], for looking at."""
+    """Decode keys and values to f32[num_blocks, block_size, num_kv_heads, head_dim], for tests."""
     return _decoded(cache.keys, cache.key_scales), _decoded(cache.values, cache.value_scales)
 
 

@@ -1,4 +1,4 @@
-"""The batch of a step on the device: where every token stands and where its keys lie."""
+"""The batch of a step on the device: positions of tokens and blocks of their keys."""
 
 from dataclasses import dataclass, field
 
@@ -14,25 +14,25 @@ from powerinfer.values import Batch, BoolArray, IntArray
 __all__ = ["BatchSizes", "DeviceBatch", "batch_sizes", "query_tiles"]
 
 BatchSizes = tuple[int, int]
-"""(num_tokens, num_sequences): what decides the shapes of a step, besides the table's width."""
+"""(num_tokens, num_sequences): with the width of the tables, they decide the shapes of a step."""
 
 
 def batch_sizes(batch: Batch) -> BatchSizes:
-    """The sizes of a batch."""
+    """Return the sizes of a batch."""
     return batch.num_tokens, len(batch.block_tables)
 
 
 @dataclass(slots=True, eq=False)
 class DeviceBatch:
-    """A batch on the device, in memory of its own that later batches of its sizes may fill.
+    """A batch on the device, whose memory may be refilled with batches of the same sizes.
 
     Attributes:
-        memory: of the device.
+        memory: transfers to the device.
         positions: i32[num_tokens].
         sequences: i32[num_tokens].
-        block_tables: i32[num_sequences, width]; entries no token reaches are 0.
+        block_tables: i32[num_sequences, width]; entries that no token reaches are 0.
         host: the batch it was filled from; None before.
-        block_size: positions of a block, where an operation has told; blocks are checked by it.
+        block_size: positions of a block, for checks of the tables; set by the first operation.
     """
 
     memory: DeviceMemory
@@ -48,7 +48,7 @@ class DeviceBatch:
 
     @classmethod
     def allocate(cls, memory: DeviceMemory, sizes: BatchSizes, width: int) -> "DeviceBatch":
-        """Room for batches of these sizes whose tables have up to `width` entries."""
+        """Allocate room for batches of these sizes with tables of up to `width` entries."""
         num_tokens, num_sequences = sizes
         step = _aligned(num_tokens)
         length = 2 * step + num_sequences * width
@@ -71,17 +71,17 @@ class DeviceBatch:
 
     @property
     def is_prompt(self) -> BoolArray | None:
-        """Of the batch it was filled from, in host memory: for what the CPU computes of it."""
+        """Marks of prompt rows in host memory, for the CPU's part of the work."""
         return None if self.host is None else self.host.is_prompt
 
     @property
     def arrays(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Positions, sequences and block tables, as kernels take them."""
+        """Arguments of kernels: positions, sequences and block tables."""
         return self.positions, self.sequences, self.block_tables
 
     @property
     def tiles(self) -> Tensor:
-        """i32[num_tiles, QUERY_TILE], see `query_tiles`; made when first asked for."""
+        """Tiles i32[num_tiles, QUERY_TILE], see `query_tiles`; made at the first use."""
         if self._tiles is None:
             if self.host is None:
                 raise PowerInferError("a batch without tokens has no tiles; fill it first")
@@ -93,7 +93,7 @@ class DeviceBatch:
 
         Raises:
             ShapeError: its sizes differ or its tables are wider.
-            PowerInferError: a token of it has no KV block.
+            PowerInferError: a token has no KV block.
         """
         num_tokens, (num_sequences, width) = self.num_tokens, tuple(self.block_tables.shape)
         used = batch.block_tables.shape[1]
@@ -121,7 +121,7 @@ class DeviceBatch:
         """Check once that every token of the batch has a KV block.
 
         Raises:
-            PowerInferError: one has none.
+            PowerInferError: a token has no KV block.
         """
         if self.block_size != block_size:
             self.block_size = block_size
@@ -130,14 +130,14 @@ class DeviceBatch:
 
 
 def query_tiles(batch: Batch) -> npt.NDArray[np.int32]:
-    """Tokens in tiles of one sequence each, by position: i32[num_tiles, QUERY_TILE], -1 unused."""
+    """Group tokens by sequence and position: i32[num_tiles, QUERY_TILE], padded with -1."""
     order = np.lexsort((batch.positions, batch.sequences)).astype(np.int32)
     starts = np.flatnonzero(np.diff(batch.sequences[order])) + 1
     return np.concatenate([_tiled(rows) for rows in np.split(order, starts)])
 
 
 def _aligned(length: int) -> int:
-    """Whole 16 bytes of i32: Triton compiles a kernel anew for arrays that lie otherwise."""
+    """Round up to 16 bytes of i32: Triton recompiles a kernel for arrays of other alignment."""
     return -(-length // 4) * 4
 
 

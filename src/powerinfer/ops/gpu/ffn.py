@@ -1,7 +1,7 @@
 """The feed-forward block on a device: predictors, and the block for few tokens and for many.
 
-Few tokens, the steps of decoding: launches depend on shapes alone and nothing waits for the device,
-so that a step can be recorded. Many tokens run as dense products with a mask of what counts.
+Few tokens (decode steps): launches depend on shapes alone and nothing waits for the device, so that
+a step can be recorded. Many tokens run as dense products with a mask of neurons.
 Paper: "Neuron-aware Operator" (arXiv 2312.12456, section 5.4).
 """
 
@@ -45,8 +45,8 @@ __all__ = [
     "write_cold",
 ]
 
-# Stretches that the sum over neurons is cut into, times tokens: with 8 blocks of 512 columns they
-# fill the 132 processors of an H200 eight times.
+# Parts of the sum over neurons, times tokens: with 8 blocks of 512 columns they fill the 132
+# processors of an H200 eight times.
 _PARTS = 16 if IS_INTERPRETED else 128
 _DOWN_TILE = {"ROWS": 8, "BLOCK": 512}
 # All parts are loaded at once: one wait for memory, and as many programs as there are processors.
@@ -63,16 +63,15 @@ class HotNeurons:
         gate: [slots, hidden_size] or None for an ungated block.
         up: [slots, hidden_size].
         down: [slots, hidden_size], transposed.
-        neuron_of_slot: i32[slots], -1 where a slot is free.
+        neuron_of_slot: i32[slots], -1 for free slots.
         slot_of_neuron: i32[intermediate_size], -1 for neurons elsewhere.
-        activation: of the block.
-        is_exact_sparse: read up and down only for neurons that fire; False: for all that count.
+        is_exact_sparse: read up and down only for neurons that fire; False: for all selected ones.
         gate_bias: f32[slots] or None.
         up_bias: f32[slots] or None.
-        down_bias: f32[hidden_size] or None; added once per call, with no neuron on the device too.
-        counters: i64[3] on the device or None, added to unless all neurons are computed (no mask
-            and not `is_skipping`): pairs of token and neuron whose value is
-            not zero, pairs that were let pass, neurons whose deciding row was read.
+        down_bias: f32[hidden_size] or None; added once per call, even without neurons.
+        counters: i64[3] on the device or None: pairs of token and neuron with a value other than
+            zero, selected pairs, and neurons whose deciding row was read. Not incremented if all
+            neurons are computed (no mask and not `is_skipping`).
     """
 
     gate: DeviceMatrix | None
@@ -89,29 +88,29 @@ class HotNeurons:
 
     @property
     def num_slots(self) -> int:
-        """Rows of the matrices, free ones included."""
+        """Rows of the matrices, including free ones."""
         return self.up.rows
 
     @property
     def is_skipping(self) -> bool:
-        """Whether up and down are read only for neurons that fire."""
+        """True if up and down are read only for neurons that fire."""
         return self.activation.is_sparse and self.is_exact_sparse
 
     @property
     def neuron_bytes(self) -> int:
-        """Bytes of the rows of one neuron, whether or not there is a slot."""
+        """Bytes of the rows of one neuron, even if there is no slot."""
         parts = [part for part in (self.gate, self.up, self.down) if part is not None]
         return sum(part.row_bytes for part in parts)
 
 
 def write_cold(mask: Tensor | None, hot: HotNeurons, words: Tensor) -> None:
-    """Write which neurons passed and do not lie on the device.
+    """Write the bits of the neurons that passed and are not on the device.
 
     Args:
-        mask: u8[num_tokens, intermediate_size]; None where every neuron passes.
-        hot: the neurons on the device.
+        mask: u8[num_tokens, intermediate_size]; None if every neuron passes.
+        hot: neurons on the device.
         words: i32 or u32[num_tokens, ceil(intermediate_size / 32)], on the device or page-locked
-            on the host; bit i % 32 of word i / 32 becomes neuron i.
+            on the host; neuron i has bit i % 32 of word i / 32.
 
     Raises:
         ShapeError: the words do not fit the neurons.
@@ -128,18 +127,16 @@ def write_cold(mask: Tensor | None, hot: HotNeurons, words: Tensor) -> None:
 def hot_ffn(
     x: Tensor, hot: HotNeurons, mask: Tensor | None = None, weights: Tensor | None = None
 ) -> Tensor:
-    """The block over a device's neurons, with the bias of down: f32[num_tokens, hidden_size].
+    """Compute the block over a device's neurons, with the bias of down, for up to 8 tokens.
 
     The same arguments give the same bits, whatever lies in free slots.
 
     Args:
-        x: f32[num_tokens, hidden_size], contiguous, up to 8 tokens.
-        hot: the neurons.
-        mask: u8[num_tokens, intermediate_size], neurons that count; None for all.
-        weights: f32[num_tokens, n], contiguous, what the values of neurons are multiplied with
-            before their rows of down are added up: neuron i takes the weight
-            i // (intermediate_size / n), so that a weight may be an expert's or a neuron's own.
-            None: 1.
+        x: f32[num_tokens, hidden_size], contiguous.
+        hot: neurons on the device.
+        mask: u8[num_tokens, intermediate_size], selected neurons; None for all.
+        weights: f32[num_tokens, n], contiguous, factors of the values of neurons: neuron i takes
+            the weight i // (intermediate_size / n), that of its expert or its own. None: 1.
 
     Raises:
         ShapeError: x does not fit the matrices, or the weights do not fit x and the neurons.
@@ -174,7 +171,7 @@ def _slot_values(
     weights: Tensor | None,
     listing: Listing | None,
 ) -> Tensor:
-    """What scales the rows of down: f32[num_tokens, slots], at the places of a list if any."""
+    """Compute the factors of the rows of down: f32[num_tokens, slots], in list order if any."""
     num_tokens, columns = x.shape
     gate, up = hot.up if hot.gate is None else hot.gate, hot.up
     values = torch.empty((num_tokens, hot.num_slots), dtype=torch.float32, device=x.device)
@@ -219,7 +216,7 @@ def _slot_values(
 
 
 def _sum_down(values: Tensor, hot: HotNeurons, listing: Listing | None) -> Tensor:
-    """Sum of the rows of down times their values, and the bias."""
+    """Add up the rows of down times their values, and the bias."""
     num_tokens, device, columns = len(values), values.device, hot.down.columns
     tokens = power_of_two(num_tokens, MAX_TOKENS)
     num_parts = _PARTS // tokens
@@ -275,7 +272,7 @@ def _sum_down(values: Tensor, hot: HotNeurons, listing: Listing | None) -> Tenso
 
 
 def _prefixed(name: str, matrix: DeviceMatrix) -> dict[str, int | float]:
-    """Arguments of the rows of one of two matrices."""
+    """Prefix the names of the arguments for one of two matrices."""
     found = row_arguments(matrix)
     return {
         f"{name}_stride": found["stride"],
@@ -286,7 +283,7 @@ def _prefixed(name: str, matrix: DeviceMatrix) -> dict[str, int | float]:
 
 
 def _chunks(listing: Listing | None) -> dict[str, int]:
-    """Sizes of a list's segments, and the power of two that holds their number."""
+    """Return the size of a list's segments, and the power of two that holds their number."""
     num_chunks = 1 if listing is None else listing.num_chunks
     return {"CHUNKS": power_of_two(num_chunks, 1 << 16), "CHUNK": CHUNK}
 
@@ -296,7 +293,7 @@ class DeviceStage:
     """One test of a predictor, see `powerinfer.ops.operands.ScoreStage`.
 
     Attributes:
-        matrix: [intermediate_size, columns]; columns beyond the input's meet zeros.
+        matrix: [intermediate_size, columns]; columns beyond those of the input are multiplied by 0.
         bias: f32[intermediate_size] or None.
         threshold: score at or above which a neuron passes.
     """
@@ -322,17 +319,17 @@ class DevicePredictor:
 
 
 def predict(x: Tensor, predictor: DevicePredictor, earlier: Tensor | None = None) -> Tensor:
-    """Which neurons pass every stage: u8[num_tokens, intermediate_size] of 0 and 1.
+    """Find the neurons that pass every stage: u8[num_tokens, intermediate_size] of 0 and 1.
 
-    Up to 8 tokens run as kernels that skip rows and sum in f32. More are dense products, one for
-    each matrix however many tokens there are; f16 and packed weights meet activations rounded to
-    f16, so that a neuron may pass one path only if its score lies within rounding of a threshold.
+    Up to 8 tokens run as kernels that skip rows and sum in f32. More are dense products, one per
+    matrix; activations are rounded to f16 for f16 and packed weights, so that the two paths differ
+    only for scores within rounding of a threshold.
 
     Args:
         x: f32[num_tokens, hidden_size], contiguous.
-        predictor: on the device of x.
-        earlier: u8[num_tokens, intermediate_size], neurons that may pass, or None for all; taken
-            over for the result.
+        predictor: a predictor on the device of x.
+        earlier: u8[num_tokens, intermediate_size], neurons that may pass, or None for all; reused
+            for the result.
 
     Raises:
         ShapeError: x does not fit the predictor.
@@ -366,7 +363,7 @@ def _predict_many(x: Tensor, predictor: DevicePredictor, earlier: Tensor | None)
         scores = product(inputs, stage.matrix)
         if stage.bias is not None:
             scores.add_(stage.bias)
-        # What is NaN is not below the threshold.
+        # NaN is not below the threshold.
         return scores < stage.threshold
 
     first, *others = predictor.stages
@@ -386,19 +383,19 @@ def masked_ffn(
     has_down_bias: bool = True,
     num_neurons: int | None = None,
 ) -> Tensor:
-    """The block over a device's neurons for any number of tokens: f32[num_tokens, hidden_size].
+    """Compute the block over a device's neurons for any number of tokens.
 
-    All rows are multiplied, those of free slots by zero: they must be finite. f16 and packed
-    weights meet activations rounded to f16.
+    All rows are multiplied, those of free slots by zero: they must be finite. Activations are
+    rounded to f16 for f16 and packed weights.
 
     Args:
         x: f32[num_tokens, hidden_size], contiguous.
-        hot: the neurons.
-        mask: u8[num_tokens, intermediate_size], neurons that count; None for all.
-        weights: of the neurons' values, as `hot_ffn` takes them.
+        hot: neurons on the device.
+        mask: u8[num_tokens, intermediate_size], selected neurons; None for all.
+        weights: factors of the neurons' values, as for `hot_ffn`.
         has_down_bias: add the bias of down.
-        num_neurons: the first so many slots hold neurons, whatever the tables say, and are the
-            columns of `mask`, and those that the weights are for; None: as the tables say.
+        num_neurons: number of first slots that hold the neurons of the columns of `mask` and of the
+            weights, regardless of the tables; None: as the tables say.
 
     Raises:
         ShapeError: x does not fit the matrices, or the weights do not fit x and the neurons.
@@ -415,7 +412,7 @@ def masked_ffn(
         if weights is not None:
             values.mul_(_slot_weights(hot, weights, num_neurons, piece))
         if counted is not None:
-            # Chosen, not multiplied: what does not count may be infinite.
+            # Selected, not multiplied: values of other neurons may be infinite.
             values.masked_fill_(counted == 0, 0.0)
         if hot.counters is not None and (mask is not None or hot.is_skipping):
             _count(hot.counters, values, counted)
@@ -424,7 +421,7 @@ def masked_ffn(
 
 
 def _counted_slots(hot: HotNeurons, mask: Tensor | None, piece: slice) -> Tensor:
-    """Which slots of a piece count, bool[num_tokens or 1, slots]; free ones never do."""
+    """Select slots of a piece, bool[num_tokens or 1, slots]; never free ones."""
     neurons = hot.neuron_of_slot[piece]
     is_used = (neurons >= 0)[None, :]
     if mask is None:
@@ -435,7 +432,7 @@ def _counted_slots(hot: HotNeurons, mask: Tensor | None, piece: slice) -> Tensor
 def _slot_weights(
     hot: HotNeurons, weights: Tensor, num_neurons: int | None, piece: slice
 ) -> Tensor:
-    """The weight of every slot of a piece: f32[num_tokens, slots]; that of a free one is any."""
+    """Gather the weights of a piece: f32[num_tokens, slots]; arbitrary for free slots."""
     if num_neurons is None:
         neurons, size = hot.neuron_of_slot[piece].clamp(min=0), len(hot.slot_of_neuron)
     else:
@@ -445,7 +442,7 @@ def _slot_weights(
 
 
 def _activated_slots(x: Tensor, hot: HotNeurons, piece: slice) -> Tensor:
-    """What neurons make of x: f32[num_tokens, slots of the piece]."""
+    """Compute the activated neurons of x: f32[num_tokens, slots of the piece]."""
     gate = None
     if hot.gate is not None:
         gate = _biased_product(x, hot.gate, hot.gate_bias, piece)
@@ -463,7 +460,7 @@ def _rows(matrix: DeviceMatrix, piece: slice) -> DeviceMatrix:
 
 
 def _activated(activation: Activation, gate: Tensor | None, up: Tensor) -> Tensor:
-    """The same as `powerinfer.ops.reference.ffn.activate`, in place of both; NaN stays NaN."""
+    """Compute `powerinfer.ops.reference.ffn.activate`, overwriting both; NaN stays NaN."""
     first, kind = up if gate is None else gate, activation.kind
     if kind is ActivationKind.SILU:
         fired = functional.silu(first)
@@ -500,7 +497,7 @@ def _add_rows(y: Tensor, values: Tensor, down: DeviceMatrix) -> None:
 
 
 def _count(counters: Tensor, values: Tensor, counted: Tensor | None) -> None:
-    """Add pairs with a value, pairs that count, and neurons of which any counts."""
+    """Count pairs with a value, selected pairs, and neurons selected by any token."""
     is_counted = torch.ones_like(values, dtype=torch.bool) if counted is None else counted != 0
     is_counted = is_counted.expand_as(values)
     numbers = [(values != 0).sum(), is_counted.sum(), is_counted.any(dim=0).sum()]

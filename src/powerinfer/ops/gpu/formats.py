@@ -1,10 +1,10 @@
-"""How weights lie in the memory of an accelerator, and how many bytes that takes.
+"""Layout of weights in the memory of an accelerator, and its size.
 
 A format either keeps its numbers as floats or is packed: codes as bit fields of 32-bit words in
 the order of the columns (the first column in the lowest bits), and one f16 scale for 32 columns,
 apart from the codes, so that both can be read 16 bytes at a time. The number is
 ``scale * (code - centre)``. Formats without a packed form here are decoded to f16. Nothing here
-needs torch: placing a model asks for sizes.
+needs torch: placing a model needs sizes.
 """
 
 from dataclasses import dataclass
@@ -29,24 +29,24 @@ SCALE_COLUMNS = 32
 """Columns that share one scale in every packed format."""
 
 ALIGNMENT = 256
-"""Arrays begin at multiples of so many bytes, as those do that CUDA reserves one by one."""
+"""Bytes to which arrays are aligned, as CUDA aligns its allocations."""
 
 WIDEST_PIECE = 1 << 15
 """Slots computed at a time of a block for many tokens: several arrays are as wide."""
 
 _SCALE_BYTES = 2
 
-# Chunks of neurons that are columns of a file's matrix begin at whole blocks of any format.
+# Chunks of neurons that are columns of a file's matrix begin at a block boundary of any format.
 _CHUNK_ALIGNMENT = 256
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFormat:
-    """Where the numbers of an encoding lie on the device.
+    """The layout of an encoding on the device.
 
     Attributes:
-        element: ``f32``, ``f16`` or ``bf16``; ``packed`` where codes and scales are kept.
-        bits: of one code, a power of two; 0 where floats are kept.
+        element: ``f32``, ``f16`` or ``bf16``; ``packed`` for codes and scales.
+        bits: size of a code, a power of two; 0 for floats.
         centre: the code that means zero.
     """
 
@@ -56,11 +56,11 @@ class DeviceFormat:
 
     @property
     def is_packed(self) -> bool:
-        """Whether codes and scales are kept."""
+        """True for codes and scales."""
         return self.bits > 0
 
 
-# Three bits take four: fields must not straddle words. A sign bit is 1 where positive, with
+# Three bits take four: fields must not straddle words. A sign bit is 1 for positive, with
 # twice the magnitude as scale.
 _FORMATS = {
     "f32": DeviceFormat("f32"),
@@ -77,7 +77,7 @@ _ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 
 
 def device_format(format_name: str) -> DeviceFormat:
-    """How weights of this encoding lie on the device.
+    """Return the layout of an encoding on the device.
 
     Raises:
         UnsupportedError: there is no such format.
@@ -90,16 +90,16 @@ def device_format(format_name: str) -> DeviceFormat:
 
 
 def transposed_format(format_name: str) -> str:
-    """Name of the format that a matrix has when its columns have become rows.
+    """Return the format of a transposed matrix.
 
-    Blocks of numbers lie across the new rows, so that they are decoded.
+    Blocks of numbers would lie across the new rows, so that they are decoded.
     """
     is_float = format_name == device_format(format_name).element
     return format_name if is_float else _DECODED.element
 
 
 def device_bytes(format_name: str, rows: int, columns: int) -> int:
-    """Bytes of the numbers of a matrix [rows, columns] on the device, which products read.
+    """Count the bytes of a matrix [rows, columns] on the device that products read.
 
     Raises:
         ShapeError: the columns are not a whole number of blocks.
@@ -109,7 +109,7 @@ def device_bytes(format_name: str, rows: int, columns: int) -> int:
 
 
 def held_bytes(format_name: str, rows: int, columns: int) -> int:
-    """The same with the gaps that keep arrays aligned: what the matrix takes of an arena.
+    """Count the bytes that a matrix takes of an arena, including gaps for alignment.
 
     Raises:
         ShapeError: the columns are not a whole number of blocks.
@@ -119,12 +119,12 @@ def held_bytes(format_name: str, rows: int, columns: int) -> int:
 
 
 def aligned(num_bytes: int) -> int:
-    """Bytes up to where the next array may begin."""
+    """Round up to the start of the next array."""
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def _row_parts(format_name: str, columns: int) -> tuple[int, int]:
-    """Bytes of a row's numbers or codes, and of its scales."""
+    """Return the bytes of a row's numbers or codes, and of its scales."""
     form = device_format(format_name)
     if not form.is_packed:
         return columns * _ELEMENT_BYTES[form.element], 0
@@ -136,12 +136,12 @@ def _row_parts(format_name: str, columns: int) -> tuple[int, int]:
 
 
 def chunk_neurons(neuron_bytes: int, num_neurons: int, chunk_bytes: int) -> int:
-    """How many cold neurons are sent at a time while a prompt is computed.
+    """Choose the number of cold neurons that a prompt sends at a time.
 
     Args:
-        neuron_bytes: of the rows of one on the device.
-        num_neurons: of the layer.
-        chunk_bytes: that a chunk shall have about; it holds 256 neurons at least.
+        neuron_bytes: size of the rows of one neuron on the device.
+        num_neurons: neurons of the layer.
+        chunk_bytes: approximate size of a chunk, which holds at least 256 neurons.
     """
     wanted = chunk_bytes // max(1, neuron_bytes) // _CHUNK_ALIGNMENT
     return min(max(1, wanted) * _CHUNK_ALIGNMENT, num_neurons)

@@ -17,23 +17,19 @@ __all__ = ["DECODED_NUMBERS", "DeviceLinear", "half_product", "halved", "linear"
 DeviceLinear: TypeAlias = Linear[DeviceMatrix, torch.Tensor]
 
 DECODED_NUMBERS = 1 << 22
-"""Of a packed matrix decoded at a time. Decoding takes 12 bytes for each in between, which a memory
-budget must leave room for, and still outlasts its launches."""
+"""Numbers of a packed matrix decoded at a time. Decoding temporarily takes 12 bytes for each, which
+a memory budget must leave room for; it takes longer than its launches."""
 
 # f32 results of f16 products: since torch 2.8 with CUDA, later with ROCm.
 _HAS_WIDE_OUTPUT = "dtype" in torch.ops.aten.mm.overloads() and torch.version.hip is None
 
-# Magnitude to scale the largest number of a row to. Far above 1, f16 keeps all its bits of numbers
-# down to a 2^-24th of that; where results are f16 too, they must not overflow.
+# Magnitude to which the largest number of a row is scaled. Far above 1, f16 keeps all its bits for
+# numbers down to 2^-24 of it; if results are f16 too, they must not overflow.
 _LARGEST = 1024.0 if _HAS_WIDE_OUTPUT else 1.0
 
 
 def linear(x: Tensor, layers: Sequence[DeviceLinear]) -> list[Tensor]:
-    """Several products of one input: f32[num_tokens, rows] each.
-
-    Args:
-        x: f32[num_tokens, columns].
-        layers: matrices (`DeviceMatrix`) with biases f32[rows] or None.
+    """Multiply f32[num_tokens, columns] with several matrices: f32[num_tokens, rows] each.
 
     Raises:
         ShapeError: the input does not fit a matrix.
@@ -45,13 +41,13 @@ def linear(x: Tensor, layers: Sequence[DeviceLinear]) -> list[Tensor]:
 
 
 def product(x: Tensor, matrix: DeviceMatrix) -> Tensor:
-    """X @ matrix.T for any number of tokens, the weights decoded piece by piece.
+    """Compute x @ matrix.T for any number of tokens, decoding the weights piece by piece.
 
-    f16 and packed weights meet x rounded to f16, others meet f32.
+    x is rounded to f16 for f16 and packed weights.
 
     Args:
         x: f32[num_tokens, at most matrix.columns], contiguous.
-        matrix: on the same device.
+        matrix: a matrix on the device of x.
 
     Returns:
         f32[num_tokens, rows].
@@ -76,7 +72,7 @@ def product(x: Tensor, matrix: DeviceMatrix) -> Tensor:
 
 
 def half_product(x: Tensor, y: Tensor) -> Tensor:
-    """X @ y of f16 matrices as f32, with f32 sums."""
+    """Multiply f16 matrices with f32 sums; the result is f32."""
     if not x.is_cuda:
         return x.float() @ y.float()
     if _HAS_WIDE_OUTPUT:
@@ -85,14 +81,14 @@ def half_product(x: Tensor, y: Tensor) -> Tensor:
 
 
 def halved(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows as f16 of one largest magnitude, and what to multiply results with: f32[n, 1]."""
+    """Scale rows to f16 of one largest magnitude; also return the factors of results, f32[n, 1]."""
     largest = x.abs().amax(dim=1, keepdim=True) / _LARGEST
     sizes = torch.where(largest > 0, largest, torch.ones_like(largest))
     return (x / sizes).half(), sizes
 
 
 def _pieces(matrix: DeviceMatrix) -> Iterator[tuple[int, int]]:
-    """Rows to decode at a time; floats that are used as they lie are one piece."""
+    """Split rows into pieces to decode; floats that need no decoding are one piece."""
     is_copied = matrix.bits > 0 or matrix.values.dtype == torch.bfloat16
     step = max(1, DECODED_NUMBERS // matrix.columns) if is_copied else matrix.rows
     for first in range(0, matrix.rows, step):

@@ -1,7 +1,7 @@
 """Weight matrices on a torch device: made from the encodings of files, written and read by rows.
 
-What lies where is in `powerinfer.ops.gpu.formats`. Bytes are sent as they are and taken apart
-on the device, some megabytes at a time, so neither side ever holds a second copy of a matrix.
+`powerinfer.ops.gpu.formats` describes the layout. Encoded bytes are sent and unpacked on the
+device, some megabytes at a time, so neither side ever holds a second copy of a matrix.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,8 +32,8 @@ __all__ = [
 
 _DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _MAX_HALF = 65504.0
-# Encoded bytes, or decoded numbers, on their way at one time. Taking them apart takes up to 5 times
-# as much in between, which a memory budget must leave room for.
+# Encoded bytes, or decoded numbers, in flight at a time. Unpacking them temporarily takes up to 5
+# times as much, which a memory budget must leave room for.
 _PIECE = 1 << 22
 
 
@@ -44,11 +44,11 @@ class DeviceMatrix:
     Attributes:
         format_name: encoding it was made from.
         rows: out features, neurons or slots.
-        columns: in features, padded as the encoding needs.
-        values: f32, f16 or bf16[rows, columns]; of packed formats the codes, as words
+        columns: in features, padded to blocks of the encoding.
+        values: f32, f16 or bf16[rows, columns]; codes of packed formats, as words
             i32[rows, columns * bits / 32].
         scales: f16[rows, columns / 32] of packed formats, else None.
-        bits: of one code; 0 for floats.
+        bits: size of a code; 0 for floats.
         centre: code that means zero.
     """
 
@@ -68,13 +68,13 @@ class DeviceMatrix:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes read for one row, whether or not there is any."""
+        """Bytes read for one row, even if there are none."""
         parts = (self.values,) if self.scales is None else (self.values, self.scales)
         return sum(int(part.shape[1]) * int(part.element_size()) for part in parts)
 
     @property
     def is_binary(self) -> bool:
-        """Whether products see the signs of their input only (format `sign`)."""
+        """True if products use only the signs of their input (format `sign`)."""
         return self.format_name == "sign"
 
     @property
@@ -91,13 +91,13 @@ def empty_matrix(
     *,
     is_wide: bool = False,
 ) -> DeviceMatrix:
-    """A matrix of zeros, or of what lies in the arena, to be filled by `write_rows`.
+    """Allocate a matrix to be filled by `write_rows`: zeros, or the contents of the arena.
 
     Args:
-        format_name: of the rows that will be written.
-        rows: how many there are.
-        columns: of a row; for packed formats a multiple of 32.
-        where: an arena, or a torch device or its name for memory of its own.
+        format_name: encoding of the rows that will be written.
+        rows: number of rows.
+        columns: numbers in a row; for packed formats a multiple of 32.
+        where: an arena, or a torch device or its name for separate memory.
         is_wide: keep a format that has no packed form as f32 rather than f16.
 
     Raises:
@@ -127,8 +127,8 @@ def upload_matrix(
     """Copy a whole encoded matrix to the device.
 
     Args:
-        encoded: u8[rows, row_bytes], for example a view of a mapped file; only read.
-        format_name: its encoding.
+        encoded: u8[rows, row_bytes], for example a view of a mapped file.
+        format_name: encoding of the bytes.
         columns: numbers in a row.
         device: torch device or its name.
 
@@ -153,10 +153,10 @@ def write_rows(
 
     Args:
         matrix: written to, on torch's current stream.
-        slots: i32[n], the rows to write, distinct.
+        slots: i32[n], distinct rows to write.
         encoded: u8[n, row_bytes] in the encoding `matrix.format_name`.
-        is_staged: `encoded` lies in page-locked memory and stays as it is until the stream has
-            read it; nothing waits for that.
+        is_staged: `encoded` lies in page-locked memory and does not change until the stream has
+            read it, which nothing waits for.
 
     Raises:
         ShapeError: the bytes do not fit the matrix.
@@ -186,7 +186,7 @@ def write_rows(
 
 
 def decoded(matrix: DeviceMatrix, first: int, last: int) -> Tensor:
-    """Rows `first` to `last` - 1 as floats: [last - first, columns].
+    """Decode rows [first, last) to floats: [last - first, columns].
 
     Floats keep their type and are a view; packed formats become new f16.
     """
@@ -200,22 +200,21 @@ def decoded(matrix: DeviceMatrix, first: int, last: int) -> Tensor:
 
 
 def can_join(matrices: Sequence[tuple[str, int]]) -> bool:
-    """Whether the rows of several matrices may lie in one, so that one kernel multiplies them all.
+    """Test whether several matrices may be joined by rows, so that one kernel multiplies them all.
 
-    Args:
-        matrices: format and columns of each. Formats that are decoded to the same type may meet.
+    `matrices` are pairs of format and columns; formats that decode to the same type may be mixed.
     """
     return len({(device_format(name), name == "sign", columns) for name, columns in matrices}) == 1
 
 
 def joined_format(format_name: str) -> str:
-    """Format of a matrix that holds rows of this format and of others, see `can_join`."""
+    """Return the format of a matrix with rows of this format and others, see `can_join`."""
     form = device_format(format_name)
     return format_name if form.is_packed else form.element
 
 
 def rows_of(matrix: DeviceMatrix, first: int, last: int, format_name: str) -> DeviceMatrix:
-    """Rows `first` to `last` - 1 of a matrix, to be written in a format that they have there."""
+    """View rows [first, last) of a joined matrix, to be written in their own format."""
     scales = None if matrix.scales is None else matrix.scales[first:last]
     return replace(
         matrix,
@@ -234,7 +233,7 @@ def _pieces(rows: int, row_size: int) -> Iterator[slice]:
 def _parts(
     matrix: DeviceMatrix, encoded: ByteArray, *, is_staged: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """What belongs into `values` and `scales` for these rows, on the device."""
+    """Unpack rows on the device, for `values` and `scales`."""
     if matrix.bits:
         return packed_parts(_sent(encoded, matrix.device, is_staged=is_staged), matrix.format_name)
     if matrix.format_name in _DTYPES:
@@ -253,7 +252,7 @@ def _parts(
 
 
 def _sent(encoded: ByteArray, device: torch.device, *, is_staged: bool) -> Tensor:
-    """Bytes as a tensor u8[rows, row_bytes] of the device; what was given may be read-only."""
+    """Send u8[rows, row_bytes], which may be read-only, to the device."""
     if is_staged and device.type == "cuda":
         return torch.from_numpy(encoded).to(device, non_blocking=True)
     staged = torch.empty(encoded.shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
@@ -265,11 +264,7 @@ _SUPERBLOCK = 256
 
 
 def packed_parts(encoded: Tensor, format_name: str) -> tuple[Tensor, Tensor]:
-    """Split rows of blocks.
-
-    Args:
-        encoded: u8[rows, row_bytes] tensor.
-        format_name: one of the packed formats.
+    """Split u8[rows, row_bytes] of a packed format into codes and scales.
 
     Returns:
         i32[rows, columns * bits / 32] and f16[rows, columns / 32].
@@ -282,7 +277,7 @@ def packed_parts(encoded: Tensor, format_name: str) -> tuple[Tensor, Tensor]:
 
 
 def _halves(part: Tensor) -> Tensor:
-    """f16 from the last dimension of bytes."""
+    """View the last dimension of bytes as f16."""
     return part.contiguous().view(torch.float16)
 
 
@@ -319,18 +314,18 @@ def _sign(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _nibbles(codes: Tensor) -> Tensor:
-    """Two codes to a byte."""
+    """Unpack two codes per byte."""
     return codes[..., 0::2] | codes[..., 1::2] << 4
 
 
 def _low_bits(packed: Tensor) -> Tensor:
-    """Two-bit codes in the order of places, see ``quant/formats/_lowbit.py``."""
+    """Unpack two-bit codes in the order of places, see ``quant/formats/_lowbit.py``."""
     fields = torch.stack([packed >> shift & 3 for shift in (0, 2, 4, 6)], dim=-2)
     return fields.reshape(*packed.shape[:-1], _SUPERBLOCK)
 
 
 def _in_order(codes: Tensor) -> Tensor:
-    """From the order of places to that of the numbers."""
+    """Reorder from places to numbers."""
     grouped = codes.reshape(*codes.shape[:-1], 8, 8, 4).transpose(-3, -2)
     return grouped.reshape(*codes.shape)
 
@@ -355,10 +350,10 @@ def write_columns(
     """Write columns of a piece of a matrix into rows of another.
 
     Args:
-        target: floats [slots, hidden_size]; row s becomes column ids[s], from its element `first`.
+        target: floats [slots, hidden_size]; row s gets column ids[s], from element `first` on.
         ids: i32[at most slots], columns of the matrix.
         encoded: u8[rows, row_bytes], some rows of the matrix.
-        format_name: its encoding.
+        format_name: encoding of the rows.
         columns: numbers in a row.
         first: number of the first of these rows.
 

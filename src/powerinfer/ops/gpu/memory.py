@@ -1,6 +1,6 @@
-"""Which devices torch sees, what is left of their memory, and moving arrays to and from them.
+"""Devices of torch, their free memory, and transfers of arrays to and from them.
 
-AMD GPUs appear here too: torch built for ROCm presents them under the name `cuda`.
+This includes AMD GPUs: torch built for ROCm presents them under the name `cuda`.
 """
 
 import math
@@ -34,7 +34,7 @@ __all__ = [
     "why_no_device",
 ]
 
-# Attention of prompts takes 96 KiB of shared memory a program, which NVIDIA has since Ampere.
+# Attention of prompts takes 96 KiB of shared memory per program, which NVIDIA has since Ampere.
 _LEAST_CAPABILITY = (8, 0)
 
 
@@ -43,9 +43,9 @@ class TorchDevice:
     """A GPU.
 
     Attributes:
-        name: what torch calls it, such as `cuda:0`.
-        title: what its maker calls it.
-        total_bytes: of its memory.
+        name: torch's name, such as `cuda:0`.
+        title: the maker's name.
+        total_bytes: size of its memory.
         capability: compute capability of an NVIDIA GPU; None for other makers'.
     """
 
@@ -56,7 +56,7 @@ class TorchDevice:
 
     @property
     def why_unusable(self) -> str | None:
-        """One clause on why our kernels cannot run here; None where they can."""
+        """Explain in one clause why our kernels cannot run here; None if they can."""
         if self.capability is None or self.capability >= _LEAST_CAPABILITY:
             return None
         major, minor = self.capability
@@ -67,8 +67,8 @@ class TorchDevice:
 
 
 def find_devices() -> tuple[TorchDevice, ...]:
-    """All GPUs that torch can use, in its order; none where the driver does not answer."""
-    # Where a driver is too old torch warns and says there is no device; `why_no_device` tells.
+    """Return the GPUs that torch can use, in its order; none if the driver does not answer."""
+    # If a driver is too old torch warns and finds no device; `why_no_device` explains it.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if not torch.cuda.is_available():
@@ -78,10 +78,7 @@ def find_devices() -> tuple[TorchDevice, ...]:
 
 
 def free_bytes(name: str) -> int:
-    """Memory of a device that nobody has taken; starts the device's context.
-
-    What torch keeps cached for itself counts as free.
-    """
+    """Return the free memory of a device, including torch's cache; starts its context."""
     device = torch.device(name)
     free, _ = torch.cuda.mem_get_info(device)
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -89,13 +86,13 @@ def free_bytes(name: str) -> int:
 
 
 def release_cached() -> None:
-    """Give memory that torch keeps for itself back to the driver."""
+    """Return torch's cached memory to the driver."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def why_no_device() -> str:
-    """One clause on what torch misses."""
+    """Explain in one clause why torch finds no device."""
     if torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
         return f"torch {torch.__version__} was built without CUDA or ROCm"
     with warnings.catch_warnings(record=True) as caught:
@@ -107,7 +104,7 @@ def why_no_device() -> str:
 
 def _device(number: int) -> TorchDevice:
     properties = torch.cuda.get_device_properties(number)
-    # What torch for ROCm calls a capability numbers AMD's architectures, another row of numbers.
+    # For ROCm, torch's "capability" numbers AMD's architectures, which is another numbering.
     is_amd = torch.version.hip is not None
     return TorchDevice(
         f"cuda:{number}",
@@ -118,9 +115,9 @@ def _device(number: int) -> TorchDevice:
 
 
 def open_device(name: str) -> torch.device:
-    """The torch device with this name; a CUDA device becomes the process's current one.
+    """Open the torch device with this name; a CUDA device becomes the current one.
 
-    Triton launches on the current device, whatever its arguments lie on.
+    Triton launches on the current device, regardless of that of its arguments.
 
     Raises:
         DeviceError: torch sees no such device.
@@ -137,9 +134,9 @@ def open_device(name: str) -> torch.device:
     return device
 
 
-# What else torch and Triton say of it, as plain RuntimeErrors: page-locked memory or a module of
-# kernels has no room, and the handle of cuBLAS, which the first prompt makes, has none (the second
-# name is what older versions of it answer).
+# Messages of torch's and Triton's plain RuntimeErrors about it: no room for page-locked memory, for
+# a module of kernels, or for the handle of cuBLAS, which the first prompt creates (the second name
+# is that of older versions).
 _EXHAUSTED = (
     "out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
@@ -148,7 +145,7 @@ _EXHAUSTED = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error by itself says that memory of the device, or page-locked memory, ran out."""
+    """Test whether an error reports that memory of the device or page-locked memory ran out."""
     if isinstance(error, OutOfDeviceMemoryError | torch.cuda.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(word in str(error) for word in _EXHAUSTED)
@@ -156,7 +153,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def naming_exhaustion(what: str, num_bytes: int) -> Iterator[None]:
-    """Turn torch's error for exhausted memory into ours, which says what did not fit.
+    """Turn torch's error for exhausted memory into ours, which names what did not fit.
 
     Raises:
         OutOfDeviceMemoryError: the body ran out of memory.
@@ -177,19 +174,15 @@ _ENDLESS_BYTES = 1 << 56
 
 
 class Arena:
-    """Device memory that is taken at once, and out of which arrays are cut one behind the other.
+    """Device memory that is allocated at once and cut into consecutive arrays.
 
-    torch takes memory from the driver in pieces of 2 or 20 MiB and up, so that many arrays of their
-    own take more than their bytes. Here a gap of less than `formats.ALIGNMENT` bytes follows each,
-    and what does not fit shows before anything is sent. The arrays keep the memory alive.
+    torch takes memory from the driver in pieces of 2 or 20 MiB and up, so that many separate arrays
+    take more than their bytes. Here a gap of less than `formats.ALIGNMENT` bytes follows each, and
+    a lack of memory shows before anything is sent. The arrays keep the memory alive.
     """
 
     def __init__(self, memory: Tensor) -> None:
-        """Cut up existing memory.
-
-        Args:
-            memory: u8[num_bytes] that begins where an array may.
-        """
+        """Cut up existing memory, an aligned u8[num_bytes]."""
         self._memory = memory
         self._used = 0
 
@@ -197,12 +190,12 @@ class Arena:
     def allocate(
         cls, device: torch.device, num_bytes: int, what: str, *, is_zero: bool = True
     ) -> "Arena":
-        """Take memory of a device.
+        """Allocate memory of a device.
 
         Args:
-            device: whose.
-            num_bytes: how much.
-            what: it is for, as messages call it.
+            device: a torch device.
+            num_bytes: size of the arena.
+            what: its purpose, for error messages.
             is_zero: fill it with zeros.
 
         Raises:
@@ -214,21 +207,21 @@ class Arena:
 
     @classmethod
     def counting(cls) -> "Arena":
-        """One without memory or end, to find out how many bytes some arrays take."""
+        """Create an endless arena without memory, to count the bytes of arrays."""
         return cls(torch.empty(_ENDLESS_BYTES, dtype=torch.uint8, device="meta"))
 
     @property
     def is_counting(self) -> bool:
-        """Whether its arrays hold no numbers."""
+        """True if its arrays hold no numbers."""
         return self._memory.is_meta
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of the arrays so far and the gaps between them."""
+        """Bytes of all arrays so far, including gaps."""
         return self._used
 
     def array(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """The next array; what was in the memory is in it.
+        """Cut out the next array, with the contents of the memory.
 
         Raises:
             OutOfDeviceMemoryError: too little is left.
@@ -248,12 +241,9 @@ class Arena:
 class DeviceMemory:
     """Transfers to and from one torch device.
 
-    Args:
-        device: made by `open_device`.
-
     Attributes:
-        device: the same.
-        is_cuda: whether it is a GPU; else transfers are copies and nothing is asynchronous.
+        device: a result of `open_device`.
+        is_cuda: it is a GPU; otherwise transfers are copies and nothing is asynchronous.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -261,21 +251,19 @@ class DeviceMemory:
         self.is_cuda: bool = device.type == "cuda"
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Uninitialised page-locked host memory, which GPUs read and write directly.
+        """Allocate uninitialised page-locked host memory, which GPUs read and write directly.
 
-        Args:
-            shape: of the tensor; its `numpy()` is a view.
-            dtype: of torch.
+        The tensor's `numpy()` is a view.
 
         Raises:
-            OutOfDeviceMemoryError: the system has none left.
+            OutOfDeviceMemoryError: the system has no page-locked memory left.
         """
         num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         with naming_exhaustion("page-locked memory of the host", num_bytes):
             return torch.empty(shape, dtype=dtype, pin_memory=self.is_cuda)
 
     def to_device(self, values: npt.NDArray[np.generic]) -> Tensor:
-        """Copy an array through page-locked memory; work queued later sees it, no one waits."""
+        """Queue a copy of an array through page-locked memory; work queued later sees it."""
         dtype = torch.from_numpy(np.empty(0, values.dtype)).dtype
         staging = self.pinned(values.shape, dtype)
         staging.numpy()[...] = values
@@ -286,7 +274,7 @@ class DeviceMemory:
             return staging.to(self.device, non_blocking=True)
 
     def write(self, target: Tensor, values: npt.NDArray[np.generic]) -> None:
-        """Copy an array into a tensor of the device that has its shape; see `to_device`."""
+        """Queue a copy of an array into a tensor of its shape; see `to_device`."""
         staging = self.pinned(values.shape, target.dtype)
         staging.numpy()[...] = values
         target.copy_(staging, non_blocking=True)
@@ -300,16 +288,16 @@ class DeviceMemory:
         return staging.numpy()
 
     def keep_for_stream(self, tensor: Tensor) -> None:
-        """Let nothing else have a tensor's memory while torch's current stream may use it.
+        """Keep a tensor's memory from reuse while torch's current stream may use it.
 
-        Once no tensor is left of it, torch gives memory away in the order of the stream that it was
-        made on; of other streams it must be told. A view stands for all of its memory.
+        torch reuses freed memory in the order of the stream that allocated it, unless it knows of
+        other streams. A view stands for all of its memory.
         """
         if self.is_cuda:
             tensor.record_stream(torch.cuda.current_stream(self.device))
 
     def new_event(self) -> "DeviceEvent":
-        """A mark in the queue of work, not set yet."""
+        """Create a mark in the queue of work, not set yet."""
         return torch.cuda.Event() if self.is_cuda else _NoEvent()
 
     def synchronize(self) -> None:
@@ -318,53 +306,54 @@ class DeviceMemory:
             torch.cuda.synchronize(self.device)
 
     def free_bytes(self) -> int:
-        """Memory that nobody has taken, torch's own cache included; on the CPU that of the host."""
+        """Return the free memory, including torch's cache; on the CPU that of the host."""
         if self.is_cuda:
             return free_bytes(str(self.device))
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
     def name(self) -> str:
-        """What the maker calls the device."""
+        """Name that the maker gave the device."""
         if self.is_cuda:
             return str(torch.cuda.get_device_name(self.device))
         return "CPU (torch)"
 
 
 class DeviceEvent(Protocol):
-    """A mark in the queue of work: `torch.cuda.Event`, as far as batches need it."""
+    """A mark in the queue of work: the part of `torch.cuda.Event` that batches need."""
 
     def record(self) -> None:
-        """Set it behind the work queued so far."""
+        """Set it after the work queued so far."""
         ...
 
     def synchronize(self) -> None:
-        """Wait until the device has got there."""
+        """Wait until the device has reached it."""
         ...
 
 
 class _NoEvent:
-    """What stands for an event where all work is done when a call returns."""
+    """Replacement of an event on a device whose calls return after their work."""
 
     def record(self) -> None:
-        """Nothing to mark."""
+        """Do nothing."""
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedBuffers:
-    """Page-locked memory in which a GPU and the CPU meet in every layer; kernels access it.
+    """Page-locked memory that a GPU and the CPU share in every layer; kernels access it.
 
     Attributes:
         x: f32[max_tokens, hidden_size], input of a block.
         cold: i32[max_tokens, words], a bit per neuron: bit i % 32 of word i / 32 asks the CPU for
             neuron i.
         y: f32[max_tokens, hidden_size], the CPU's result.
-        predictor_input: f32[max_tokens, hidden_size], what the CPU's predictor of a block looks at.
-        router_input: the same of the CPU's router of a block; no rows where there are no experts.
-        expert_weights: f32[max_tokens, num_experts], what values of an expert's neurons are
-            multiplied with, 0 for those not chosen; no rows where there are no experts.
+        predictor_input: f32[max_tokens, hidden_size], input of the CPU's predictor of a block.
+        router_input: f32[max_tokens, hidden_size], input of the CPU's router of a block; no rows
+            without experts.
+        expert_weights: f32[max_tokens, num_experts], factors of the values of an expert's neurons,
+            0 for experts that are not chosen; no rows without experts.
         status: i32[1], 0 unless the CPU's half failed.
         flags: i32[2, num_layers], row 0 "ready", row 1 "done".
     """
@@ -389,7 +378,7 @@ class SharedBuffers:
         num_layers: int,
         num_experts: int = 0,
     ) -> "SharedBuffers":
-        """Make all of them, filled with zeros.
+        """Allocate all of them, filled with zeros.
 
         Raises:
             OutOfDeviceMemoryError: the system has no more page-locked memory.

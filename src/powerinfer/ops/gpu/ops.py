@@ -4,7 +4,7 @@ Knows no plan and no CPU half: `powerinfer.ops.hybrid` decides what runs here. A
 tensors [num_tokens, columns]. Steps of up to 8 tokens never wait for the device and do the same
 launches whatever the numbers are, so that they can be recorded in a CUDA graph.
 
-Kernels without a GPU are interpreted by numpy, which would warn of what damaged weights make; hence
+Without a GPU, numpy interprets the kernels and would warn about results of damaged weights; hence
 `quietly`.
 """
 
@@ -29,7 +29,7 @@ __all__ = ["DeviceBatch", "DeviceKV", "TorchGPU"]
 
 
 class TorchGPU(DeviceMemory):
-    """Operations on a torch device; see `powerinfer.ops.protocol.Ops` for what they compute.
+    """Operations on a torch device; `powerinfer.ops.protocol.Ops` describes them.
 
     Args:
         device: `cuda`, `cuda:N` (which becomes torch's current device) or `cpu`.
@@ -64,17 +64,17 @@ class TorchGPU(DeviceMemory):
 
     @quietly
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Per row x / sqrt(mean(x^2) + eps) * weight."""
+        """Compute x / sqrt(mean(x^2) + eps) * weight per row."""
         return norm.rms_norm(x, weight, eps)
 
     @quietly
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        """(x - mean) / sqrt(variance + eps) * weight + bias per row."""
+        """Compute (x - mean) / sqrt(variance + eps) * weight + bias per row."""
         return norm.layer_norm(x, weight, bias, eps)
 
     @quietly
     def linear(self, x: Tensor, layers: Sequence[DeviceLinear]) -> list[Tensor]:
-        """Several products of one input, see `linear.linear`."""
+        """Multiply one input with several matrices, see `linear.linear`."""
         return linear.linear(x, layers)
 
     def add(self, x: Tensor, y: Tensor) -> None:
@@ -82,11 +82,11 @@ class TorchGPU(DeviceMemory):
         x.add_(y)
 
     def take_rows(self, x: Tensor, rows: IntArray) -> Tensor:
-        """Rows of a tensor, in the order of `rows`."""
+        """Gather rows of a tensor, in the order of `rows`."""
         return x.index_select(0, self.to_device(np.asarray(rows, np.int32)))
 
     def split_columns(self, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        """Views of the parts of a tensor that lie side by side: [num_tokens, size] each."""
+        """Split a tensor into views of consecutive columns: [num_tokens, size] each."""
         return list(x.split(list(sizes), dim=1))
 
     def new_kv_layers(
@@ -98,7 +98,7 @@ class TorchGPU(DeviceMemory):
         head_dim: int,
         kv_type: KVType,
     ) -> list[DeviceKV]:
-        """Uninitialised cache of some layers, in one arena.
+        """Allocate the uninitialised cache of some layers, in one arena.
 
         Raises:
             UnsupportedError: q8_0 with heads that are not whole blocks.
@@ -110,7 +110,7 @@ class TorchGPU(DeviceMemory):
         return caches
 
     def copy_kv_blocks(self, layers: Sequence[DeviceKV], pairs: Sequence[tuple[int, int]]) -> None:
-        """Queue the copies, in place: records keep their addresses.
+        """Queue the copies in place, so that records keep their addresses.
 
         Raises:
             IndexError: there is no such block.
@@ -130,7 +130,7 @@ class TorchGPU(DeviceMemory):
         head_dim: int,
         kv_type: KVType,
     ) -> DeviceKV:
-        """Uninitialised cache of one layer, in memory of its own; see `new_kv_layers`."""
+        """Allocate the cache of a single layer; see `new_kv_layers`."""
         sizes = num_blocks, block_size, num_kv_heads, head_dim
         (cache,) = self.new_kv_layers(1, *sizes, kv_type)
         return cache
@@ -169,12 +169,12 @@ class TorchGPU(DeviceMemory):
         sinks: Tensor | None = None,
         soft_cap: float | None = None,
     ) -> Tensor:
-        """Causal grouped-query attention over the cache."""
+        """Compute causal grouped-query attention over the cache."""
         softmax = Softmax(scale, window, sinks, soft_cap)
         return attention.attention(q, cache, self.device_batch(batch), softmax)
 
     def device_batch(self, batch: Batch | DeviceBatch) -> DeviceBatch:
-        """The batch on the device; the last one is kept, since every layer asks for it."""
+        """Copy a batch to the device; keeps the last one, since every layer asks for it."""
         if isinstance(batch, DeviceBatch):
             return batch
         if self._last is None or self._last.host is not batch:
@@ -182,12 +182,12 @@ class TorchGPU(DeviceMemory):
         return self._last
 
     def static_batch(self, batch: Batch) -> DeviceBatch:
-        """A batch whose memory stays, for records: `fill` gives it other numbers of its sizes.
+        """Allocate a batch for records: `fill` replaces its numbers, with the same sizes.
 
-        Its tables are as wide as the largest cache made so far has blocks: a sequence may grow.
+        Since sequences may grow, its tables have room for all blocks of the largest cache so far.
         """
         width = max(self._table_width, batch.block_tables.shape[1])
-        # Not `self`, which keeps the last batch: the two would wait for Python's cyclic collector.
+        # Not `self`, which keeps the last batch: the two would form a cycle.
         memory = DeviceMemory(self.device)
         placed = DeviceBatch.allocate(memory, batch_sizes(batch), width)
         placed.fill(batch)
@@ -198,7 +198,7 @@ class TorchGPU(DeviceMemory):
         placed.fill(batch)
 
     def keep_angles(self, table: RopeTable, cos: Tensor, sin: Tensor) -> Angles:
-        """Know the angles of a table from now on by copies of them on the device."""
+        """Use these copies on the device for the angles of a table from now on."""
         angles = (cos, sin, table.is_interleaved)
         self._angles[id(table)] = (table, angles)
         return angles

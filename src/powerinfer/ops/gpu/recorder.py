@@ -1,6 +1,6 @@
 """Recording work of a CUDA stream as a graph, and the stream that everything runs on.
 
-A capture is made in such a way that another may follow a failed one.
+A failed capture does not prevent later ones.
 """
 
 import gc
@@ -38,13 +38,13 @@ PoolHandle: TypeAlias = "torch.cuda._POOL_HANDLE"
 # hold up.
 _CORES_TO_SPIN = 6
 
-# Graphs whose captures the driver gave up. torch's allocator of pinned memory may ask them as long
-# as the process lives.
+# Graphs whose captures the driver aborted. torch's allocator of pinned memory may use them until
+# the process ends.
 _broken: list[torch.cuda.CUDAGraph] = []
 
 
 def waiting_event() -> torch.cuda.Event:
-    """An event whose `synchronize` spins where cores are plenty, and sleeps where they are not."""
+    """Create an event whose `synchronize` spins if there are enough cores, and sleeps otherwise."""
     return torch.cuda.Event(blocking=not _may_spin())
 
 
@@ -64,15 +64,10 @@ def capturing(
     stream: torch.cuda.Stream,
     device_index: int,
 ) -> Iterator[None]:
-    """Capture what this thread queues on a stream; no garbage is collected meanwhile.
+    """Capture the work that this thread queues on a stream, which becomes the current one.
 
-    Collecting may free memory of the device or ask for events, which cannot be captured.
-
-    Args:
-        graph: a new one.
-        pool: of memory, a handle of torch.
-        stream: becomes the current one.
-        device_index: number of its device.
+    Garbage collection is off meanwhile: it may free memory of the device or use events, which
+    cannot be captured.
 
     Raises:
         RuntimeError: something cannot be captured; torch says what.
@@ -91,14 +86,14 @@ def capturing(
 
 
 def _unwind(graph: torch.cuda.CUDAGraph, pool: PoolHandle, device_index: int) -> None:
-    """Let torch's allocator know that a capture is over.
+    """Tell torch's allocator that a capture is over.
 
-    Where the driver gave it up, torch before 2.13 would believe for good that it goes on, and may
-    refuse to begin another.
+    If the driver aborted it, torch before 2.13 would assume forever that it goes on, and may refuse
+    to begin another.
     """
     with suppress(AttributeError, RuntimeError):
         torch._C._cuda_endAllocateToPool(device_index, pool)
-        # Only reached where torch had not done so itself.
+        # Only reached if torch had not done so itself.
         _broken.append(graph)
         torch._C._cuda_releasePool(device_index, pool)
 
@@ -108,15 +103,15 @@ Activations: TypeAlias = FloatArray | Tensor
 
 
 class StaticInputs:
-    """Arguments of a step in memory that stays where it is from replay to replay.
+    """Arguments of a step at addresses that replays keep.
 
     Attributes:
-        x: f32[num_tokens, hidden_size] tensor on the device.
-        batch: of the same device.
+        x: f32[num_tokens, hidden_size] on the device.
+        batch: tokens on the same device.
     """
 
     def __init__(self, gpu: "TorchGPU", x: FloatArray, batch: Batch) -> None:
-        """Make room for inputs of these sizes, and fill it."""
+        """Allocate room for inputs of these sizes, and fill it."""
         self._gpu = gpu
         self._staged = gpu.pinned(x.shape, torch.float32)
         self.x = torch.empty(x.shape, dtype=torch.float32, device=gpu.device)
@@ -124,17 +119,16 @@ class StaticInputs:
         self.fill(x, batch)
 
     def fill(self, x: FloatArray, batch: Batch) -> None:
-        """Queue the copies of new inputs; the copies before must have arrived."""
+        """Queue copies of new inputs; earlier copies must have arrived."""
         self._staged.numpy()[...] = x
         self.x.copy_(self._staged, non_blocking=True)
         self._gpu.fill(self.batch, batch)
 
 
 class CudaRecording:
-    """Work that can be done again, and room on the host for its result."""
+    """Work that can be repeated, and room on the host for its result."""
 
     def __init__(self, graph: torch.cuda.CUDAGraph, output: Tensor | None) -> None:
-        """Take a captured graph and the tensor it writes, or None where it writes none."""
         self._graph = graph
         self._output = output
         self._received: Tensor | None = None
@@ -143,13 +137,13 @@ class CudaRecording:
         self.is_dropped = False
 
     def replay(self) -> None:
-        """Queue the work, and after it the copy of the result."""
+        """Queue the work, then the copy of the result."""
         self._graph.replay()
         if self._output is not None and self._received is not None:
             self._received.copy_(self._output, non_blocking=True)
 
     def result(self) -> FloatArray:
-        """A copy of what the last replay that has finished gave.
+        """Copy the result of the last finished replay.
 
         Raises:
             DeviceError: the work returned nothing.
@@ -159,20 +153,19 @@ class CudaRecording:
         return np.array(self._received.numpy())
 
     def drop(self) -> None:
-        """Give the graph's memory back; nothing may be under way."""
+        """Release the graph's memory; no replay may be running."""
         self._output = None
         self._graph.reset()
         self.is_dropped = True
 
 
 class CudaRecorder:
-    """Records on one stream, which all work of the device shares: its order is the order of calls.
+    """Records on the one stream of all work of the device, whose order is that of the calls.
 
     The graphs share one pool of memory, since they never run at the same time.
     """
 
     def __init__(self, gpu: "TorchGPU") -> None:
-        """Make the stream."""
         self._gpu = gpu
         with torch.cuda.device(gpu.device):
             self.stream = torch.cuda.Stream()
@@ -182,22 +175,22 @@ class CudaRecorder:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Let torch queue work on the stream; entering it anew within costs next to nothing."""
+        """Let torch queue work on the stream; nested use is cheap."""
         outer = torch.cuda.current_stream(self._gpu.device)
         if outer == self.stream:
             yield
             return
-        # Weights may still be on their way on the stream that the caller uses otherwise.
+        # Copies of weights may still be queued on the stream that the caller uses otherwise.
         self.stream.wait_stream(outer)
         with torch.cuda.device(self._gpu.device), torch.cuda.stream(self.stream):
             yield
 
     def inputs(self, x: FloatArray, batch: Batch) -> StaticInputs:
-        """Static arguments of a step, filled with these."""
+        """Create static arguments of a step, filled with these."""
         return StaticInputs(self._gpu, x, batch)
 
     def record(self, work: Callable[[], Activations | None]) -> CudaRecording:
-        """Capture what `work` queues; it may not wait for the device nor allocate pinned memory.
+        """Capture `work`, which must not wait for the device or allocate pinned memory.
 
         Args:
             work: returns the tensor that holds the result, or None.
@@ -207,7 +200,7 @@ class CudaRecorder:
             RuntimeError: something cannot be captured; torch says what.
         """
         graph, pool = torch.cuda.CUDAGraph(), self._shared_pool()
-        # Put back when all went well: torch still counts a failed record among its pool's users.
+        # Put back on success: torch still counts a failed record among its pool's users.
         self._pool = None
         index = self._gpu.device.index
         with capturing(graph, pool=pool, stream=self.stream, device_index=index):
@@ -220,7 +213,7 @@ class CudaRecorder:
         return recording
 
     def to_host(self, values: Activations) -> FloatArray:
-        """Numbers of a tensor or an array; waits for them."""
+        """Wait for the numbers of a tensor or array and return them."""
         return values if isinstance(values, np.ndarray) else self._gpu.to_host(values)
 
     def synchronize(self) -> None:

@@ -1,4 +1,4 @@
-"""Routers on a device: which experts a token uses, as masks and weights of their neurons."""
+"""Routers on a device: masks and weights of the experts that tokens use."""
 
 from dataclasses import dataclass
 
@@ -12,14 +12,14 @@ __all__ = ["DeviceRouter", "Routing", "add_expert_biases", "route"]
 
 @dataclass(frozen=True, slots=True)
 class DeviceRouter:
-    """See `powerinfer.ops.operands.Router`.
+    """A router on a device, see `powerinfer.ops.operands.Router`.
 
     Attributes:
         linear: [num_experts, hidden_size], with its bias.
-        num_used: experts of a token.
-        is_sigmoid: shares are sigmoids, else softmax.
-        is_normalized: shares are divided by the sum of those chosen.
-        down_bias: f32[num_experts, hidden_size] or None, weighted as the expert's output is.
+        num_used: experts per token.
+        is_sigmoid: weights are sigmoids, otherwise softmax.
+        is_normalized: weights are divided by the sum of those chosen.
+        down_bias: f32[num_experts, hidden_size] or None, multiplied by the expert's weight.
     """
 
     linear: DeviceLinear
@@ -30,16 +30,16 @@ class DeviceRouter:
 
     @property
     def num_experts(self) -> int:
-        """How many there are."""
+        """Number of experts."""
         return self.linear.matrix.rows
 
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """What a router decided.
+    """The decision of a router.
 
     Attributes:
-        weights: f32[num_tokens, num_experts], 0 where an expert is not chosen.
+        weights: f32[num_tokens, num_experts], 0 for experts that are not chosen.
         chosen: u8[num_tokens, num_experts] of 0 and 1.
     """
 
@@ -47,10 +47,9 @@ class Routing:
     chosen: Tensor
 
     def mask(self, num_neurons: int) -> Tensor:
-        """u8[num_tokens, num_neurons], 1 for neurons of chosen experts.
+        """Return u8[num_tokens, num_neurons], 1 for neurons of chosen experts.
 
-        Args:
-            num_neurons: of all experts; expert e has those from e * num_neurons / num_experts on.
+        The neurons of expert e begin at e * num_neurons / num_experts.
         """
         num_tokens, num_experts = self.chosen.shape
         shape = num_tokens, num_experts, num_neurons // num_experts
@@ -58,12 +57,7 @@ class Routing:
 
 
 def route(x: Tensor, router: DeviceRouter) -> Routing:
-    """Choose experts; launches depend on shapes alone.
-
-    Args:
-        x: f32[num_tokens, hidden_size], contiguous, what the router sees.
-        router: on the device of x.
-    """
+    """Choose experts by contiguous f32[num_tokens, hidden_size]; launches depend on shapes."""
     (logits,) = linear(x, [router.linear])
     weights, chosen = choose_experts(
         logits,
@@ -75,11 +69,5 @@ def route(x: Tensor, router: DeviceRouter) -> Routing:
 
 
 def add_expert_biases(y: Tensor, routing: Routing, router: DeviceRouter) -> Tensor:
-    """Add the biases of down of the chosen experts, times their weights, to y in place.
-
-    Args:
-        y: f32[num_tokens, hidden_size].
-        routing: of these tokens.
-        router: that made it.
-    """
+    """Add the down biases of the chosen experts, times their weights, to y in place."""
     return y if router.down_bias is None else y.addmm_(routing.weights, router.down_bias)

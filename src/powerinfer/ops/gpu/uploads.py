@@ -1,7 +1,7 @@
-"""Copies to the device beside its work: a stream of their own, queued by a thread of its own.
+"""Copies to the device in the background, on a separate stream that a separate thread fills.
 
-A copy first gathers rows in host memory, which takes the host as long as the copy takes the bus;
-on a thread neither delays the step under way. On torch's cpu device everything happens at once.
+A copy first gathers rows in host memory, which takes about as long as the transfer itself; on a
+thread neither delays the current step. On torch's cpu device everything happens immediately.
 """
 
 from collections.abc import Callable
@@ -18,18 +18,13 @@ __all__ = ["Mark", "Staging", "Upload", "Uploader"]
 
 
 class Staging:
-    """Page-locked memory that rows are gathered in on their way to the device, two pieces in turn.
+    """Two alternating pieces of page-locked memory in which rows are gathered to be sent.
 
     For one thread at a time.
     """
 
     def __init__(self, memory: DeviceMemory, num_bytes: int) -> None:
-        """Reserve nothing yet.
-
-        Args:
-            memory: of the device.
-            num_bytes: of a piece; a larger one is made where a single row needs it.
-        """
+        """Allocate nothing yet; `num_bytes` is the size of a piece unless a row needs more."""
         self.num_bytes = num_bytes
         self._memory = memory
         self._pieces: list[Tensor | None] = [None, None]
@@ -37,7 +32,7 @@ class Staging:
         self._next = 0
 
     def room(self, num_rows: int, row_bytes: int) -> ByteArray:
-        """u8[num_rows, row_bytes] that nothing on its way needs any more; waits for that.
+        """Wait for free room, u8[num_rows, row_bytes].
 
         Raises:
             OutOfDeviceMemoryError: there is no more page-locked memory.
@@ -54,7 +49,7 @@ class Staging:
         return room
 
     def mark_sent(self) -> None:
-        """Copies from the room given last have been queued on torch's current stream."""
+        """Note that all copies from the last room are queued on torch's current stream."""
         if self._memory.is_cuda:
             event = torch.cuda.Event()
             event.record()
@@ -62,37 +57,35 @@ class Staging:
 
 
 class Mark:
-    """A place in the device's stream of work."""
+    """A position in the device's stream of work."""
 
     def __init__(self, event: torch.cuda.Event | None) -> None:
-        """Take a recorded event, or None where work is done when it is queued."""
         self.event = event
 
     def is_reached(self) -> bool:
-        """Whether the device has got there."""
+        """True once the device has reached it."""
         return self.event is None or bool(self.event.query())
 
 
 class Upload:
-    """One piece of work on the side."""
+    """One piece of background work."""
 
     def __init__(self, future: "Future[Mark]") -> None:
-        """Take what will give the place in the side stream behind the work."""
         self._future = future
 
     def is_done(self) -> bool:
-        """Whether the numbers have arrived.
+        """True once the numbers have arrived.
 
         Raises:
-            PowerInferError: the work failed; what it raised.
+            PowerInferError: the work raised it.
         """
         return self._future.done() and self._future.result().is_reached()
 
     def join(self) -> None:
-        """Let what the caller queues from now on wait for the numbers.
+        """Make work that the caller queues from now on wait for the numbers.
 
         Raises:
-            PowerInferError: the work failed; what it raised.
+            PowerInferError: the work raised it.
         """
         event = self._future.result().event
         if event is not None:
@@ -100,21 +93,17 @@ class Upload:
 
 
 class Uploader:
-    """Does work on the side, one piece after the other."""
+    """Does background work, one piece after the other."""
 
     def __init__(self, device: torch.device) -> None:
-        """Make the stream.
-
-        Args:
-            device: `torch.device` with its number, or torch's cpu device.
-        """
+        """Create the stream on a `torch.device` with its number, or torch's cpu device."""
         self._device = device
         self._is_cuda = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if self._is_cuda else None
         self._thread = ThreadPoolExecutor(1, "uploads") if self._is_cuda else None
 
     def mark(self) -> Mark:
-        """The place in the caller's stream that its work has been queued up to."""
+        """Mark the current position in the caller's stream."""
         if not self._is_cuda:
             return Mark(None)
         event = torch.cuda.Event()
@@ -122,12 +111,12 @@ class Uploader:
         return Mark(event)
 
     def submit(self, work: Callable[[], None], after: Mark | None = None) -> Upload:
-        """Begin a piece of work.
+        """Start a piece of work.
 
         Args:
-            work: writes to tensors of the device, on torch's current stream. What it raises, the
-                `Upload` raises.
-            after: place in the device's work that must be behind it before it writes.
+            work: writes to tensors of the device, on torch's current stream. The `Upload` raises
+                its errors.
+            after: position that the device must have passed before it writes.
         """
         if self._thread is not None:
             return Upload(self._thread.submit(self._work, work, after))
@@ -141,9 +130,9 @@ class Uploader:
         return Upload(future)
 
     def close(self) -> None:
-        """Wait for the end of the work under way; nothing more can be submitted.
+        """Wait for the current work; nothing more can be submitted.
 
-        What it writes to must not be given back before: its memory would soon hold something else.
+        Release the memory that it writes to only afterwards.
         """
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)

@@ -52,7 +52,7 @@ __all__ = ["SplitBlocks"]
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """What all blocks of a placed model use."""
+    """Parts that all blocks of a placed model share."""
 
     exchange: NativeExchange
     graphs: StepGraphs
@@ -63,17 +63,16 @@ class _Shared:
 
 
 class SplitBlocks:
-    """Makes blocks, runs them, and keeps what they share.
+    """Creates and runs blocks, and owns what they share.
 
     Attributes:
-        are_recordable: no predictor is written in Python, which a step would have to ask.
-        online: what moves neurons; None before a model was placed, or where none may move.
+        are_recordable: no predictor is written in Python, which a step would have to call.
+        online: moves neurons; None before a model was placed, or if none may move.
     """
 
     def __init__(
         self, cpu: NativeOps, gpu: TorchGPU, uploads: Uploads, settings: HybridSettings
     ) -> None:
-        """Take both devices; `prepare` and `add` make the rest."""
         self.are_recordable = True
         self.online: OnlinePlacement | None = None
         self._cpu, self._gpu, self._uploads, self._settings = cpu, gpu, uploads, settings
@@ -86,13 +85,13 @@ class SplitBlocks:
     def prepare(
         self, num_layers: int, hidden_size: int, num_neurons: int, num_experts: int = 0
     ) -> None:
-        """Make what the devices share, once, after `place_chunks` and before the first `add`.
+        """Create what the devices share, once, after `place_chunks` and before the first `add`.
 
         Args:
-            num_layers: of the model.
-            hidden_size: of its stream.
-            num_neurons: of a layer.
-            num_experts: of a layer; 0 for dense blocks.
+            num_layers: layers of the model.
+            hidden_size: width of its stream.
+            num_neurons: neurons of a layer.
+            num_experts: experts of a layer; 0 for dense blocks.
 
         Raises:
             OutOfDeviceMemoryError: the device, or page-locked memory, is exhausted.
@@ -140,11 +139,11 @@ class SplitBlocks:
 
     @property
     def graphs(self) -> StepGraphs:
-        """What does the runs of layers of steps."""
+        """Executes the runs of layers of steps."""
         return self._placed.graphs
 
     def working(self) -> AbstractContextManager[None]:
-        """Where work is queued that steps come after, or before the first model, anywhere."""
+        """Open the context for work that steps must follow."""
         return nullcontext() if self._shared is None else self._shared.graphs.working()
 
     @property
@@ -158,8 +157,8 @@ class SplitBlocks:
 
         Args:
             ffn: prepared by the CPU backend.
-            hot: i32[k], ascending.
-            placer: does so, or counts.
+            hot: i32[k], ascending ids.
+            placer: copies them, or counts their bytes.
 
         Raises:
             OutOfDeviceMemoryError: they do not fit.
@@ -171,11 +170,7 @@ class SplitBlocks:
         return placer.block(ffn, table, is_scored=may_move)
 
     def place_chunks(self, ffns: Sequence[NativeFFN], placer: Placer) -> None:
-        """Make room for the two chunks that cold neurons are sent in while a prompt is computed.
-
-        Args:
-            ffns: blocks with cold neurons; chunks of all of them lie in the same memory.
-            placer: cuts out the room, or counts it.
+        """Allocate two buffers for chunks of cold neurons of prompts, which all blocks share.
 
         Raises:
             OutOfDeviceMemoryError: it does not fit.
@@ -196,9 +191,9 @@ class SplitBlocks:
         """Let a block run on both devices.
 
         Args:
-            number: of the layer.
-            ffn: prepared by the CPU backend.
-            placed: what the device holds of it.
+            number: number of the layer.
+            ffn: the block as prepared by the CPU backend.
+            placed: its part on the device.
         """
         counters = self._placed.counters.of_layer(number)
         is_full = placed.slots.is_full
@@ -219,7 +214,7 @@ class SplitBlocks:
 
     def add_shared(self, number: int, ffn: NativeFFN, placed: PlacedBlock) -> SplitFFN:
         """Let a layer's shared expert, placed whole, run; arguments as for `add`."""
-        # It counts for itself, behind the blocks of all layers.
+        # It has its own counters, after those of all layers.
         return self.add(self._first_shared + number, ffn, placed)
 
     def add_handed(self, number: int, ffn: NativeFFN, handed: HandedBlock) -> HandedFFN:
@@ -227,15 +222,15 @@ class SplitBlocks:
         exchange = self._placed.exchange
         layer = exchange.add_layer(ffn, is_predicting=True)
         if exchange.idle_layer is None:
-            # No step hands it over: it is there to time hand-offs by.
+            # No step hands it over: it only serves to time hand-offs.
             exchange.add_layer(ffn)
         self._handoff_layers[number] = layer
         return HandedFFN(number, ffn, handed.down_bias, layer)
 
     def finish(self) -> None:
-        """Every block has been added: neurons may begin to move."""
-        # Their loading keeps neither `self` nor a block: the two would form a cycle that holds the
-        # device's memory until Python looks for cycles.
+        """Let neurons move, now that every block has been added."""
+        # `load` must not refer to `self` or a block: the cycle would hold the device's memory until
+        # Python collects cycles.
         movable = [
             MovableNeurons(
                 block.slots,
@@ -252,7 +247,7 @@ class SplitBlocks:
             )
 
     def release(self) -> None:
-        """Let go of everything on the device."""
+        """Release everything on the device."""
         if self._shared is not None:
             self._shared.uploader.close()
             self._shared.graphs.forget()
@@ -260,7 +255,7 @@ class SplitBlocks:
         self._shared = self.online = None
         self._chunks = torch.empty((2, 0), dtype=torch.uint8)
 
-    # What `HybridOps` calls.
+    # Called by `HybridOps`.
 
     def start(
         self,
@@ -270,15 +265,15 @@ class SplitBlocks:
         router_input: Tensor | None,
         is_prompt: BoolArray | None,
     ) -> Callable[[], Tensor]:
-        """Begin a block; the result ends it: f32[num_tokens, hidden_size] on the device.
+        """Start a block; calling the result finishes it and returns the output on the device.
 
         Args:
             x: f32[num_tokens, hidden_size] on the device.
-            block: the block.
-            predictor_input: the same of what its predictor looks at; None for x.
-            router_input: the same of what its router looks at; None for x.
-            is_prompt: bool[num_tokens], for what the CPU computes of more tokens than are handed
-                over; those of a decode step are decode rows to it.
+            block: a block of this backend.
+            predictor_input: input of its predictor, like x; None for x.
+            router_input: input of its router, like x; None for x.
+            is_prompt: bool[num_tokens], for the CPU's part of steps with more tokens than are
+                handed over; rows that are handed over are decode rows.
         """
         if not len(x):
             return lambda: x
@@ -290,7 +285,7 @@ class SplitBlocks:
             return self._start(x, block, predicted(block, scored, routing), routing, is_prompt)
         if len(x) <= self._settings.max_tokens:
             return self._placed.decode.start_handed(x, block, scored, routed)
-        # Fetched now, so that the device goes on with what is queued in between.
+        # Fetched now, so that the device can go on with work queued in between.
         on_host = self._gpu.to_host(x), block.cpu, self._gpu.to_host(scored)
         seen = None if block.cpu.router is None else self._gpu.to_host(routed)
         finish = partial(self._cpu.ffn, *on_host, is_prompt, seen)
@@ -304,7 +299,7 @@ class SplitBlocks:
         router_input: Tensor | None,
         is_prompt: BoolArray | None,
     ) -> Callable[[], Tensor]:
-        """The same over listed neurons; `active` holds those of each token."""
+        """Start a block over listed neurons, those of each token."""
         if not len(x):
             return lambda: x
         routing = None
@@ -345,21 +340,14 @@ class SplitBlocks:
         program: LayerProgram[Activations],
         runs: Sequence[LayerRun],
     ) -> FloatArray:
-        """Do a step run by run, those of the GPU recorded where the program allows that.
-
-        Args:
-            x: f32[num_tokens, hidden_size].
-            batch: its tokens.
-            program: what the step runs.
-            runs: of its layers.
-        """
+        """Execute a step run by run; runs on the GPU are recorded if the program allows it."""
         start = perf_counter()
         placed = self._placed
         is_small = batch.num_tokens <= self._settings.max_tokens
         with placed.graphs.working(), self._awake(is_small=is_small):
             for run in runs:
                 if not len(x):
-                    # Nobody wants the rest.
+                    # Nothing needs the rest.
                     x = _on_host(program.end(x))
                     break
                 x = self._run(run, x, batch, program)
@@ -383,8 +371,8 @@ class SplitBlocks:
         ]
         is_small = batch.num_tokens <= self._settings.max_tokens
         key = program.key if self.are_recordable and is_small else None
-        # Not by the rows of x: behind layers on the CPU they may be the wanted ones only. And what
-        # is never recorded may make other calls.
+        # Not by the rows of x: after layers on the CPU they may be the selected ones only. Steps
+        # that are never recorded may make other calls.
         notes = run.number, batch.num_tokens, key is None
         result = self._placed.graphs.run(
             x,
@@ -406,20 +394,18 @@ class SplitBlocks:
         batch: Batch | DeviceBatch,
         handoff: Handoff,
     ) -> Activations:
-        """See `step_graphs.QueueRun`."""
+        """Queue a run; see `step_graphs.QueueRun`."""
         self._placed.counters.begin_run(notes)
         self._placed.decode.handoff = handoff
         stream = self._gpu.to_device(x) if isinstance(x, np.ndarray) else x
         # Operations take either batch; models know one.
         return run.execute(program, stream, cast("Batch", batch))
 
-    # Of its own.
-
     @contextmanager
     def _awake(self, *, is_small: bool) -> Iterator[None]:
-        """Spare the CPU's threads the waking in every layer of a decode step."""
+        """Keep the CPU's threads awake during a decode step."""
         exchange, handoff = self._placed.exchange, self._placed.graphs.handoff
-        # A thread that waits for memory does so itself.
+        # A thread that waits for memory stays awake itself.
         if not (is_small and self._gpu.is_cuda) or handoff.name.startswith("memory"):
             yield
             return
@@ -430,12 +416,12 @@ class SplitBlocks:
             exchange.let_sleep()
 
     def _may_move(self, ffn: NativeFFN) -> bool:
-        """Neurons that are columns of the file's matrix take too long to gather."""
+        """Test whether neurons may move: columns of the file's matrix take too long to gather."""
         is_wanted = self._settings.online.mode is not OnlineMode.OFF
         return is_wanted and ffn.predictor is not None and ffn.is_down_transposed
 
     def _stop_scoring(self) -> None:
-        """Nobody asks for scores any more: steps are recorded anew without them."""
+        """Drop the scores and record steps again without them."""
         scored = [block for block in self._blocks if block.scores is not None]
         if scored:
             for block in scored:
@@ -444,14 +430,14 @@ class SplitBlocks:
 
 
 def _on_host(x: Activations) -> FloatArray:
-    """What a run on the CPU leaves."""
+    """Return the output of a run on the CPU."""
     if not isinstance(x, np.ndarray):
         raise PlacementError("a run of layers on the CPU left its stream on the GPU")
     return x
 
 
-# A function, not a method: what keeps it is kept by the blocks, and the two would form a cycle that
-# holds the device's memory until Python looks for cycles.
+# A function, not a method: the blocks own its owner, and the cycle would hold the device's memory
+# until Python collects cycles.
 
 
 def _save_counts(
@@ -460,7 +446,7 @@ def _save_counts(
     exchange: NativeExchange,
     cpu_counters: FFNCounters,
 ) -> Callable[[], None]:
-    """What undoes the counting of what runs from now on."""
+    """Return a function that undoes all counting from now on."""
     exchange.collect(cpu_counters)
     restore_counters = counters.save()
     known = [block.scores for block in blocks if block.scores is not None]

@@ -1,4 +1,4 @@
-"""Putting recorder, hand-offs and graphs together for one device and its exchange."""
+"""Assembly of recorder, hand-offs and graphs for one device and its exchange."""
 
 from functools import partial
 from typing import TYPE_CHECKING
@@ -35,7 +35,7 @@ HANDOFFS = ("auto", "memory_operations", "host_functions", "eager")
 
 
 def exchange_buffers(shared: SharedBuffers) -> ExchangeBuffers:
-    """The same memory as the CPU's half of an exchange sees it."""
+    """Convert shared memory to the buffers of the CPU's half."""
     return ExchangeBuffers(
         x=shared.x.numpy(),
         cold=shared.cold.numpy().view(np.uint32),
@@ -58,16 +58,16 @@ def make_step_graphs(
     counting: Counting | None = None,
     max_tokens: int = 8,
 ) -> StepGraphs:
-    """What runs the steps of a device; on torch's cpu device nothing is recorded.
+    """Create the graphs of a device; on torch's cpu device nothing is recorded.
 
     Args:
         gpu: the device.
-        exchange: the CPU's half, with a layer where steps hand any over.
+        exchange: the CPU's half, with a layer if steps hand any over.
         cold: u32[max_tokens, words], the exchange's bits, in page-locked memory.
         flags: u32[2, num_layers], the exchange's flags, likewise; None: no memory operations.
         handoff: one of HANDOFFS.
-        counting: see `StepGraphs`.
-        max_tokens: see `StepGraphs`.
+        counting: counts of the device.
+        max_tokens: steps of more tokens are not recorded.
 
     Raises:
         UnsupportedError: there is no such hand-off.

@@ -1,9 +1,9 @@
-"""What feed-forward blocks on two devices really did, added up in one place per step.
+"""Counts of the work of feed-forward blocks on two devices, added up per step.
 
-The CPU counts its part itself, the GPU in its own memory. What neither counts because it never
-varies (neurons there are, the bytes of predictors) is noted when the calls are made: a replayed
-run of layers makes none, and repeats the notes of the calls it was recorded from. What the device
-counted comes to the host behind a run's result, so that nobody waits twice.
+The CPU counts its own part, the GPU its part in device memory. Constants, such as the number of
+neurons or the bytes of predictors, are noted when calls are made: a replayed run of layers makes
+none, and repeats the notes of its recording. The device's counts are copied to the host after a
+run's result, so that there is only one wait.
 """
 
 from collections.abc import Callable, Hashable
@@ -23,25 +23,25 @@ __all__ = ["HybridCounters"]
 
 @dataclass(frozen=True, slots=True)
 class _RowBytes:
-    """Of one neuron on the device: the row that decides whether it fires, and the others."""
+    """Bytes of one neuron on the device: its deciding row, and the others."""
 
     deciding: int
     rest: int
 
 
 class HybridCounters:
-    """Adds what happened on the device to the counters of the CPU backend."""
+    """Adds the device's counts to the counters of the CPU backend."""
 
     def __init__(self, counters: FFNCounters, gpu: TorchGPU, num_layers: int) -> None:
         """Start with nothing.
 
         Args:
-            counters: of the CPU backend, added to.
-            gpu: holds three numbers of each layer, see `HotNeurons.counters`.
-            num_layers: of the model.
+            counters: counters of the CPU backend.
+            gpu: holds three numbers per layer, see `HotNeurons.counters`.
+            num_layers: layers of the model.
         """
         self._counters = counters
-        # Four to a row, so that every row begins where 16 bytes do: one compiled kernel for all.
+        # Four per row, so that all rows are aligned to 16 bytes: one compiled kernel for all.
         zeros = np.zeros((num_layers, 4), np.int64)
         self._on_device = gpu.to_device(zeros)
         self._fetched = gpu.pinned(zeros.shape, torch.int64).zero_()
@@ -51,23 +51,20 @@ class HybridCounters:
         self._notes_of_run: dict[Hashable, FFNCounters] = {}
 
     def of_layer(self, number: int) -> Tensor:
-        """i64[3] on the device, which the kernels of a layer add to."""
+        """Return i64[3] on the device, which the kernels of a layer add to."""
         return self._on_device[number, :3]
 
     def begin_run(self, run: Hashable) -> None:
-        """The calls of a run of layers follow. Of several times in one step the last one counts.
+        """Start a run of layers, whose key differs from those of runs that make other calls.
 
-        Args:
-            run: what tells it from runs that make other calls.
+        If a step starts a run several times, the last time counts.
         """
         self._notes = self._notes_of_run[run] = FFNCounters()
 
     def end_run(self, run: Hashable, *, may_be_replayed: bool) -> None:
-        """A run is over: its calls were made, or a record of them was replayed.
+        """End a run: its calls were made, or a record of them was replayed.
 
-        Args:
-            run: as for `begin_run`.
-            may_be_replayed: later, without calls.
+        With `may_be_replayed`, later runs may happen without calls.
         """
         _add(self._counters, self._notes_of_run[run])
         if not may_be_replayed:
@@ -76,12 +73,12 @@ class HybridCounters:
     def note_call(
         self, block: SplitFFN, num_tokens: int, *, is_chosen: bool, num_uncounted: int
     ) -> None:
-        """Note what is known of a call beforehand.
+        """Note the constants of a call.
 
         Args:
-            block: that was called.
-            num_tokens: for which.
-            is_chosen: a mask of a router, a predictor or lists says which neurons run; the device
+            block: the block called.
+            num_tokens: tokens of the call.
+            is_chosen: a mask of a router, a predictor or lists selects neurons, and the device
                 counts those.
             num_uncounted: neurons whose part in `total` the CPU's half does not count.
         """
@@ -93,7 +90,7 @@ class HybridCounters:
         if is_chosen and block.predictor is not None:
             num_bytes = _predictor_bytes(block.predictor)
             if block.router is not None:
-                # Rows of experts that no token uses are skipped: no more than this are read.
+                # An upper bound: rows of experts that no token uses are skipped.
                 used = num_tokens * block.router.num_used
                 num_bytes = num_bytes * min(used, block.router.num_experts)
                 num_bytes //= block.router.num_experts
@@ -106,11 +103,11 @@ class HybridCounters:
             notes.bytes_read += num_here * (rows.deciding + rows.rest)
 
     def fetch(self) -> None:
-        """Queue a copy of what the device has counted; `end_step` takes what has arrived."""
+        """Queue a copy of the device's counts for `end_step`."""
         self._fetched.copy_(self._on_device, non_blocking=True)
 
     def end_step(self) -> None:
-        """Add up what the device counted; it must have done what was queued."""
+        """Add the device's counts, after it has finished."""
         counted = np.array(self._fetched.numpy())
         news, self._known = counted - self._known, counted
         for number, (active, predicted, read, _) in enumerate(news.tolist()):
@@ -122,7 +119,7 @@ class HybridCounters:
             self._counters.bytes_read += read * rows.deciding + active * rows.rest
 
     def save(self) -> Callable[[], None]:
-        """What sets the device's counts back to where they are now."""
+        """Return a function that restores the device's current counts."""
         now = self._on_device.clone()
 
         def restore() -> None:

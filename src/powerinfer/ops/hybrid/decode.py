@@ -1,12 +1,12 @@
 """A feed-forward block whose neurons lie on two devices, for the few tokens of a decode step.
 
-`start`: the GPU decides which neurons are active, leaves the block's input and the cold ones among
-them in memory that both devices see, and tells the CPU. `finish`: the GPU computes its own
-neurons, waits for the CPU's sum and adds it. Nothing here waits for the device by itself, so the
-same calls can be recorded. Paper: "Hybrid Execution" (arXiv 2312.12456, section 5.3).
+`start`: the GPU decides which neurons are active, writes the block's input and the cold ones among
+them to memory that both devices see, and signals the CPU. `finish`: the GPU computes its own
+neurons, waits for the CPU's sum and adds it. Python never waits for the device here, so the same
+calls can be recorded. Paper: "Hybrid Execution" (arXiv 2312.12456, section 5.3).
 
-Of a block whose predictor is on the CPU the GPU holds nothing: the CPU gets the predictor's input
-too, and computes all of it.
+If the predictor of a block is on the CPU, so is the whole block: the CPU gets the predictor's input
+too.
 """
 
 from collections.abc import Callable
@@ -38,15 +38,15 @@ class SplitFFN:
     """One block on two devices.
 
     Attributes:
-        number: of its layer.
-        cpu: prepared by the CPU backend; holds all neurons.
-        hot: those on the GPU, and the bias of down.
-        predictor: on the GPU too; None where every neuron is computed that fires, or all are.
-        slots: the host's copy of which neurons are hot.
-        handoff_layer: its number in the exchange; None where no neuron is ever cold.
-        router: on the GPU, of a block of experts; else None.
-        scores: f32[num_neurons] on the device, how often each neuron fired lately; None where
-            nobody asks.
+        number: number of its layer.
+        cpu: all neurons, prepared by the CPU backend.
+        hot: neurons on the GPU, and the bias of down.
+        predictor: predictor on the GPU; None if all neurons are computed, or all that fire.
+        slots: the host's copy of the table of hot neurons.
+        handoff_layer: its number in the exchange; None if no neuron is ever cold.
+        router: router on the GPU; None without experts.
+        scores: f32[num_neurons] on the device, how often each neuron fired recently; None if
+            neurons do not move.
     """
 
     number: int
@@ -60,22 +60,22 @@ class SplitFFN:
 
     @property
     def num_neurons(self) -> int:
-        """Of the whole block."""
+        """Neurons of the whole block."""
         return len(self.slots.slot_of_neuron)
 
     @property
     def num_hot(self) -> int:
-        """Those on the GPU."""
+        """Neurons on the GPU."""
         return int((self.slots.neuron_of_slot >= 0).sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HandedFFN:
-    """A block that the CPU computes, its predictor included, of a layer whose rest is on the GPU.
+    """A block that the CPU computes, with its predictor, in a layer whose rest is on the GPU.
 
     Attributes:
-        number: of its layer.
-        cpu: prepared by the CPU backend.
+        number: number of its layer.
+        cpu: the block as prepared by the CPU backend.
         down_bias: f32[hidden_size] on the device, or None.
         handoff_layer: its number in the exchange.
     """
@@ -90,17 +90,11 @@ class DecodeFFN:
     """Runs blocks for up to `max_tokens` tokens.
 
     Attributes:
-        handoff: how the CPU's half is told; of the run that is being queued.
+        handoff: method of the run that is being queued.
     """
 
     def __init__(self, buffers: SharedBuffers, handoff: Handoff, score_decay: float) -> None:
-        """Take what both devices share.
-
-        Args:
-            buffers: memory that the CPU's half reads and writes.
-            handoff: the first one.
-            score_decay: of the running scores of neurons, per step.
-        """
+        """Take the shared memory, the first method, and the decay of scores per step."""
         self.handoff = handoff
         self._buffers = buffers
         self._score_decay = score_decay
@@ -112,9 +106,9 @@ class DecodeFFN:
 
         Args:
             x: f32[num_tokens, hidden_size] on the device, contiguous.
-            block: the block.
-            mask: of the neurons that count.
-            routing: of a block of experts.
+            block: a block with neurons on both devices.
+            mask: selected neurons.
+            routing: chosen experts; None without experts.
         """
         if mask is not None and block.scores is not None:
             update_scores(block.scores, mask, self._score_decay)
@@ -135,9 +129,9 @@ class DecodeFFN:
 
         Args:
             x: f32[num_tokens, hidden_size] on the device, contiguous.
-            block: the block.
-            scored: the same of what its predictor looks at.
-            routed: the same of what its router looks at, if it has one.
+            block: a block on the CPU.
+            scored: input of its predictor, like x.
+            routed: input of its router, if it has one, like x.
         """
         num_tokens = len(x)
         copy_to_host(x, self._buffers.x[:num_tokens])
@@ -158,7 +152,7 @@ class DecodeFFN:
 
 
 def _hot(x: Tensor, block: SplitFFN, mask: Mask, routing: Routing | None) -> Tensor:
-    """The GPU's neurons, and the biases of down."""
+    """Compute the GPU's neurons and add the biases of down."""
     if routing is None or block.router is None:
         return hot_ffn(x, block.hot, mask)
     y = hot_ffn(x, block.hot, mask, routing.weights)
@@ -166,12 +160,9 @@ def _hot(x: Tensor, block: SplitFFN, mask: Mask, routing: Routing | None) -> Ten
 
 
 def predicted(block: SplitFFN, scored: Tensor, routing: Routing | None = None) -> Mask:
-    """Which neurons router and predictor let pass; None where the block has neither.
+    """Select the neurons that router and predictor let pass; None if the block has neither.
 
-    Args:
-        block: the block.
-        scored: f32[num_tokens, hidden_size] on the device, what the predictor looks at.
-        routing: of a block of experts.
+    `scored`, f32[num_tokens, hidden_size] on the device, is the input of the predictor.
     """
     mask = None if routing is None else routing.mask(block.num_neurons)
     return mask if block.predictor is None else predict(scored, block.predictor, mask)
@@ -180,7 +171,7 @@ def predicted(block: SplitFFN, scored: Tensor, routing: Routing | None = None) -
 def listed(
     active: ActiveIds, num_neurons: int, gpu: TorchGPU, routing: Routing | None = None
 ) -> Mask:
-    """A mask of neurons that were listed on the host; of experts, of those that are chosen."""
+    """Select the neurons that the host listed, of chosen experts only."""
     num_tokens = len(active.offsets) - 1
     mask = np.zeros((num_tokens, num_neurons), np.uint8)
     tokens = np.repeat(np.arange(num_tokens), np.diff(active.offsets))

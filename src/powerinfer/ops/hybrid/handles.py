@@ -1,6 +1,6 @@
-"""Weights of the hybrid backend: all of them are the CPU's at first, some are uploaded later.
+"""Weights of the hybrid backend: all belong to the CPU at first, some are uploaded later.
 
-A handle of uploaded weights knows the original it was made of.
+A handle of uploaded weights keeps that of the original.
 """
 
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ class OnDevice(Generic[DeviceT, HostT]):
 
     Attributes:
         device: handle of the GPU backend.
-        host: handle of the CPU backend for the original; None for a cache, which has none.
+        host: handle of the CPU backend for the original; None for a cache.
     """
 
     device: DeviceT
@@ -69,11 +69,11 @@ class OnDevice(Generic[DeviceT, HostT]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fused:
-    """Several products of the same input as one on the device.
+    """Several products of the same input, joined on the device.
 
     Attributes:
-        whole: with handles of the GPU backend.
-        sizes: rows of each.
+        whole: the joined product.
+        sizes: rows of each product.
     """
 
     whole: DeviceLinear
@@ -82,11 +82,11 @@ class Fused:
 
 @dataclass(frozen=True, slots=True)
 class FusedPart:
-    """A matrix of which the device has the rows among those of others.
+    """A matrix that is part of a joined one on the device.
 
     Attributes:
-        fused: all of them, with their biases.
-        number: of this one.
+        fused: the joined product.
+        number: number of this part.
         host: handle of the CPU backend for the original.
     """
 
@@ -106,17 +106,17 @@ UploadedLinear: TypeAlias = Linear[
 
 
 def host_matrix(matrix: HybridMatrix) -> NativeMatrix:
-    """The CPU backend's handle of a matrix, wherever the matrix lies."""
+    """Return the CPU backend's handle of a matrix."""
     return matrix.host if isinstance(matrix, OnDevice | FusedPart) else matrix
 
 
 def host_vector(vector: HybridVector) -> NativeVector:
-    """The CPU backend's handle of a vector, wherever the vector lies."""
+    """Return the CPU backend's handle of a vector."""
     return vector.host if isinstance(vector, OnDevice) else vector
 
 
 def device_vector(vector: HybridVector) -> Tensor:
-    """The GPU backend's handle of a vector.
+    """Return the GPU backend's handle of a vector.
 
     Raises:
         PlacementError: it was not uploaded.
@@ -127,24 +127,24 @@ def device_vector(vector: HybridVector) -> Tensor:
 
 
 def host_linear(layer: HybridLinear) -> NativeLinear:
-    """The same product with the CPU backend's handles."""
+    """Convert a product to the CPU backend's handles."""
     return Linear(
         host_matrix(layer.matrix), None if layer.bias is None else host_vector(layer.bias)
     )
 
 
 def are_uploaded(layers: Sequence[HybridLinear]) -> TypeGuard[Sequence[UploadedLinear]]:
-    """Whether the products of one input lie on the device, which all of them do or none."""
+    """Test whether the products of one input are on the device, as all or none of them are."""
     return isinstance(layers[0].matrix, OnDevice)
 
 
 def device_linear(layer: UploadedLinear) -> DeviceLinear:
-    """The same product with the GPU backend's handles."""
+    """Convert a product to the GPU backend's handles."""
     return Linear(layer.matrix.device, None if layer.bias is None else layer.bias.device)
 
 
 def fused_whole(layers: Sequence[HybridLinear]) -> Fused | None:
-    """What the products are all the parts of, in order; None where they are no such thing."""
+    """Return the joined product if these are all its parts, in order; else None."""
     first = layers[0].matrix
     if not isinstance(first, FusedPart) or len(layers) != len(first.fused.sizes):
         return None
@@ -162,9 +162,9 @@ HybridFFN: TypeAlias = FFN[HybridMatrix, HybridVector]
 
 
 class CPULoading:
-    """Operations of `powerinfer.ops.protocol.Ops` about weights, by the CPU backend.
+    """Operations of `powerinfer.ops.protocol.Ops` on weights, done by the CPU backend.
 
-    A handle that was uploaded since stands for its original here.
+    For a handle of uploaded weights they use the original.
     """
 
     cpu: NativeOps
@@ -186,27 +186,27 @@ class CPULoading:
         return self.cpu.expert_vector(tensor)
 
     def constant(self, values: FloatArray) -> HybridVector:
-        """Hold f32[n] in host memory."""
+        """Wrap f32[n] in host memory."""
         return self.cpu.constant(values)
 
     def vector_values(self, vector: HybridVector) -> FloatArray:
-        """The f32[n] of a vector, wherever it lies."""
+        """Return the f32[n] of a vector."""
         return self.cpu.vector_values(host_vector(vector))
 
     def matrix_bytes(self, matrix: HybridMatrix) -> int:
-        """Bytes of the original."""
+        """Return the bytes of the original."""
         return self.cpu.matrix_bytes(host_matrix(matrix))
 
     def matrix_shape(self, matrix: HybridMatrix) -> tuple[int, int]:
-        """Rows and columns of the original."""
+        """Return rows and columns of the original."""
         return self.cpu.matrix_shape(host_matrix(matrix))
 
     def matrix_format(self, matrix: HybridMatrix) -> str:
-        """Of the original."""
+        """Return the format of the original."""
         return self.cpu.matrix_format(host_matrix(matrix))
 
     def ffn_weights(self, ffn: HybridFFN) -> HybridFFN:
-        """Bundle weights for the CPU; `models.placing` makes blocks of both devices of them."""
+        """Bundle weights for the CPU; `offload.placing` makes blocks on both devices of them."""
         return self.cpu.ffn_weights(cpu_ffn(ffn))
 
     def recode(self, matrix: HybridMatrix, format_name: str) -> HybridMatrix:
@@ -216,7 +216,7 @@ class CPULoading:
     def copy_statistics(
         self, matrix: HybridMatrix, copy: HybridMatrix, mean: FloatArray, variance: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """Offset and noise per row of a copy in host memory."""
+        """Compute offset and noise per row of a copy in host memory."""
         return self.cpu.copy_statistics(host_matrix(matrix), host_matrix(copy), mean, variance)
 
     def neuron_predictor(self, predictor: HybridPredictor) -> HybridPredictor:
@@ -226,35 +226,35 @@ class CPULoading:
     def predict(
         self, x: FloatArray, predictor: HybridPredictor, is_prompt: BoolArray | None = None
     ) -> ActiveIds:
-        """Neurons that pass, found by the CPU."""
+        """List the neurons that pass, on the CPU."""
         return self.cpu.predict(x, cast("NativePredictor", predictor), is_prompt)
 
     def route(
         self, x: FloatArray, ffn: HybridFFN, is_prompt: BoolArray | None = None
     ) -> tuple[IntArray, FloatArray]:
-        """Ids and weights of the chosen experts, found by the CPU."""
+        """Choose experts on the CPU."""
         return self.cpu.route(x, original_ffn(ffn), is_prompt)
 
     def embed(self, table: HybridMatrix, token_ids: IntArray) -> FloatArray:
-        """Rows of the embedding, which is always in host memory."""
+        """Look up rows of the embedding, which is always in host memory."""
         return self.cpu.embed(host_matrix(table), token_ids)
 
     def host_linears(
         self, x: FloatArray, layers: Sequence[HybridLinear], is_prompt: BoolArray | None = None
     ) -> list[FloatArray]:
-        """Products on the CPU, of an array in host memory."""
+        """Compute products on the CPU."""
         return self.cpu.linear(x, [host_linear(layer) for layer in layers], is_prompt)
 
 
 def original_ffn(ffn: HybridFFN) -> NativeFFN:
-    """The block that the CPU backend prepared, whether or not it was placed since."""
+    """Return the block as the CPU backend prepared it, even if it was placed since."""
     placed = ffn.native
     return placed.cpu if isinstance(placed, SplitFFN | HandedFFN) else cpu_ffn(ffn)
 
 
 def cpu_ffn(ffn: HybridFFN) -> NativeFFN:
-    """The same block as the CPU backend knows it: blocks hold its matrices and vectors only.
+    """Convert a block to the CPU backend's type: it holds matrices and vectors of the CPU only.
 
-    What is uploaded of a block lies in `SplitFFN`, and predictors are made of the CPU's copies.
+    Uploaded weights of a block are in `SplitFFN`, and predictors are made of the CPU's copies.
     """
     return cast("NativeFFN", ffn)

@@ -1,13 +1,11 @@
-"""Which neurons of a layer lie in its slots on the GPU, and moving them while a text is written.
-
-What fires lately comes to the GPU.
+"""Slots of a layer's neurons on the GPU, and moves of neurons that fire often into them.
 
 The GPU keeps a running score of each neuron, S <- d S + (1 - d) A with A = 1 in steps in which it
-was active. Every `interval` steps the scores are fetched, without waiting for them, and `interval`
-steps later neurons are chosen by them: cold ones that fired repeatedly, each for a hot one that
-fires clearly less. Choosing, and sending their rows into free slots, goes on beside the steps under
-way; when the rows are there, the tables change between two steps, and the slots of those who left
-become free. Score and margin follow Kairox (OSDI 2026).
+was active. Every `interval` steps the scores are fetched without waiting, and `interval` steps
+later neurons are chosen by them: cold ones that fired repeatedly, each replacing a hot one that
+fires clearly less. Choosing neurons and sending their rows into free slots happens in the
+background; once the rows have arrived, the tables change between two steps, and the slots of
+evicted neurons become free. Score and margin follow Kairox (OSDI 2026).
 """
 
 import logging
@@ -38,7 +36,7 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-# Steps with moves must take less than this share of those without: the rest may be noise.
+# Steps with moves must take less than this share of the time of those without, beyond noise.
 _WORTH = 0.97
 
 
@@ -46,18 +44,12 @@ class SlotTable:
     """Slots of one layer, some of them free: the host's copy of the tables.
 
     Attributes:
-        neuron_of_slot: i32[slots], -1 for a free one.
-        slot_of_neuron: i32[neurons], -1 for a neuron that is not on the device.
+        neuron_of_slot: i32[slots], -1 for free ones.
+        slot_of_neuron: i32[neurons], -1 for neurons that are not on the device.
     """
 
     def __init__(self, hot: IntArray, num_neurons: int, num_slots: int) -> None:
-        """Put neurons into the first slots, in their order.
-
-        Args:
-            hot: i32[k], their ids.
-            num_neurons: of the layer.
-            num_slots: k or more.
-        """
+        """Put neurons, ids i32[k], into the first slots, in their order."""
         self.neuron_of_slot = np.full(num_slots, -1, np.int32)
         self.neuron_of_slot[: len(hot)] = hot
         self.slot_of_neuron = np.full(num_neurons, -1, np.int32)
@@ -65,34 +57,34 @@ class SlotTable:
 
     @property
     def cold(self) -> IntArray:
-        """i32[...], ids of the neurons that are not on the device, ascending."""
+        """Ascending ids of the neurons that are not on the device."""
         ids: IntArray = np.flatnonzero(self.slot_of_neuron < 0).astype(np.int32)
         return ids
 
     @property
     def hot(self) -> IntArray:
-        """i32[...], ids of those that are, ascending."""
+        """Ascending ids of the neurons on the device."""
         ids: IntArray = np.flatnonzero(self.slot_of_neuron >= 0).astype(np.int32)
         return ids
 
     @property
     def free(self) -> IntArray:
-        """i32[...], slots that hold no neuron, ascending."""
+        """Ascending numbers of the slots without a neuron."""
         slots: IntArray = np.flatnonzero(self.neuron_of_slot < 0).astype(np.int32)
         return slots
 
     @property
     def is_full(self) -> bool:
-        """Whether every neuron of the layer is on the device."""
+        """True if every neuron of the layer is on the device."""
         return bool((self.slot_of_neuron >= 0).all())
 
     def replace(self, evicted: IntArray, loaded: IntArray, slots: IntArray) -> None:
-        """Let neurons go and others, whose weights lie in free slots by now, come.
+        """Replace neurons by others whose weights have arrived in free slots.
 
         Args:
-            evicted: i32[n], ids of neurons that are on the device.
-            loaded: i32[n], ids of neurons that are not.
-            slots: i32[n], free slots, one for each that is loaded.
+            evicted: i32[n], ids of neurons on the device.
+            loaded: i32[n], ids of other neurons.
+            slots: i32[n], a free slot for each loaded neuron.
         """
         self.neuron_of_slot[self.slot_of_neuron[evicted]] = -1
         self.slot_of_neuron[evicted] = -1
@@ -101,10 +93,10 @@ class SlotTable:
 
 
 class OnlineMode(StrEnum):
-    """Whether neurons move.
+    """Mode of moving neurons.
 
-    TRIAL: steps are timed without moves, and again when neurons have moved for a while; they go on
-    only if that pays.
+    TRIAL: steps are timed without moves, and again after neurons have moved for a while; moves
+    continue only if they pay off.
     """
 
     ON = "on"
@@ -114,18 +106,17 @@ class OnlineMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OnlineSettings:
-    """How much moves.
+    """Settings of moving neurons.
 
     Attributes:
-        mode: whether at all.
         interval: steps between two rounds.
-        max_moves: neurons of a layer that move in a round; as many slots are kept free.
-        decay: of the scores, per step.
-        margin: by how much a cold neuron's score must exceed the score of the hot one that it
-            replaces, and what a single activation brings.
-        trial_steps: that a trial times without moves, and with; some intervals each.
-        settle_steps: with moves before the second time; moving a few neurons at once, it takes a
-            while until most that shall have come.
+        max_moves: most neurons of a layer that move in a round; as many slots are kept free.
+        decay: decay of the scores per step.
+        margin: least difference of the scores of a cold neuron and the hot one that it replaces,
+            and least score above that of a single activation.
+        trial_steps: steps that a trial times without moves, and with; some intervals each.
+        settle_steps: steps with moves before the second timing, since only a few neurons move at
+            once.
     """
 
     mode: OnlineMode = OnlineMode.TRIAL
@@ -139,7 +130,7 @@ class OnlineSettings:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Of one layer in one round: i32[n] each."""
+    """Moves of one layer in one round: i32[n] each."""
 
     evicted: IntArray
     loaded: IntArray
@@ -147,18 +138,12 @@ class Moves:
 
 
 def choose_moves(table: SlotTable, scores: FloatArray, settings: OnlineSettings) -> Moves:
-    """Pair the most active cold neurons with the least active hot ones.
-
-    Args:
-        table: tells which are which.
-        scores: f32[num_neurons], running.
-        settings: how many and how clearly.
-    """
+    """Pair the most active cold neurons with the least active hot ones, by f32[num_neurons]."""
     hot, cold, free = table.hot, table.cold, table.free
     most = min(len(free), len(hot), len(cold), settings.max_moves)
     leaving = hot[np.argsort(scores[hot], kind="stable")[:most]]
     coming = cold[np.argsort(-scores[cold], kind="stable")[:most]]
-    # One activation after long silence gives 1 - decay: not yet a reason to move.
+    # One activation after a long pause gives 1 - decay, which is no reason to move.
     is_known = scores[coming] > 1.0 - settings.decay + settings.margin
     is_better = scores[coming] > scores[leaving] + settings.margin
     count = int((is_known & is_better).sum())
@@ -167,13 +152,13 @@ def choose_moves(table: SlotTable, scores: FloatArray, settings: OnlineSettings)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MovableNeurons:
-    """Those of one layer.
+    """Neurons of one layer that may move.
 
     Attributes:
-        table: which of them are on the device, changed between two steps.
+        table: neurons on the device, changed between two steps.
         hot: the device's slots and its copies of the table.
-        scores: f32[num_neurons] on the device, how often each fired lately.
-        load: ``load(neurons, slots)`` writes rows into free slots; runs beside the steps.
+        scores: f32[num_neurons] on the device, how often each fired recently.
+        load: ``load(neurons, slots)`` writes rows into free slots; runs in the background.
     """
 
     table: SlotTable
@@ -184,7 +169,7 @@ class MovableNeurons:
 
 @dataclass(slots=True)
 class _Round:
-    """Moves under way; which ones is known when the upload is done."""
+    """Moves in progress, known when the upload is done."""
 
     moves: list[tuple[MovableNeurons, Moves]]
     upload: Upload
@@ -194,8 +179,8 @@ class OnlinePlacement:
     """Watches decode steps and moves neurons between them.
 
     Attributes:
-        num_moved: neurons brought to the GPU so far.
-        is_moving: whether moves go on.
+        num_moved: neurons moved to the GPU so far.
+        is_moving: moves continue.
     """
 
     def __init__(
@@ -205,14 +190,7 @@ class OnlinePlacement:
         uploader: Uploader,
         settings: OnlineSettings,
     ) -> None:
-        """Take the neurons that may move.
-
-        Args:
-            layers: with free slots.
-            gpu: the device.
-            uploader: does work beside the steps.
-            settings: how much moves.
-        """
+        """Take layers with free slots; `uploader` does the background work."""
         self.num_moved = 0
         self.is_moving = settings.mode is not OnlineMode.OFF and bool(layers)
         self._layers = layers
@@ -228,15 +206,14 @@ class OnlinePlacement:
         self._own_s = 0.0
 
     def after_step(self, seconds: float) -> None:
-        """Between two decode steps: flip what has arrived, begin what is due.
+        """Apply moves that have arrived and start a round if one is due, after a decode step.
 
-        Args:
-            seconds: that the step took.
+        `seconds` is the duration of the step.
         """
         if not self.is_moving:
             return
         started = perf_counter()
-        # What was done here after the step before delayed this one.
+        # The work here after the previous step delayed this one.
         if self._trial is not None and self._trial.ends_moves(seconds + self._own_s):
             self._finish_round(must_wait=True)
             self._end()
@@ -261,7 +238,7 @@ class OnlinePlacement:
                 return
             current.upload.join()
         except (PowerInferError, RuntimeError) as error:
-            # Slots that nothing names may hold anything: only moving ends.
+            # Slots that no table names may hold anything: only moving ends.
             _log.warning("neurons stay where they are from now on: %s", str(error))
             self._round = None
             self._end()
@@ -276,11 +253,11 @@ class OnlinePlacement:
 
     def _end(self) -> None:
         self.is_moving = False
-        # Nobody else needs the scores now.
+        # The scores are not needed any more.
         self._layers, self._fetched = (), []
 
     def _begin_round(self) -> None:
-        """Have neurons chosen by the scores fetched last time; fetch them for the next."""
+        """Choose neurons by the scores fetched last time, and fetch them for the next time."""
         if self._fetched_by is not None and self._fetched_by.is_reached():
             moves: list[tuple[MovableNeurons, Moves]] = []
             work = partial(self._choose_and_load, self._fetched, moves)
@@ -289,7 +266,7 @@ class OnlinePlacement:
         self._fetched_by = self._uploader.mark()
 
     def _fetch(self, scores: Tensor) -> FloatArray:
-        """Begin to copy scores to the host; the array is good when a later mark is reached."""
+        """Start copying scores to the host; the array is valid once a later mark is reached."""
         host = self._gpu.pinned(tuple(scores.shape), scores.dtype)
         host.copy_(scores, non_blocking=True)
         array: FloatArray = host.numpy()
@@ -298,7 +275,7 @@ class OnlinePlacement:
     def _choose_and_load(
         self, fetched: Sequence[FloatArray], moves: list[tuple[MovableNeurons, Moves]]
     ) -> None:
-        """Beside the steps; the tables that are read here change only when it is done."""
+        """Run in the background; the tables read here change only when this is done."""
         for layer, scores in zip(self._layers, fetched, strict=True):
             chosen = choose_moves(layer.table, scores, self._settings)
             if len(chosen.loaded):
@@ -309,8 +286,8 @@ class OnlinePlacement:
 class _Trial:
     """Times steps without moves, then with; see `OnlineMode`.
 
-    Steps are added up by intervals, so that what a round of moves costs counts, and the median of
-    the intervals is taken, so that a pause of the machine does not.
+    The median of whole intervals includes the cost of a round of moves, but not a pause of the
+    machine.
     """
 
     def __init__(self, settings: OnlineSettings) -> None:
@@ -322,11 +299,11 @@ class _Trial:
 
     @property
     def may_move(self) -> bool:
-        """Whether the part without moves is over."""
+        """True once the part without moves is over."""
         return len(self._means) >= self._num_timed
 
     def ends_moves(self, seconds: float) -> bool:
-        """Count a step; True when moves have turned out not to pay."""
+        """Count a step; True if moves have turned out not to pay off."""
         if len(self._means) == 2 * self._num_timed + self._num_settling:
             return False
         self._steps.append(seconds)

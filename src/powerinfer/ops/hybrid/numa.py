@@ -1,8 +1,8 @@
-"""Keeping the CPU's threads at the memory that lies nearest to the GPU.
+"""Pins the CPU's threads to the processor next to the GPU.
 
-In a machine of several processors each has memory of its own (a NUMA node), and a GPU hangs on one
-of them. What the GPU reads and writes in every layer crosses from one processor to another unless
-the threads that answer it run on the GPU's own. Linux says where that is under /sys (see
+In a machine of several processors each has its own memory (a NUMA node), and a GPU is attached to
+one of them. The data that the GPU exchanges in every layer crosses from one processor to another
+unless the threads that answer it run on the GPU's node. Linux names it under /sys (see
 Documentation/ABI/testing/sysfs-bus-pci and stable/sysfs-devices-node in its sources).
 """
 
@@ -21,12 +21,7 @@ _SYS = Path("/sys")
 def pin_to_node_of(device_name: str, cpu: NativeOps) -> bool:
     """Pin the CPU backend's threads to the node of a GPU until `NativeOps.unpin`.
 
-    Args:
-        device_name: what torch calls the GPU.
-        cpu: the backend.
-
-    Returns:
-        Whether they are pinned; see `pin_to_node`.
+    Returns False if they are not pinned; see `pin_to_node`.
     """
     if not torch.cuda.is_available():
         return False
@@ -35,7 +30,7 @@ def pin_to_node_of(device_name: str, cpu: NativeOps) -> bool:
         domain, bus, device = (
             getattr(properties, f"pci_{part}_id") for part in ("domain", "bus", "device")
         )
-    except AttributeError:  # older versions of torch do not tell
+    except AttributeError:  # older versions of torch lack it
         return False
     return pin_to_node(f"{domain:04x}:{bus:02x}:{device:02x}.0", cpu)
 
@@ -44,14 +39,13 @@ def pin_to_node(pci_address: str, cpu: NativeOps, sys: Path = _SYS) -> bool:
     """Pin the CPU backend's threads to the node of a device on the PCI bus.
 
     Args:
-        pci_address: as under /sys/bus/pci/devices, such as `0000:3b:00.0`.
-        cpu: the backend.
-        sys: where the system presents its devices.
+        pci_address: name under /sys/bus/pci/devices, such as `0000:3b:00.0`.
+        cpu: the backend with the threads.
+        sys: root of the system's devices.
 
     Returns:
-        Whether they are pinned. False, and they stay where they are, where there is one node only,
-        the system does not say which is the device's, or that node has fewer cores for this
-        process than there are threads: their number is the user's choice.
+        False if they are not pinned: there is only one node, the system does not name that of the
+        device, or it has fewer cores for this process than threads, whose number the user chose.
     """
     cpus = cpus_of_node(pci_address, sys) & _allowed_cpus()
     if len({_siblings(number, sys) for number in cpus}) < cpu.threads:
@@ -60,7 +54,7 @@ def pin_to_node(pci_address: str, cpu: NativeOps, sys: Path = _SYS) -> bool:
 
 
 def cpus_of_node(pci_address: str, sys: Path = _SYS) -> frozenset[int]:
-    """Numbers of the CPUs on the node of a device; none where nodes make no difference."""
+    """Return the numbers of the CPUs on the node of a device; none if nodes make no difference."""
     nodes = sys / "devices" / "system" / "node"
     try:
         node = int(_read(sys / "bus" / "pci" / "devices" / pci_address / "numa_node"))
@@ -72,7 +66,7 @@ def cpus_of_node(pci_address: str, sys: Path = _SYS) -> frozenset[int]:
 
 
 def _parse_list(text: str) -> frozenset[int]:
-    """The numbers of a list such as `0-3,8`."""
+    """Parse a list such as `0-3,8`."""
     cpus: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
@@ -81,7 +75,7 @@ def _parse_list(text: str) -> frozenset[int]:
 
 
 def _siblings(cpu: int, sys: Path) -> str:
-    """What the system calls the core of a CPU; the CPU itself where it does not say."""
+    """Return the system's name of the core of a CPU, or the CPU if it has none."""
     path = sys / "devices" / "system" / "cpu" / f"cpu{cpu}" / "topology" / "thread_siblings_list"
     try:
         return _read(path)

@@ -1,11 +1,11 @@
 """Two devices as one backend: every operation runs where its weights lie.
 
-`models.placing.place_model` uploads what the plan says and leaves the rest to the CPU, so a handle
-says by its type where an operation belongs; activations follow it. Layers that follow each other on
-the GPU are recorded as one graph and replayed. Paper: PowerInfer, arXiv 2312.12456.
+`offload.placing.place_model` uploads what the plan names and leaves the rest to the CPU, so the
+type of a handle determines the device of an operation; activations follow it. Consecutive layers
+on the GPU are recorded as one graph and replayed. Paper: PowerInfer, arXiv 2312.12456.
 
-A token passes `step`, then for each layer of the model attention, here or in `ops/cpu/ops.py`, and
-the feed-forward block: `blocks.py` and from there `decode.py` (few tokens) or `prefill.py` (many).
+A token passes `step`, then for each layer attention, here or in `ops/cpu/ops.py`, and the
+feed-forward block: `blocks.py` and from there `decode.py` (few tokens) or `prefill.py` (many).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -54,7 +54,7 @@ from powerinfer.values import Batch, BoolArray, ByteArray, FloatArray, IntArray
 
 __all__ = ["HybridOps", "HybridSettings"]
 
-# A step hands its batch on to operations here and nowhere else, in the form that suits it.
+# A step passes its batch to operations in either form.
 StepBatch: TypeAlias = Batch | DeviceBatch
 
 
@@ -65,9 +65,8 @@ class HybridOps(CPULoading):
     runs on. Not for several threads at once.
 
     Attributes:
-        plan: what shall be where.
         uploads: copies weights to the GPU.
-        blocks: the feed-forward blocks on both devices.
+        blocks: feed-forward blocks on both devices.
     """
 
     name = "hybrid"
@@ -75,13 +74,13 @@ class HybridOps(CPULoading):
     def __init__(
         self, cpu: NativeOps, gpu: TorchGPU, plan: Plan, settings: HybridSettings | None = None
     ) -> None:
-        """Take both devices; nothing is uploaded before `models.placing` asks for it.
+        """Take both devices, upload nothing yet.
 
         Args:
-            cpu: that the model was loaded on.
-            gpu: the other.
-            plan: what shall be where.
-            settings: of what happens between them; None for the usual.
+            cpu: the backend that the model was loaded on.
+            gpu: operations on the GPU.
+            plan: place of each part of the model.
+            settings: None for the defaults.
         """
         self.cpu, self.gpu, self.plan = cpu, gpu, plan
         self.counters = cpu.counters
@@ -91,32 +90,32 @@ class HybridOps(CPULoading):
 
     @property
     def handoff_name(self) -> str:
-        """How layers are handed to the CPU at present, see `build.HANDOFFS`."""
+        """Name of the current hand-off, see `build.HANDOFFS`."""
         return self.blocks.graphs.handoff.name
 
     @property
     def native_s(self) -> float | None:
-        """Not counted: what runs on two devices at once adds up to nothing that means much."""
+        """None: times of two parallel devices have no meaningful sum."""
         return None
 
     @property
     def handoff_figures(self) -> dict[str, dict[str, float]]:
-        """What the hand-offs that were measured cost: name to `median_s` and `p99_s` per layer."""
+        """Costs of the measured hand-offs: name to `median_s` and `p99_s` per layer."""
         return self.blocks.graphs.handoff_figures
 
     def placer(self, arena: Arena) -> Placer:
-        """What copies weights into an arena."""
+        """Create a placer that copies weights into an arena."""
         return Placer(self.cpu, self.gpu, self.uploads, arena)
 
     def release(self) -> None:
-        """Let go of what was uploaded for feed-forward blocks; no step can run any more."""
+        """Release the uploaded feed-forward blocks; no step can run any more."""
         self.blocks.release()
         self.cpu.unpin()
 
-    # Norms, products, attention: where their weights lie.
+    # Norms, products and attention run where their weights lie.
 
     def rms_norm(self, x: HybridArray, weight: HybridVector, eps: float) -> HybridArray:
-        """Where the weight lies."""
+        """Normalise on the device of the weight."""
         if isinstance(weight, OnDevice):
             return self.gpu.rms_norm(self.on_device(x), weight.device, eps)
         return self.cpu.rms_norm(self.to_host(x), weight, eps)
@@ -124,7 +123,7 @@ class HybridOps(CPULoading):
     def layer_norm(
         self, x: HybridArray, weight: HybridVector, bias: HybridVector | None, eps: float
     ) -> HybridArray:
-        """Where the weight lies."""
+        """Normalise on the device of the weight."""
         if isinstance(weight, OnDevice):
             shift = None if bias is None else cast("OnDevice[Tensor, object]", bias).device
             return self.gpu.layer_norm(self.on_device(x), weight.device, shift, eps)
@@ -134,7 +133,7 @@ class HybridOps(CPULoading):
     def linear(
         self, x: HybridArray, layers: Sequence[HybridLinear], is_prompt: BoolArray | None = None
     ) -> Sequence[HybridArray]:
-        """Where the matrices lie, which is one place for all."""
+        """Multiply on the device of the matrices, which is the same for all."""
         fused = fused_whole(layers)
         if fused is not None:
             (joined,) = self.gpu.linear(self.on_device(x), [fused.whole])
@@ -153,7 +152,7 @@ class HybridOps(CPULoading):
         rope: RopeTable | None,
         head_norms: HeadNorms[HybridVector] | None = None,
     ) -> None:
-        """Where the cache lies, as q, k and v do."""
+        """Rotate and store on the device of the cache."""
         if isinstance(cache, OnDevice):
             rotated = self.on_device(q), self.on_device(k), self.on_device(v)
             norms = None if head_norms is None else head_norms.map(device_vector)
@@ -172,7 +171,7 @@ class HybridOps(CPULoading):
         head_dim: int,
         kv_type: KVType,
     ) -> list[HybridKV]:
-        """Where the attention of each layer runs."""
+        """Allocate the cache of each layer on the device of its attention."""
         sizes = num_blocks, block_size, num_kv_heads, head_dim
         is_on_gpu = [layer.has_attention for layer in self.plan.layers[:num_layers]]
         on_gpu = iter(self.gpu.new_kv_layers(sum(is_on_gpu), *sizes, kv_type))
@@ -180,7 +179,7 @@ class HybridOps(CPULoading):
         return [OnDevice(next(on_gpu), None) if is_gpu else next(on_cpu) for is_gpu in is_on_gpu]
 
     def copy_kv_blocks(self, layers: Sequence[HybridKV], pairs: Sequence[tuple[int, int]]) -> None:
-        """Where each layer's lie; those on the GPU before what a step queues next."""
+        """Copy on the device of each layer; on the GPU before the work of the next step."""
         on_gpu = [layer.device for layer in layers if isinstance(layer, OnDevice)]
         on_cpu = [layer for layer in layers if not isinstance(layer, OnDevice)]
         self.cpu.copy_kv_blocks(on_cpu, pairs)
@@ -198,7 +197,7 @@ class HybridOps(CPULoading):
         sinks: HybridVector | None = None,
         soft_cap: float | None = None,
     ) -> HybridArray:
-        """Where the cache lies."""
+        """Compute attention on the device of the cache."""
         if isinstance(cache, OnDevice):
             uploaded = None if sinks is None else device_vector(sinks)
             placed = self.on_device(q), cache.device, batch, scale, window
@@ -217,7 +216,7 @@ class HybridOps(CPULoading):
         is_prompt: BoolArray | None = None,
         router_input: HybridArray | None = None,
     ) -> HybridArray:
-        """Wherever its neurons lie."""
+        """Compute a block on the devices of its neurons."""
         return self.start_ffn(x, ffn, predictor_input, is_prompt, router_input)()
 
     def start_ffn(
@@ -228,7 +227,7 @@ class HybridOps(CPULoading):
         is_prompt: BoolArray | None = None,
         router_input: HybridArray | None = None,
     ) -> Callable[[], HybridArray]:
-        """Queue what the GPU does first, and tell the CPU of its part."""
+        """Queue the first part of the GPU, and signal the CPU."""
         if isinstance(ffn.native, SplitFFN | HandedFFN):
             scored, routed = (
                 None if each is None else self.on_device(each)
@@ -249,7 +248,7 @@ class HybridOps(CPULoading):
         is_prompt: BoolArray | None = None,
         router_input: HybridArray | None = None,
     ) -> HybridArray:
-        """Listed neurons, wherever they lie."""
+        """Compute listed neurons on their devices."""
         if isinstance(ffn.native, SplitFFN):
             routed = None if router_input is None else self.on_device(router_input)
             stream = self.on_device(x)
@@ -264,7 +263,7 @@ class HybridOps(CPULoading):
         is_prompt: BoolArray | None = None,
         router_input: HybridArray | None = None,
     ) -> tuple[HybridArray, ByteArray]:
-        """Only of blocks that the CPU runs."""
+        """Compute a block on the CPU and note which neurons fire."""
         if isinstance(ffn.native, SplitFFN | HandedFFN):
             raise UnsupportedError("which neurons fire is known of a model on the CPU alone")
         on_host = None if router_input is None else self.to_host(router_input)
@@ -273,35 +272,35 @@ class HybridOps(CPULoading):
     # Arrays.
 
     def neuron_shares(self, ffn: HybridFFN) -> NeuronShares | None:
-        """None: what the GPU computes is not counted by layer."""
+        """Return None: the GPU does not count by layer."""
         return None
 
     def add(self, x: HybridArray, y: HybridArray) -> None:
-        """Where x lies."""
+        """Add y to x in place, on the device of x."""
         if isinstance(x, np.ndarray):
             self.cpu.add(x, self.to_host(y))
         else:
             self.gpu.add(x, self.on_device(y))
 
     def take_rows(self, x: HybridArray, rows: IntArray) -> HybridArray:
-        """Where x lies."""
+        """Gather rows on the device of x."""
         if isinstance(x, np.ndarray):
             return self.cpu.take_rows(x, rows)
         return self.gpu.take_rows(x, rows)
 
     def to_host(self, x: HybridArray) -> FloatArray:
-        """The numbers as a numpy array; waits for them."""
+        """Wait for an activation and return it as a numpy array."""
         return x if isinstance(x, np.ndarray) else self.gpu.to_host(x)
 
     def on_device(self, x: HybridArray) -> Tensor:
-        """The numbers as a tensor of the device."""
+        """Return an activation as a tensor of the device."""
         return self.gpu.to_device(x) if isinstance(x, np.ndarray) else x
 
     # Steps.
 
     @contextmanager
     def trial(self) -> Iterator[None]:
-        """Steps in here raise if memory runs out for their records; others then do without."""
+        """Open a context whose steps raise if memory runs out for their records."""
         graphs = self.blocks.graphs
         graphs.is_on_trial = True
         try:
@@ -311,11 +310,11 @@ class HybridOps(CPULoading):
 
     @property
     def runs_layers_apart(self) -> bool:
-        """No: layers on the GPU run as one."""
+        """False: layers on the GPU run as one."""
         return False
 
     def step(self, x: FloatArray, batch: Batch, program: LayerProgram[HybridArray]) -> FloatArray:
-        """Run the layers, those on the GPU recorded.
+        """Run the layers, on the GPU from records.
 
         Raises:
             OutOfDeviceMemoryError: there is no room for the activations.
@@ -326,7 +325,7 @@ class HybridOps(CPULoading):
 
 
 def _host_batch(batch: StepBatch) -> Batch:
-    """Of a step's batch, what the CPU backend knows."""
+    """Return the batch of a step as the CPU backend takes it."""
     if isinstance(batch, Batch):
         return batch
     if batch.host is None:

@@ -1,4 +1,4 @@
-"""What the hybrid backend needs to know of a plan, so that it need not know who made it."""
+"""Protocols of a plan, as far as the hybrid backend uses it."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -9,7 +9,7 @@ __all__ = ["LayerPlan", "Plan"]
 
 
 class LayerPlan(Protocol):
-    """Of one layer: `powerinfer.placement.plan.LayerPlacement`."""
+    """Plan of one layer, such as `powerinfer.placement.plan.LayerPlacement`."""
 
     @property
     def has_attention(self) -> bool:
@@ -18,21 +18,21 @@ class LayerPlan(Protocol):
 
     @property
     def has_predictor(self) -> bool:
-        """So is what predicts its neurons."""
+        """The predictor of its neurons is on the GPU."""
         ...
 
     @property
     def hot(self) -> IntArray:
-        """i32[k], ascending ids of the neurons on the GPU."""
+        """Ascending ids of the neurons on the GPU, i32[k]."""
         ...
 
 
 class Plan(Protocol):
-    """Of a model: `powerinfer.placement.plan.PlacementPlan`."""
+    """Plan of a model, such as `powerinfer.placement.plan.PlacementPlan`."""
 
     @property
     def budget_bytes(self) -> int:
-        """Of GPU memory that it was made for."""
+        """GPU memory that it was made for."""
         ...
 
     @property
@@ -42,10 +42,10 @@ class Plan(Protocol):
 
     @property
     def num_neurons(self) -> int:
-        """Of each layer."""
+        """Neurons of a layer."""
         ...
 
     @property
     def layers(self) -> Sequence[LayerPlan]:
-        """In order."""
+        """Plans of the layers, in order."""
         ...

@@ -1,9 +1,9 @@
 """A feed-forward block whose neurons lie on two devices, for the many tokens of a prompt.
 
-The GPU computes its own neurons densely, under the mask of what each token needs. Of the cold ones
-it borrows the weights: chunk by chunk they are sent into two buffers in turn, each while the GPU
-computes with the one before. For few tokens sending takes longer than computing on the CPU, which
-then does it. Either gives the same result up to rounding.
+The GPU computes its own neurons densely, masked by each token's selection. The weights of cold
+neurons are sent in chunks to two alternating buffers, each while the GPU computes with the previous
+chunk. For few tokens sending takes longer than computing on the CPU, which then computes them. The
+result is the same up to rounding.
 """
 
 from collections.abc import Hashable, Iterator
@@ -33,7 +33,7 @@ MaskArray: TypeAlias = npt.NDArray[np.uint8]
 
 
 class PrefillFFN:
-    """Runs blocks for more tokens than a decode step has."""
+    """Runs blocks for more tokens than those of a decode step."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class PrefillFFN:
         Args:
             cpu: holds all weights.
             gpu: computes.
-            uploads: copies weights of one to the other.
-            uploader: does so beside other work.
-            crossover: tokens from which cold weights are sent; below, the CPU computes with them.
-            chunk_bytes: of one of the two buffers, about; see `gpu.formats.chunk_neurons`.
+            uploads: copies weights from the CPU to the GPU.
+            uploader: does so in the background.
+            crossover: least number of tokens for which cold weights are sent.
+            chunk_bytes: approximate size of a buffer, see `gpu.formats.chunk_neurons`.
             memory: u8[2, num_bytes] on the device, the buffers.
         """
         self._cpu = cpu
@@ -67,7 +67,7 @@ class PrefillFFN:
         self._buffers: dict[Hashable, tuple[HotNeurons, HotNeurons]] = {}
 
     def asks_cpu(self, num_tokens: int) -> bool:
-        """Whether the CPU computes the cold neurons of so many tokens."""
+        """Test whether the CPU computes the cold neurons of this number of tokens."""
         return num_tokens < self._crossover
 
     def run(
@@ -78,13 +78,13 @@ class PrefillFFN:
         routing: Routing | None,
         is_prompt: BoolArray | None,
     ) -> Tensor:
-        """The block, with the bias of down: f32[num_tokens, hidden_size] on the device.
+        """Compute the block, with the bias of down: f32[num_tokens, hidden_size] on the device.
 
         Args:
             x: f32[num_tokens, hidden_size] on the device, contiguous.
-            block: the block.
-            mask: of the neurons that count.
-            routing: of a block of experts.
+            block: a block with neurons on both devices.
+            mask: selected neurons.
+            routing: chosen experts; None without experts.
             is_prompt: bool[num_tokens], for the CPU; see `powerinfer.ops.protocol.Ops`.
         """
         weights = None if routing is None else routing.weights
@@ -119,8 +119,8 @@ class PrefillFFN:
         return y
 
     def _streamed(self, x: Tensor, block: SplitFFN, mask: Mask, weights: Tensor | None) -> Tensor:
-        """Sum over the hot neurons and the chunks of cold ones."""
-        # Neurons that are columns of the file's down come in runs, the hot ones among them.
+        """Add up the hot neurons and the chunks of cold ones."""
+        # Neurons that are columns of the file's down are sent in ranges, which include hot ones.
         keeps_hot = block.cpu.is_down_transposed
         every = np.arange(block.num_neurons, dtype=np.int32)
         y = masked_ffn(x, block.hot, mask, weights, num_neurons=None if keeps_hot else 0)
@@ -139,7 +139,7 @@ class PrefillFFN:
         return y
 
     def _chunks(self, block: SplitFFN, wanted: IntArray) -> Iterator[tuple[IntArray, HotNeurons]]:
-        """Neurons and where they lie now, valid until the one after the next is asked for."""
+        """Yield neurons with their buffer, valid until the chunk after the next."""
         buffers = self._buffers_for(block)
         size = buffers[0].num_slots
         pieces = [wanted[first : first + size] for first in range(0, len(wanted), size)]
@@ -153,13 +153,13 @@ class PrefillFFN:
         for number, ids in enumerate(pieces):
             upload.join()
             if number + 1 < len(pieces):
-                # All that used the other buffer has been queued by now.
+                # All work on the other buffer has been queued by now.
                 used = self._uploader.mark()
                 upload = self._uploader.submit(partial(load, number + 1), used)
             yield ids, buffers[number % 2]
 
     def _buffers_for(self, block: SplitFFN) -> tuple[HotNeurons, HotNeurons]:
-        """Two places for chunks of blocks of this form; other forms have the same memory."""
+        """Return two buffers for chunks of such blocks; those of others share the memory."""
         hot = block.hot
         parts = [part for part in (hot.gate, hot.up, hot.down) if part is not None]
         forms = tuple((part.format_name, part.values.dtype) for part in parts)
@@ -178,7 +178,7 @@ class PrefillFFN:
 
 
 def _cold_of(mask: MaskArray | None, block: SplitFFN, num_tokens: int) -> ActiveIds:
-    """The cold neurons among those that count."""
+    """Select the cold neurons among the selected ones."""
     is_cold = block.slots.slot_of_neuron < 0
     if mask is None:
         return ActiveIds.of_mask(np.broadcast_to(is_cold, (num_tokens, len(is_cold))))

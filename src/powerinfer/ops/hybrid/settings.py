@@ -1,4 +1,4 @@
-"""What can be chosen about two devices working together."""
+"""Settings of the hybrid backend."""
 
 from dataclasses import dataclass, field
 
@@ -15,11 +15,11 @@ class HybridSettings:
 
     Attributes:
         max_tokens: most tokens of a decode step, at most 8.
-        prefill_crossover: tokens of a prompt from which cold weights are sent to the GPU; fewer
-            are computed by the CPU. `engine.offload.place` derives it from measured speeds.
+        prefill_crossover: least number of prompt tokens for which cold weights are sent to the GPU
+            instead of computed by the CPU. `offload.place` derives it from measured speeds.
         handoff: one of `build.HANDOFFS`.
-        online: whether and how neurons move while a text is written.
-        chunk_bytes: of each of two buffers that cold weights are sent into.
+        online: settings of moving neurons.
+        chunk_bytes: size of each of two buffers for cold weights.
     """
 
     max_tokens: int = 8
@@ -32,7 +32,7 @@ class HybridSettings:
         """Check the limit of the kernels.
 
         Raises:
-            UnsupportedError: `max_tokens` is beyond it.
+            UnsupportedError: `max_tokens` exceeds it.
         """
         if not 1 <= self.max_tokens <= MAX_TOKENS:
             raise UnsupportedError(

@@ -1,8 +1,8 @@
-"""How fast a GPU reads and receives weights and reaches the CPU: its part of the cost model.
+"""Measures a GPU for the cost model: reading and receiving weights, and handing over to the CPU.
 
 Kernels are timed as they run in a recorded step: one after the other, without Python in between.
-The cost model adds the launches of a part to its reading, so speeds of reading leave them out: two
-sizes are timed, and what the larger one has more is divided by the time it takes more.
+The cost model adds launches to the time of reading, so speeds of reading exclude them: two sizes
+are timed, and the difference in bytes is divided by the difference in time.
 """
 
 import statistics
@@ -35,21 +35,21 @@ from powerinfer.values import Activation, ActivationKind, Batch
 
 __all__ = ["DeviceFigures", "GPUFigures", "measure_gpu_speed"]
 
-# As `ops/cpu/speed.py`: in every format a moderate number.
+# As in `ops/cpu/speed.py`: a moderate number in every format.
 _FILL = 0x3C
 _ACTIVE_SHARE = 0.1
-# Rows and columns of what is too small to count.
+# Rows and columns of a matrix whose reading takes no time.
 _SMALL = 32
 
 
 class DeviceFigures(TypedDict):
-    """What the GPU does by itself.
+    """Figures of the GPU alone.
 
     Attributes:
-        read_bytes_per_s: products with whole matrices, without their launches.
-        gather_bytes_per_s: a tenth of the neurons of a block, likewise.
-        launch_s: five small kernels, about as many as a part of a layer has, in a recorded graph;
-            launching the graph is left out.
+        read_bytes_per_s: speed of products with whole matrices, without their launches.
+        gather_bytes_per_s: speed of gathering a tenth of the neurons of a block, likewise.
+        launch_s: duration of five small kernels, about those of a part of a layer, in a recorded
+            graph, without the launch of the graph.
     """
 
     read_bytes_per_s: float
@@ -58,14 +58,13 @@ class DeviceFigures(TypedDict):
 
 
 class GPUFigures(TypedDict):
-    """What a GPU, its link and the hand-off to this CPU bring.
+    """Figures of a GPU, its link and the hand-off to this CPU.
 
     Attributes:
-        gpu: by itself.
-        handoff_s: of one layer.
-        transfer_bytes_per_s: from page-locked memory to the device.
-        run_s: of one recorded graph beyond its kernels: the stream copied in, the launch, the wait
-            and the stream copied out.
+        handoff_s: duration of the hand-off of one layer.
+        transfer_bytes_per_s: speed from page-locked memory to the device.
+        run_s: duration of a recorded graph beyond its kernels: copies of its input and output, the
+            launch and the wait.
     """
 
     gpu: DeviceFigures
@@ -76,15 +75,15 @@ class GPUFigures(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class _Size:
-    """How much is measured.
+    """Sizes of a measurement.
 
     Attributes:
-        columns: of the matrices.
-        matrix_bytes: of each; two of half the size must be more than the device's cache holds.
-        transfer_bytes: of a copy to the device.
-        rounds: of kernels on large matrices in one record.
-        parts: of layers, of small kernels, in one record.
-        repeats: of records.
+        columns: columns of the matrices.
+        matrix_bytes: bytes of a matrix; two of half the size must exceed the device's cache.
+        transfer_bytes: bytes of a copy to the device.
+        rounds: rounds of kernels on large matrices in one record.
+        parts: parts of layers, made of small kernels, in one record.
+        repeats: replays of a record.
     """
 
     columns: int
@@ -105,15 +104,15 @@ def measure_gpu_speed(
     format_name: str,
     progress: Callable[[int, int], None] | None = None,
 ) -> GPUFigures:
-    """Measure with matrices of one format, made for it in memory; takes a second or two.
+    """Measure with temporary matrices of one format; takes a second or two.
 
-    On torch's cpu device, where kernels are interpreted, the matrices are tiny: figures come out,
-    but tell nothing.
+    On torch's cpu device, where kernels are interpreted, the matrices are tiny and the figures
+    meaningless.
 
     Args:
         device: name of a torch device.
         ops: the CPU backend that layers are handed to.
-        format_name: of the weights.
+        format_name: format of the matrices.
         progress: called with (steps done, steps in all).
 
     Raises:
@@ -156,16 +155,16 @@ def measure_gpu_speed(
 
 @dataclass(frozen=True, slots=True)
 class _Timed:
-    """So many bytes took so many seconds."""
+    """Bytes and the seconds that they took."""
 
     num_bytes: int
     seconds: float
 
 
 def _bytes_per_s(large: _Timed, small: _Timed) -> float:
-    """Of the bytes that the larger one has more: both have the same launches.
+    """Divide the differences of two sizes, since both have the same launches.
 
-    Where it took no longer (an interpreter's times are noise), of all its bytes.
+    If the larger one was not slower (an interpreter's times are noise), use its figures alone.
     """
     more_s = large.seconds - small.seconds
     if more_s <= 0:
@@ -175,7 +174,7 @@ def _bytes_per_s(large: _Timed, small: _Timed) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Bench:
-    """Times work, recorded where the device can."""
+    """Times work, recorded if the device can."""
 
     gpu: TorchGPU
     recorder: CudaRecorder | None
@@ -185,7 +184,7 @@ class _Bench:
         return torch.no_grad() if self.recorder is None else self.recorder.working()
 
     def seconds(self, work: Callable[[], object]) -> float:
-        """Median time of the work on the device."""
+        """Measure the median time of work on the device."""
         if self.recorder is None:
             return _wall_s(work)
         work()
@@ -197,14 +196,14 @@ class _Bench:
             recording.drop()
 
     def queued_s(self, queue: Callable[[], object]) -> float:
-        """The same of work that is only queued."""
+        """Measure the median time of work that is only queued."""
         if self.recorder is None:
             return _wall_s(queue)
         return statistics.median(self._sample(queue) for _ in range(self.size.repeats))
 
     def _sample(self, queue: Callable[[], object]) -> float:
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        # The device is busy while what is timed is on its way to it.
+        # Keeps the device busy while the timed work is being queued.
         queue()
         first.record()
         queue()
@@ -214,7 +213,7 @@ class _Bench:
 
 
 def _nothing(result: object) -> None:
-    """Stands for the result of a record that none is wanted of."""
+    """Replace the result of a record that needs none."""
 
 
 def _wall_s(work: Callable[[], object]) -> float:
@@ -236,7 +235,7 @@ def _input(bench: _Bench) -> torch.Tensor:
 
 
 def _read(bench: _Bench, parts: list[DeviceMatrix]) -> _Timed:
-    """Products, with the matrices in turns so that none lies in a cache."""
+    """Measure products with alternating matrices, so that none is in a cache."""
     x = _input(bench)
     layers: list[DeviceLinear] = [Linear(part) for part in parts * bench.size.rounds]
     num_bytes: int = sum(layer.matrix.nbytes for layer in layers)
@@ -245,7 +244,7 @@ def _read(bench: _Bench, parts: list[DeviceMatrix]) -> _Timed:
 
 
 def _gather(bench: _Bench, parts: list[DeviceMatrix]) -> _Timed:
-    """An ungated block over neurons chosen at random."""
+    """Measure an ungated block over random neurons."""
     gpu, (up, down) = bench.gpu, parts
     ids = np.arange(up.rows, dtype=np.int32)
     hot = HotNeurons(
@@ -262,7 +261,7 @@ def _gather(bench: _Bench, parts: list[DeviceMatrix]) -> _Timed:
     placed = [gpu.to_device(mask) for mask in masks]
     x = _input(bench)
     if float(gpu.linear(x, [Linear(up)])[0][0, 0]) < 0:
-        # All rows are alike: now every neuron that passes also fires, and its down is read.
+        # All rows are alike: with this input every neuron that passes also fires.
         x = -x
     seconds = bench.seconds(lambda: [hot_ffn(x, hot, mask) for mask in placed])
     return _Timed(num_bytes, seconds)
@@ -279,7 +278,7 @@ def _launch_s(bench: _Bench, format_name: str) -> float:
             gpu.linear(x, [small] * 3)
 
     once, twice = (bench.seconds(partial(parts, n)) for n in (num_parts, 2 * num_parts))
-    # What the graph itself takes to start is the same in both.
+    # The launch of the graph is the same in both.
     return (twice - once if twice > once else twice / 2) / num_parts
 
 
@@ -291,7 +290,7 @@ def _transfer(bench: _Bench) -> float:
 
 
 def _run_s(bench: _Bench) -> float:
-    """A step that does next to nothing, from its input on the host to its result there."""
+    """Measure a step without work, from its input on the host to its result there."""
     gpu, recorder = bench.gpu, bench.recorder
     x = np.ones((1, bench.size.columns), np.float32)
     if recorder is None:
@@ -321,7 +320,7 @@ def _run_s(bench: _Bench) -> float:
 
 
 def _handoff_s(gpu: TorchGPU, ops: NativeOps) -> float:
-    """Median of the fastest that can be recorded; else of the eager one."""
+    """Return the median of the fastest method that can be recorded, else of the eager one."""
     buffers = SharedBuffers.allocate(
         gpu, max_tokens=1, hidden_size=_SMALL, num_neurons=_SMALL, num_layers=1
     )
@@ -358,6 +357,5 @@ def _tiny_block(ops: NativeOps) -> NativeFFN:
             activation=Activation(ActivationKind.RELU),
             is_down_transposed=True,
             is_exact_sparse=True,
-            native=None,
         )
     )

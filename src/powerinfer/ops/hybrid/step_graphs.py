@@ -1,12 +1,12 @@
 """Runs of layers recorded as a CUDA graph each and replayed; what cannot be recorded runs eagerly.
 
-A run is done eagerly a few times, which compiles its kernels, then recorded with one hand-off,
+A run is executed eagerly a few times, which compiles its kernels, then recorded with one hand-off,
 replayed, and compared with the eager result. A hand-off that cannot be recorded, fails or gives
-other numbers is dropped for the next one; in the end runs are eager for good. Doing a run again is
+other numbers is dropped for the next one; after the last one runs stay eager. Repeating a run is
 harmless: it writes the same keys and values to the same places.
 
-However a run ends, by Ctrl-C or a failure of the device too, it leaves the device idle and the
-CPU's half at rest.
+However a run ends, even by Ctrl-C or a failure of the device, it leaves the device and the CPU's
+half idle.
 """
 
 import logging
@@ -49,12 +49,12 @@ hand-off to signal by; returns f32[num_tokens, columns]."""
 
 @dataclass(frozen=True, slots=True)
 class Counting:
-    """What a device counts while it runs (neurons, scores).
+    """Counts of a device during runs (neurons, scores).
 
     Attributes:
-        save: returns what puts the counts back to where they are now: of several runs of the same
-            layers in one step, one shall count.
-        fetch: queues a copy of the counts to the host, behind what has been queued.
+        save: returns a function that restores the current counts, so that of several runs of the
+            same layers in one step only one counts.
+        fetch: queues a copy of the counts to the host.
     """
 
     save: Callable[[], Callable[[], None]] = lambda: lambda: None
@@ -63,7 +63,7 @@ class Counting:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A run of one step: its input, what queues it, and the layers that it hands to the CPU."""
+    """A run of one step: its input, its queueing function, and the layers handed to the CPU."""
 
     x: FloatArray
     batch: Batch
@@ -72,17 +72,17 @@ class _Run:
 
 
 class _LostDeviceError(DeviceError):
-    """The device itself failed: no hand-off is to blame, and nothing can be tried again."""
+    """The device itself failed: no hand-off is to blame, and nothing can be retried."""
 
 
 class StepGraphs:
-    """Does runs of layers, recorded where that works.
+    """Executes runs of layers, recorded if possible.
 
     Attributes:
-        handoff: the one in use last.
-        choice: the hand-offs that may be recorded, and what they cost.
-        is_on_trial: memory that runs out for a record is raised, so that less is placed. Else other
-            records go, and if that does not help steps of this size are not recorded.
+        handoff: the method used last.
+        choice: methods that may be recorded, and their costs.
+        is_on_trial: a lack of memory for a record is raised, so that less is placed. Otherwise
+            other records are dropped, and if that does not help this size is not recorded.
     """
 
     def __init__(
@@ -99,13 +99,13 @@ class StepGraphs:
         """Prepare; nothing is measured or recorded before the first run that can be.
 
         Args:
-            recorder: of the device; None for torch's cpu device, which records nothing.
+            recorder: recorder of the device; None for torch's cpu device, which records nothing.
             eager: hand-off of runs that are not recorded.
-            choice: the hand-offs of runs that are.
-            counting: what the device counts.
+            choice: hand-offs of recorded runs.
+            counting: counts of the device.
             max_tokens: steps of more tokens are not recorded.
             num_warm_ups: eager runs of the same key and size before recording.
-            max_sizes: keys and sizes remembered; the one longest unused goes.
+            max_sizes: keys and sizes kept; the least recently used one goes.
         """
         self.handoff = eager
         self.choice = choice
@@ -119,16 +119,16 @@ class StepGraphs:
 
     @property
     def num_records(self) -> int:
-        """Runs that are recorded now."""
+        """Number of recorded runs."""
         return self._entries.num_records
 
     @property
     def handoff_figures(self) -> dict[str, dict[str, float]]:
-        """What the hand-offs that were measured cost: name to `median_s` and `p99_s`."""
+        """Costs of the measured hand-offs: name to `median_s` and `p99_s`."""
         return {name: asdict(found) for name, found in self.choice.figures.items()}
 
     def working(self) -> AbstractContextManager[None]:
-        """Where all work of the device must be queued; may be entered within itself."""
+        """Open the context in which all work of the device must be queued; may be nested."""
         return nullcontext() if self._recorder is None else self._recorder.working()
 
     def run(
@@ -141,19 +141,18 @@ class StepGraphs:
         number: int = 0,
         layers: Sequence[int] = (),
     ) -> FloatArray:
-        """Do one run of layers; see `powerinfer.ops.protocol.Ops.step`.
+        """Execute one run of layers; see `powerinfer.ops.protocol.Ops.step`.
 
         Args:
             x: f32[num_tokens, hidden_size].
-            batch: its tokens.
+            batch: tokens of the step.
             queue: queues the layers.
-            key: an object (a weak reference to it is kept where it allows one) or a value; None for
-                a step that may not be recorded.
-            number: of the run in its step.
-            layers: that it hands to the CPU, in the order of their signals; the exchange's.
+            key: see `LayerProgram.key`; None for a step that may not be recorded.
+            number: number of the run in its step.
+            layers: layers of the exchange that it hands to the CPU, in the order of their signals.
 
         Returns:
-            What `queue` returned, on the host.
+            The result of `queue`, on the host.
 
         Raises:
             OutOfDeviceMemoryError: not even an eager run fits; on trial, a record does not.
@@ -184,7 +183,7 @@ class StepGraphs:
         self._entries.forget(key)
 
     def _run_or_replay(self, entry: RunEntry, recorder: CudaRecorder, wanted: _Run) -> FloatArray:
-        """What an entry is due: eager steps, the record, its replays."""
+        """Execute what an entry is due: eager steps, the record, its replays."""
         if entry.is_eager:
             return self._with_room(partial(self._run_eagerly, wanted))
         if entry.record is not None and entry.inputs is not None:
@@ -217,7 +216,7 @@ class StepGraphs:
             return self._to_host(output)
 
     def _run_filled(self, inputs: StaticInputs, wanted: _Run) -> FloatArray:
-        # A run adds to its x in place, so inputs serve once.
+        # A run modifies its x, so inputs serve once.
         inputs.fill(wanted.x, wanted.batch)
         return self._run_eagerly(wanted, inputs.x, inputs.batch)
 
@@ -231,7 +230,7 @@ class StepGraphs:
         while (handoff := self.choice.best(hands_over=bool(wanted.layers))) is not None:
             try:
                 self.handoff = handoff
-                # No step of the hand-off: nothing happens yet that the CPU would have to answer.
+                # Not a step of the hand-off: nothing runs yet that the CPU would have to answer.
                 queue = partial(wanted.queue, inputs.x, inputs.batch, handoff)
                 record = RunRecord(recorder.record(queue), handoff)
                 with _dropped_on_failure(record):
@@ -245,7 +244,7 @@ class StepGraphs:
                         f"the device has no room to record a step of {len(wanted.x)} tokens",
                         remedy="use a smaller {vram_budget}",
                     ) from error
-                self._give_up(handoff, error)
+                self._abandon(handoff, error)
             else:
                 entry.record = record
                 return result
@@ -266,13 +265,13 @@ class StepGraphs:
         except FAILURES as error:
             if is_exhaustion(error):
                 raise
-            self._give_up(record.handoff, error)
+            self._abandon(record.handoff, error)
             return self._run_filled(inputs, wanted)
 
-    def _give_up(self, handoff: Handoff, error: Exception) -> None:
+    def _abandon(self, handoff: Handoff, error: Exception) -> None:
         if isinstance(error, _LostDeviceError):
             raise error
-        self.choice.give_up(handoff, error)
+        self.choice.abandon(handoff, error)
         for entry in self._entries:
             if entry.record is not None and entry.record.handoff is handoff:
                 entry.record.recording.drop()
@@ -282,14 +281,14 @@ class StepGraphs:
 
     @contextmanager
     def _under_way(self, handoff: Handoff, wanted: _Run) -> Iterator[None]:
-        """Where work is queued and waited for."""
+        """Open the context in which work is queued and waited for."""
         self.handoff = handoff
         try:
             handoff.begin_step(len(wanted.x), wanted.layers)
             yield
         except BaseException as error:
-            # What happened is told, not what comes of it. The CPU's half would wait for a device
-            # that has stopped, and the device for a CPU that was never told.
+            # Raises the first error, not its consequences. The CPU's half would wait for a device
+            # that has stopped, and the device for a CPU that was never signalled.
             with suppress(*FAILURES):
                 handoff.abort_step()
             with suppress(*FAILURES):
@@ -300,7 +299,7 @@ class StepGraphs:
         handoff.end_step()
 
     def _wait(self) -> None:
-        """Until the device is idle."""
+        """Wait until the device is idle."""
         if self._recorder is not None:
             try:
                 self._recorder.synchronize()
@@ -315,11 +314,9 @@ class StepGraphs:
     # Memory.
 
     def _with_room(self, attempt: Callable[[], _T], entry: RunEntry | None = None) -> _T:
-        """Do something; where memory runs out, once more without the records of other runs.
+        """Try `attempt`, and again without the records of other runs if memory runs out.
 
-        Args:
-            attempt: to do; may be done again.
-            entry: for which the others go, which happens once; None for what must be done.
+        Records are dropped once for an entry; None: whenever necessary.
         """
         try:
             return attempt()
@@ -335,25 +332,25 @@ class StepGraphs:
                 raise
         if entry is not None:
             entry.has_taken_room = True
-        # Not within `except`, where the frames of the failed attempt still hold memory.
+        # Not inside `except`, where the frames of the failed attempt still hold memory.
         release_cached()
         return attempt()
 
 
 @contextmanager
 def _dropped_on_failure(record: RunRecord) -> Iterator[None]:
-    """Nothing keeps a record that was not found right, Ctrl-C or not."""
+    """Drop a record that was not verified, even after Ctrl-C."""
     try:
         yield
     except BaseException:
-        # A device that is lost frees nothing any more.
+        # A lost device frees nothing any more.
         with suppress(RuntimeError):
             record.recording.drop()
         raise
 
 
 def _is_of_device(error: BaseException) -> bool:
-    """Whether torch or Triton passes on what the driver said, except of memory."""
+    """Test whether torch or Triton reports an error of the driver, except for memory."""
     is_driver = isinstance(error, RuntimeError) and any(word in str(error) for word in _DRIVER_SAYS)
     return is_driver and not is_out_of_memory(error)
 
@@ -368,7 +365,7 @@ def _check_same(result: FloatArray, expected: FloatArray) -> None:
         return
     difference = float(np.abs(result - expected).max())
     largest = float(np.abs(expected).max())
-    # Not "greater than": a NaN is no agreement.
+    # Not "greater than": NaN must not count as agreement.
     if not difference <= TOLERANCE * largest:
         raise DeviceError(
             f"the recorded step differs by {difference:.3g} from the eager one, whose largest "

@@ -1,4 +1,4 @@
-"""From handles of the CPU backend to handles of the GPU: what placing a model uploads."""
+"""Uploads of a placed model: from handles of the CPU backend to handles of the GPU."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -47,19 +47,18 @@ from powerinfer.values import ByteArray, IntArray
 
 __all__ = ["HandedBlock", "PlacedBlock", "Placer", "Uploads"]
 
-# Rows are gathered in host memory so many bytes at a time.
+# Bytes of rows that are gathered in host memory at a time.
 _PIECE_BYTES = 8 << 20
 
 
 class Uploads:
     """Copies weights of one CPU backend into memory of one GPU.
 
-    Its methods raise OutOfDeviceMemoryError where the device has no room, and NumericsError where
-    a weight is too large for the f16 that it would be kept in.
+    Its methods raise OutOfDeviceMemoryError if the device has no room, and NumericsError if a
+    weight exceeds f16, the format that the device would keep it in.
     """
 
     def __init__(self, cpu: NativeOps, gpu: TorchGPU) -> None:
-        """Take both ends."""
         self._cpu = cpu
         self._gpu = gpu
         self._staging = Staging(gpu, _PIECE_BYTES)
@@ -67,29 +66,29 @@ class Uploads:
     def rows(
         self, matrix: NativeMatrix, ids: IntArray, target: DeviceMatrix, slots: IntArray
     ) -> None:
-        """Some rows of a matrix into rows of another on the device.
+        """Copy rows of a matrix to the device.
 
         Args:
-            matrix: of the CPU backend.
-            ids: i32[n], which.
-            target: of the same format and as many columns.
-            slots: i32[n], where to.
+            matrix: matrix of the CPU backend.
+            ids: i32[n], rows to copy.
+            target: matrix on the device with the same format and columns.
+            slots: i32[n], rows to write.
         """
         for piece, encoded in self._encoded(matrix, ids):
             write_rows(target, slots[piece], encoded, is_staged=True)
 
     def neurons(self, ffn: NativeFFN, hot: HotNeurons, ids: IntArray, slots: IntArray) -> None:
-        """Write neurons into free slots, without naming them in the tables.
+        """Write neurons into free slots, without entering them into the tables.
 
         Args:
             ffn: the block in host memory.
-            hot: where to.
-            ids: i32[n], neurons; ascending where down is not transposed.
-            slots: i32[n], one each; the first n where down is not transposed.
+            hot: slots on the device.
+            ids: i32[n], neurons; ascending unless down is transposed.
+            slots: i32[n], a slot for each; the first n unless down is transposed.
         """
         if not len(ids):
             return
-        # All lies in one arena. Who closes a model does not wait for what comes beside its steps.
+        # All of it lies in one arena. Closing a model does not wait for background work.
         self._gpu.keep_for_stream(hot.up.values)
         for part, target, bias in (
             (ffn.gate, hot.gate, hot.gate_bias),
@@ -108,7 +107,7 @@ class Uploads:
             self._columns(ffn, ids, hot.down)
 
     def _columns(self, ffn: NativeFFN, ids: IntArray, target: DeviceMatrix) -> None:
-        """Columns of down, expert by expert, into the first rows of another."""
+        """Copy columns of down, expert by expert, to the first rows of another matrix."""
         matrix = ffn.down.matrix
         rows, size = self._cpu.matrix_shape(matrix)
         hidden_size = rows // ffn.num_experts
@@ -125,10 +124,10 @@ class Uploads:
     def _turned(
         self, matrix: NativeMatrix, rows: IntArray, ids: IntArray, target: DeviceMatrix
     ) -> None:
-        """Columns of some rows of a matrix into rows of another."""
+        """Copy columns of some rows of a matrix to rows of another."""
         name = self._cpu.matrix_format(matrix)
         form = get_format(name)
-        # Of neurons that follow each other only their blocks are sent.
+        # Only the blocks of consecutive neurons are sent.
         first, end = int(ids.min()) // form.block_size, int(ids.max()) // form.block_size + 1
         blocks = slice(first * form.block_bytes, end * form.block_bytes)
         num_columns, chosen = (end - first) * form.block_size, ids - first * form.block_size
@@ -136,7 +135,7 @@ class Uploads:
             write_columns(target, chosen, encoded[:, blocks], name, num_columns, piece.start)
 
     def _encoded(self, matrix: NativeMatrix, ids: IntArray) -> Iterator[tuple[slice, ByteArray]]:
-        """Rows in page-locked memory, some at a time, to be sent before the next are asked for."""
+        """Yield pieces of rows in page-locked memory, each to be sent before the next."""
         name, (_, columns) = self._cpu.matrix_format(matrix), self._cpu.matrix_shape(matrix)
         row_bytes = get_format(name).num_bytes(columns)
         step = max(1, _PIECE_BYTES // max(1, row_bytes))
@@ -149,14 +148,14 @@ class Uploads:
 
 @dataclass(frozen=True, slots=True)
 class PlacedBlock:
-    """What the device holds of a feed-forward block.
+    """The part of a feed-forward block on the device.
 
     Attributes:
-        hot: its neurons there, and the bias of down.
-        predictor: None where nothing predicts.
-        slots: the host's copy of which neurons are hot.
-        scores: f32[num_neurons], zeros; None where neurons stay where they are.
-        router: of a block of experts, else None.
+        hot: neurons on the device, and the bias of down.
+        predictor: None without a predictor.
+        slots: the host's copy of the table of hot neurons.
+        scores: f32[num_neurons], zeros; None if neurons do not move.
+        router: None without experts.
     """
 
     hot: HotNeurons
@@ -168,11 +167,7 @@ class PlacedBlock:
 
 @dataclass(frozen=True, slots=True)
 class HandedBlock:
-    """What the device holds of a feed-forward block that the CPU computes.
-
-    Attributes:
-        down_bias: f32[hidden_size], or None.
-    """
+    """The part on the device, f32[hidden_size] or None, of a block that the CPU computes."""
 
     down_bias: Tensor | None
 
@@ -180,30 +175,29 @@ class HandedBlock:
 class Placer:
     """Cuts the arrays of a model out of an arena and copies its weights into them.
 
-    With an arena that only counts, nothing is copied. Its methods raise what those of `Uploads` do.
+    With an arena that only counts, nothing is copied. Its methods raise the errors of `Uploads`.
 
     Attributes:
-        arena: what arrays are cut out of; zeros.
+        arena: memory of the arrays, zeroed.
     """
 
     def __init__(self, cpu: NativeOps, gpu: TorchGPU, uploads: Uploads, arena: Arena) -> None:
-        """Take both ends, what copies, and where to."""
         self.arena = arena
         self._cpu = cpu
         self._gpu = gpu
         self._uploads = uploads
 
     def vector(self, vector: NativeVector) -> OnDevice[Tensor, NativeVector]:
-        """A norm weight or bias."""
+        """Place a norm weight or bias."""
         return OnDevice(self.array(self._cpu.vector_values(vector)), vector)
 
     def linear(self, layer: NativeLinear) -> UploadedLinear:
-        """A matrix with its bias."""
+        """Place a matrix with its bias."""
         matrix = OnDevice(self.matrix(layer.matrix), layer.matrix)
         return Linear(matrix, None if layer.bias is None else self.vector(layer.bias))
 
     def joined(self, layers: Sequence[NativeLinear]) -> tuple[HybridLinear, ...]:
-        """Products of one input, as one where their matrices allow that."""
+        """Place the products of one input, joined if their matrices allow it."""
         forms = [self._form(layer.matrix) for layer in layers]
         if not can_join([(name, columns) for name, _, columns in forms]):
             return tuple(self.linear(layer) for layer in layers)
@@ -217,7 +211,7 @@ class Placer:
         )
 
     def matrix(self, matrix: NativeMatrix) -> DeviceMatrix:
-        """All rows of a matrix."""
+        """Place all rows of a matrix."""
         name, rows, columns = self._form(matrix)
         target = empty_matrix(name, rows, columns, self.arena)
         try:
@@ -227,7 +221,7 @@ class Placer:
         return target
 
     def array(self, values: npt.NDArray[np.generic]) -> Tensor:
-        """A copy of any array."""
+        """Place a copy of any array."""
         dtype = torch.from_numpy(np.empty(0, values.dtype)).dtype
         target = self.arena.array(values.shape, dtype)
         if not self.arena.is_counting:
@@ -235,12 +229,9 @@ class Placer:
         return target
 
     def block(self, ffn: NativeFFN, table: SlotTable, *, is_scored: bool) -> PlacedBlock:
-        """Hot neurons and the predictor of a block.
+        """Place the hot neurons and the predictor of a block.
 
-        Args:
-            ffn: the block in host memory.
-            table: which neurons go where.
-            is_scored: a score of each neuron is kept, by which they move.
+        With `is_scored` the device keeps a score of each neuron, by which they move.
         """
         hot = self.empty_neurons(ffn, len(table.neuron_of_slot))
         hot = replace(
@@ -261,17 +252,12 @@ class Placer:
         )
 
     def handed_block(self, ffn: NativeFFN) -> HandedBlock:
-        """What the device adds to a block that the CPU computes, its predictor included."""
+        """Place the device's part of a block that the CPU computes, including its predictor."""
         # The CPU, which chooses the experts, adds their biases.
         return HandedBlock(self._numbers(ffn.down.bias) if ffn.router is None else None)
 
     def empty_neurons(self, ffn: NativeFFN, num_slots: int) -> HotNeurons:
-        """Slots for neurons of a block, without tables and without the bias of down.
-
-        Args:
-            ffn: tells their formats.
-            num_slots: how many.
-        """
+        """Allocate slots for neurons of a block, without tables and the bias of down."""
         hidden_size = self._cpu.matrix_shape(ffn.up.matrix)[1]
 
         def rows_for(part: NativeLinear) -> DeviceMatrix:
@@ -316,15 +302,15 @@ class Placer:
         return DevicePredictor(fc1, self._numbers(predictor.center), tuple(stages))
 
     def _wide(self, matrix: NativeMatrix) -> DeviceMatrix:
-        """A matrix of numbers beyond f16 in a format without a packed form: it is kept in f32.
+        """Place a matrix with numbers beyond f16, in a format without a packed form, as f32.
 
-        It has memory of its own: that it would be needed shows when its numbers are decoded.
+        It gets separate memory, since the need shows only when its numbers are decoded.
         """
         name, _, columns = self._form(matrix)
         return self._gpu.upload_matrix(self._cpu.encoded_rows(matrix), name, columns)
 
     def _apart(self, layer: NativeLinear) -> UploadedLinear:
-        """A product that was to be joined with others, of which one is kept in f32."""
+        """Place a product that could not be joined because one of the matrices is kept in f32."""
         bias = layer.bias
         on_device = None
         if bias is not None:
@@ -332,7 +318,7 @@ class Placer:
         return Linear(OnDevice(self._wide(layer.matrix), layer.matrix), on_device)
 
     def _fused(self, layers: Sequence[NativeLinear]) -> Fused:
-        """Rows of all the matrices in one, so that none lies beside the joined copy."""
+        """Place the rows of all matrices in one, without separate copies."""
         forms = [self._form(layer.matrix) for layer in layers]
         sizes = [rows for _, rows, _ in forms]
         name, _, columns = forms[0]
@@ -359,7 +345,7 @@ class Placer:
             self._uploads.rows(matrix, every, target, every)
 
     def _form(self, matrix: NativeMatrix) -> tuple[str, int, int]:
-        """Format, rows and columns."""
+        """Return format, rows and columns."""
         return self._cpu.matrix_format(matrix), *self._cpu.matrix_shape(matrix)
 
     def _slot_bias(self, part: NativeLinear | None, num_slots: int) -> Tensor | None:

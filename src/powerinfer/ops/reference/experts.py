@@ -1,4 +1,4 @@
-"""Mixtures of experts in numpy: which experts a token has, and what comes of them."""
+"""Mixtures of experts in numpy: the choice of experts and their combined output."""
 
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -40,24 +40,24 @@ class ChosenExperts:
 
     Attributes:
         ids: i32[num_tokens, num_used], ascending.
-        weights: f32[num_tokens, num_used], of each.
+        weights: f32[num_tokens, num_used].
     """
 
     ids: IntArray
     weights: FloatArray
 
     def neurons(self, num_experts: int, num_neurons: int) -> Mask:
-        """bool[num_tokens, num_neurons]: which neurons are those of the experts."""
+        """Return a mask of the experts' neurons: bool[num_tokens, num_neurons]."""
         chosen = np.zeros((len(self.ids), num_experts), bool)
         np.put_along_axis(chosen, self.ids, values=True, axis=1)
         return np.repeat(chosen, num_neurons // num_experts, axis=1)
 
 
 def router_of(ffn: ReferenceFFN) -> ReferenceRouter:
-    """The router of a block.
+    """Return the router of a block.
 
     Raises:
-        UnsupportedError: it has none.
+        UnsupportedError: the block has no router.
     """
     if ffn.router is None:
         raise UnsupportedError("an FFN without a router has no experts to choose")
@@ -66,10 +66,10 @@ def router_of(ffn: ReferenceFFN) -> ReferenceRouter:
 
 @quietly
 def choose_experts(x: FloatArray, router: ReferenceRouter) -> ChosenExperts:
-    """The experts of each token: those with the largest logits, of equal ones the lower id."""
+    """Choose the experts with the largest logits for each token; among equals, the lower id."""
     logits = narrow(product(x, router.linear))
     is_nan = np.isnan(logits)
-    # A stable order leaves equal ones by id.
+    # A stable sort keeps equal logits in the order of ids.
     order = np.argsort(np.where(is_nan, np.inf, -logits), axis=1, kind="stable")
     ids = np.sort(order[:, : router.num_used], axis=1).astype(np.int32)
     weights = _weights(logits.astype(np.float64), ids, router)
@@ -78,7 +78,7 @@ def choose_experts(x: FloatArray, router: ReferenceRouter) -> ChosenExperts:
 
 
 def _weights(logits: DoubleArray, ids: IntArray, router: ReferenceRouter) -> DoubleArray:
-    """Weights of the chosen: f64[num_tokens, num_used]."""
+    """Compute the weights of the chosen experts: f64[num_tokens, num_used]."""
     chosen: DoubleArray = np.take_along_axis(logits, ids, axis=1)
     if router.rule is RouterRule.SIGMOID:
         weights: DoubleArray = 1.0 / (1.0 + np.exp(-chosen))
@@ -99,15 +99,9 @@ def run_experts(
     mask: Mask | None,
     counters: FFNCounters,
 ) -> FloatArray:
-    """One mixture for f32[num_tokens, hidden_size].
+    """Run the chosen experts on f32[num_tokens, hidden_size]; adds to `counters`.
 
-    Args:
-        x: the block's input.
-        ffn: the block.
-        chosen: the experts of each token.
-        mask: bool[num_tokens, num_neurons], neurons that count if their expert is chosen; None for
-            all.
-        counters: added to, the router's bytes included.
+    `mask`, bool[num_tokens, num_neurons], selects neurons of the chosen experts; None for all.
     """
     router = router_of(ffn)
     num_neurons = len(ffn.up.matrix.values)
@@ -124,7 +118,7 @@ def run_experts(
 
 
 def _expert(ffn: ReferenceFFN, number: int) -> ReferenceFFN:
-    """One expert as a block of its own."""
+    """Extract one expert as a dense block."""
     count = ffn.num_experts
     return replace(
         ffn,
@@ -145,7 +139,7 @@ def check_experts(ffn: ReferenceFFN) -> None:
     """Check that a router fits its block.
 
     Raises:
-        ShapeError: it does not.
+        ShapeError: sizes differ.
     """
     router = router_of(ffn)
     count, rows = router.num_experts, len(router.linear.matrix.values)

@@ -1,4 +1,4 @@
-"""The FFN in numpy: what skipping means, written for reading."""
+"""The FFN in numpy: the definition of skipping, written for reading."""
 
 from typing import TypeAlias
 
@@ -34,27 +34,26 @@ __all__ = [
     "run_ffn",
 ]
 
-# Nothing is prepared beyond the matrices.
 ReferenceFFN: TypeAlias = FFN[ReferenceMatrix, FloatArray]
 
-# Variance that binarising an input of variance 1 leaves: x - sign(x) E|x| of a normal x.
+# Variance of x - sign(x) E|x|, the error of binarising a normal x of variance 1.
 _SIGN_NOISE = 1.0 - 2.0 / np.pi
 _SMALLEST_NOISE = 1e-30
 
-# gpt-oss's activation: where gate and up are cut, and what sigmoid multiplies its argument by.
+# gpt-oss's activation: the limit of gate and up, and the factor of sigmoid's argument.
 _CLAMP = 7.0
 _SWIGLU_SLOPE = 1.702
 
 
 @quietly
 def activate(activation: Activation, gate: DoubleArray | None, up: DoubleArray) -> DoubleArray:
-    """Values that scale the rows of `down`; without a gate the function applies to `up` alone."""
+    """Compute the values that scale the rows of `down`; without a gate, from `up` alone."""
     first = up if gate is None else gate
     kind = activation.kind
     if kind is ActivationKind.SILU:
         fired = first / (1.0 + np.exp(-first))
     elif kind is ActivationKind.GELU:
-        # The tanh form, as GGUF models are run elsewhere (arXiv 1606.08415, section 2).
+        # The tanh form, as other engines run GGUF models (arXiv 1606.08415, section 2).
         inner = np.sqrt(2.0 / np.pi) * (first + 0.044715 * first**3)
         fired = 0.5 * first * (1.0 + np.tanh(inner))
     elif kind is ActivationKind.FATRELU:
@@ -81,15 +80,11 @@ def run_ffn(
     counters: FFNCounters,
     weights: FloatArray | None = None,
 ) -> FloatArray:
-    """One block for f32[num_tokens, hidden_size].
+    """Run a block on f32[num_tokens, hidden_size]; adds to `counters`.
 
-    Args:
-        x: the block's input.
-        ffn: the block.
-        mask: bool[num_tokens, intermediate_size], neurons that count; None for all.
-        counters: added to. Bytes are counted once per step for a row that any token used.
-        weights: f32[num_tokens, n], what the values of neurons are multiplied with before their
-            rows of down are added up, each for as many neurons in order; None: 1.
+    Bytes are counted once per step for a row that any token used. `mask`,
+    bool[num_tokens, intermediate_size], selects neurons; None for all. `weights`,
+    f32[num_tokens, n], are factors of the values of n groups of consecutive neurons; None: 1.
     """
     counters.total += len(x) * len(ffn.up.matrix.values)
     return narrow(ffn_values(x, ffn, mask, counters, weights))
@@ -102,7 +97,7 @@ def ffn_values(
     counters: FFNCounters,
     weights: FloatArray | None = None,
 ) -> DoubleArray:
-    """`run_ffn` before rounding: f64[num_tokens, hidden_size]; does not count `total`."""
+    """Compute `run_ffn` before rounding: f64[num_tokens, hidden_size]; does not count `total`."""
     num_tokens, num_neurons = len(x), len(ffn.up.matrix.values)
     counters.predicted += num_tokens * num_neurons if mask is None else int(mask.sum())
     wide = np.ones((num_tokens, 1)) if weights is None else weights.astype(np.float64)
@@ -130,7 +125,7 @@ def _dense(
 def _listed(
     x: FloatArray, ffn: ReferenceFFN, mask: Mask, counters: FFNCounters, factors: DoubleArray
 ) -> DoubleArray:
-    """The deciding matrix for listed neurons, up where it fires, down where neither is zero."""
+    """Use the deciding matrix for listed neurons, up if it fires, down if neither is zero."""
     decider = ffn.up if ffn.gate is None else ffn.gate
     scores = product(x, decider)
     firing = mask if not ffn.activation.is_sparse else mask & fires(ffn.activation, scores)
@@ -141,7 +136,7 @@ def _listed(
         up = scores[token, ids] if ffn.gate is None else _product_rows(x[token], ffn.up, ids)
         hidden = activate(ffn.activation, None if ffn.gate is None else scores[token, ids], up)
         hidden = hidden * factors[token, ids]
-        # A NaN is kept: it must reach the output, where the engine looks for it.
+        # NaN is kept: it must reach the output, where the engine checks for it.
         is_used = hidden != 0
         ids, hidden = ids[is_used], hidden[is_used]
         uses_down[token, ids] = True
@@ -160,16 +155,16 @@ def _listed(
 
 
 def neuron_values(x: FloatArray, ffn: ReferenceFFN) -> FloatArray:
-    """What scales the rows of down, whatever skips them: f32[num_tokens, intermediate_size]."""
+    """Compute the factors of the rows of down, none skipped: f32[num_tokens, intermediate_size]."""
     gate = None if ffn.gate is None else product(x, ffn.gate)
     return narrow(activate(ffn.activation, gate, product(x, ffn.up)))
 
 
 def mask_of_ids(active: ActiveIds, num_tokens: int, num_neurons: int) -> Mask:
-    """bool[num_tokens, num_neurons] of listed neurons.
+    """Return bool[num_tokens, num_neurons], true for listed neurons.
 
     Raises:
-        ShapeError: there are not as many lists as tokens.
+        ShapeError: the number of lists is not that of the tokens.
         IndexError: ids are out of range or do not ascend.
     """
     if len(active.offsets) != num_tokens + 1:
@@ -186,7 +181,7 @@ def mask_of_ids(active: ActiveIds, num_tokens: int, num_neurons: int) -> Mask:
 
 
 def recode(matrix: ReferenceMatrix, format_name: str) -> ReferenceMatrix:
-    """Encode and decode again, in columns padded with zeros to whole blocks."""
+    """Encode and decode again, with columns padded with zeros to whole blocks."""
     target = get_format(format_name)
     rows, columns = matrix.values.shape
     padded = np.zeros((rows, -(-columns // target.block_size) * target.block_size), np.float32)
@@ -199,7 +194,7 @@ def recode(matrix: ReferenceMatrix, format_name: str) -> ReferenceMatrix:
 def copy_statistics(
     matrix: ReferenceMatrix, copy: ReferenceMatrix, mean: FloatArray, variance: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Offset and noise per row, see the protocol."""
+    """Compute offset and noise per row, see the protocol."""
     wide = matrix.values.astype(np.float64)
     copied = copy.values[:, : wide.shape[1]].astype(np.float64)
     square = ((wide - copied) ** 2) @ variance.astype(np.float64)
@@ -210,11 +205,9 @@ def copy_statistics(
 
 
 def fires(activation: Activation, scores: DoubleArray | FloatArray) -> Mask:
-    """Whether neurons can contribute, by what decides; NaN fires: skipping must not hide it.
+    """Test which neurons can contribute; NaN fires, so that skipping does not hide it.
 
-    Args:
-        activation: of the ReLU family.
-        scores: [num_tokens, intermediate_size] of gate; of up in an ungated block.
+    `scores` are those of gate, or of up in an ungated block: [num_tokens, intermediate_size].
     """
     if activation.kind is ActivationKind.FATRELU:
         return ~(scores < activation.threshold)
@@ -223,18 +216,18 @@ def fires(activation: Activation, scores: DoubleArray | FloatArray) -> Mask:
 
 @quietly
 def _product_rows(x: FloatArray, layer: ReferenceLinear, ids: npt.NDArray[np.intp]) -> DoubleArray:
-    """Chosen elements of the product of one token: f64[len(ids)]."""
+    """Compute chosen elements of the product of one token: f64[len(ids)]."""
     chosen: DoubleArray = layer.matrix.values[ids].astype(np.float64) @ x.astype(np.float64)
     return chosen if layer.bias is None else chosen + layer.bias[ids]
 
 
 def _down_rows(ffn: ReferenceFFN, ids: npt.NDArray[np.intp]) -> DoubleArray:
-    """Rows of the transposed down projection: f64[len(ids), hidden_size]."""
+    """Return rows of the transposed down projection: f64[len(ids), hidden_size]."""
     down = ffn.down.matrix.values
     return (down[ids] if ffn.is_down_transposed else down[:, ids].T).astype(np.float64)
 
 
 def hidden_size(ffn: ReferenceFFN) -> int:
-    """Width of what a block returns."""
+    """Return the width of the output of a block."""
     shape = ffn.down.matrix.values.shape
     return int(shape[1]) if ffn.is_down_transposed else int(shape[0]) // ffn.num_experts

@@ -32,8 +32,8 @@ class ReferenceMatrix:
 
     Attributes:
         values: f32[rows, columns].
-        num_bytes: size of the encoded matrix, for counting what a real backend would read.
-        is_binary: products see the signs of their input only (format `sign`).
+        num_bytes: size of the encoded matrix, the bytes that a real backend would read.
+        is_binary: products use only the signs of their input (format `sign`).
         format_name: weight format that it was decoded from.
     """
 
@@ -48,7 +48,7 @@ class ReferenceMatrix:
         return self.num_bytes // max(1, len(self.values))
 
     def part(self, number: int, count: int) -> "ReferenceMatrix":
-        """One of `count` equal groups of rows, which follow each other."""
+        """Return one of `count` equal, consecutive groups of rows."""
         size = len(self.values) // count
         values = self.values[number * size : (number + 1) * size]
         return replace(self, values=values, num_bytes=size * self.row_bytes)
@@ -59,7 +59,7 @@ ReferenceLinear: TypeAlias = Linear[ReferenceMatrix, FloatArray]
 
 @quietly
 def product(x: FloatArray, layer: ReferenceLinear) -> DoubleArray:
-    """X @ matrix.T + bias in f64; a binary matrix multiplies the signs of x."""
+    """Compute x @ matrix.T + bias in f64; a binary matrix multiplies the signs of x."""
     weights = layer.matrix.values.astype(np.float64)
     if x.shape[1] != weights.shape[1]:
         raise ShapeError(f"input of shape {x.shape} does not fit a matrix {weights.shape}")
@@ -79,12 +79,12 @@ def narrow(x: DoubleArray) -> FloatArray:
 
 
 def bytes_of_rows(matrix: ReferenceMatrix, mask: Mask) -> int:
-    """Bytes of the rows that any token uses, of bool[num_tokens, rows]."""
+    """Count the bytes of the rows that any token uses, by bool[num_tokens, rows]."""
     return int(mask.any(axis=0).sum()) * matrix.row_bytes
 
 
 def _binarized(x: FloatArray) -> FloatArray:
-    """Signs times the mean magnitude of each row; zeros at its end are padding and stay."""
+    """Replace x by its signs times the mean magnitude of the row; trailing zeros are padding."""
     numbers = np.arange(1, x.shape[1] + 1)
     length = np.where(x != 0, numbers, 0).max(axis=1, keepdims=True, initial=0)
     mean = np.abs(x).sum(axis=1, keepdims=True) / np.maximum(length, 1)

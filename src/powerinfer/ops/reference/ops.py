@@ -1,7 +1,7 @@
 """The numpy reference: every operation written for reading, the oracle for all other backends.
 
 Weights are decoded to f32 once. Sums are taken in f64 and rounded to f32 at the end of each
-operation, so what remains is the rounding of the inputs. Keys and values are really stored as f16
+operation, so the only error left is the rounding of the inputs. Keys and values are stored as f16
 or Q8_0, because that rounding is part of the result. Nothing here is meant to be fast.
 """
 
@@ -63,7 +63,7 @@ __all__ = ["ReferenceKV", "ReferenceMatrix", "ReferenceOps", "activate"]
 
 @dataclass(frozen=True, slots=True)
 class ReferenceKV:
-    """Keys and values of one layer in the form they are stored in.
+    """Keys and values of one layer in their stored form.
 
     Attributes:
         kv_type: f16 (elements are numbers) or q8_0 (the last dimension is bytes of blocks).
@@ -87,13 +87,13 @@ class ReferenceKV:
 
     @quietly
     def encode(self, x: FloatArray) -> npt.NDArray[np.float16] | npt.NDArray[np.uint8]:
-        """f32[..., head_dim] to stored form."""
+        """Convert f32[..., head_dim] to the stored form."""
         if self.kv_type is KVType.F16:
             return x.astype(np.float16)
         return get_format("q8_0").encode(np.ascontiguousarray(x))
 
     def decode(self, stored: npt.NDArray[np.float16] | npt.NDArray[np.uint8]) -> DoubleArray:
-        """Stored form to f64[..., head_dim]."""
+        """Convert the stored form to f64[..., head_dim]."""
         if stored.dtype == np.uint8:
             return get_format("q8_0").decode(stored.view(np.uint8)).astype(np.float64)
         return stored.astype(np.float64)
@@ -117,7 +117,7 @@ class ReferenceOps:
         return ReferenceMatrix(tensor.decode(), len(tensor.data), format_name=tensor.format)
 
     def expert_matrix(self, tensors: Sequence[Tensor], use: MatrixUse) -> ReferenceMatrix:
-        """Decode the matrices of all experts, one behind the other."""
+        """Decode the matrices of all experts, one after the other."""
         check_expert_tensors(tensors)
         values = [tensor.decode().reshape(-1, tensor.shape[-1]) for tensor in tensors]
         num_bytes = sum(len(tensor.data) for tensor in tensors)
@@ -129,11 +129,11 @@ class ReferenceOps:
         return tensor.decode().reshape(-1)
 
     def constant(self, values: FloatArray) -> FloatArray:
-        """As it is."""
+        """Return `values`."""
         return values
 
     def vector_values(self, vector: FloatArray) -> FloatArray:
-        """As it is."""
+        """Return `vector`."""
         return vector
 
     def vector(self, tensor: Tensor) -> FloatArray:
@@ -143,20 +143,20 @@ class ReferenceOps:
         return tensor.decode()
 
     def matrix_bytes(self, matrix: ReferenceMatrix) -> int:
-        """Encoded size of the whole matrix."""
+        """Return the encoded size of the whole matrix."""
         return matrix.num_bytes
 
     def matrix_shape(self, matrix: ReferenceMatrix) -> tuple[int, int]:
-        """Of the decoded matrix."""
+        """Return rows and columns of the decoded matrix."""
         rows, columns = matrix.values.shape
         return rows, columns
 
     def matrix_format(self, matrix: ReferenceMatrix) -> str:
-        """Of the encoded matrix."""
+        """Return the format of the encoded matrix."""
         return matrix.format_name
 
     def ffn_weights(self, ffn: ReferenceFFN) -> ReferenceFFN:
-        """Nothing to prepare; checks that skipping was asked for only where it is exact."""
+        """Check that the block can be run as asked; there is nothing to prepare."""
         if ffn.is_exact_sparse and not ffn.activation.is_sparse:
             raise UnsupportedError(f"an FFN with {ffn.activation} has no neurons to skip")
         if ffn.router is not None:
@@ -191,7 +191,7 @@ class ReferenceOps:
         layers: Sequence[ReferenceLinear],
         is_prompt: BoolArray | None = None,
     ) -> list[FloatArray]:
-        """One product per layer; rows of both kinds are multiplied alike."""
+        """Compute one product per layer; prompt and decode rows are multiplied alike."""
         return [narrow(product(x, layer)) for layer in layers]
 
     def rope_and_store(
@@ -230,7 +230,7 @@ class ReferenceOps:
         head_dim: int,
         kv_type: KVType,
     ) -> list[ReferenceKV]:
-        """See `new_kv_layer`."""
+        """Allocate a cache for each layer; see `new_kv_layer`."""
         sizes = num_blocks, block_size, num_kv_heads, head_dim
         return [self.new_kv_layer(*sizes, kv_type) for _ in range(num_layers)]
 
@@ -242,7 +242,7 @@ class ReferenceOps:
         head_dim: int,
         kv_type: KVType,
     ) -> ReferenceKV:
-        """Allocate without touching: the pages of a block cost memory once it is written."""
+        """Allocate without touching: the pages of a block take memory once it is written."""
         if kv_type is KVType.F16:
             shape = (num_blocks, block_size, num_kv_heads, head_dim)
             return ReferenceKV(kv_type, np.empty(shape, np.float16), np.empty(shape, np.float16))
@@ -253,7 +253,7 @@ class ReferenceOps:
     def copy_kv_blocks(
         self, layers: Sequence[ReferenceKV], pairs: Sequence[tuple[int, int]]
     ) -> None:
-        """One block after the other."""
+        """Copy one block after the other."""
         for layer in layers:
             for source, target in pairs:
                 if min(source, target) < 0:
@@ -272,7 +272,7 @@ class ReferenceOps:
         sinks: FloatArray | None = None,
         soft_cap: float | None = None,
     ) -> FloatArray:
-        """Softmax attention, one sequence after the other."""
+        """Compute softmax attention, one sequence after the other."""
         out = np.empty_like(q)
         softmax = _Softmax(scale, soft_cap, sinks)
         for sequence in np.unique(batch.sequences):
@@ -287,7 +287,7 @@ class ReferenceOps:
         return out
 
     def recode(self, matrix: ReferenceMatrix, format_name: str) -> ReferenceMatrix:
-        """Encode and decode again: what is left is the rounding of the format."""
+        """Encode and decode again, which leaves the rounding error of the format."""
         return recode(matrix, format_name)
 
     def copy_statistics(
@@ -297,24 +297,24 @@ class ReferenceOps:
         mean: FloatArray,
         variance: FloatArray,
     ) -> tuple[FloatArray, FloatArray]:
-        """Offset and noise of a copy, per row."""
+        """Compute offset and noise of a copy, per row."""
         return copy_statistics(matrix, copy, mean, variance)
 
     def neuron_predictor(self, predictor: ReferencePredictor) -> ReferencePredictor:
-        """Nothing to prepare; checks that the matrices fit each other."""
+        """Check that the matrices fit each other; there is nothing to prepare."""
         check_predictor(predictor)
         return predictor
 
     def predict(
         self, x: FloatArray, predictor: ReferencePredictor, is_prompt: BoolArray | None = None
     ) -> ActiveIds:
-        """Neurons that pass every stage."""
+        """List the neurons that pass every stage."""
         return ActiveIds.of_mask(predicted_mask(x, predictor))
 
     def route(
         self, x: FloatArray, ffn: ReferenceFFN, is_prompt: BoolArray | None = None
     ) -> tuple[IntArray, FloatArray]:
-        """Ids and weights of the chosen experts."""
+        """Return ids and weights of the chosen experts."""
         chosen = choose_experts(x, router_of(ffn))
         return chosen.ids, chosen.weights
 
@@ -327,7 +327,7 @@ class ReferenceOps:
         is_prompt: BoolArray | None = None,
         router_input: FloatArray | None = None,
     ) -> FloatArray:
-        """Dense, over the neurons that fire, or over those of them that were predicted."""
+        """Compute a block densely, over the neurons that fire, or over predicted ones of them."""
         chosen = _chosen(x if router_input is None else router_input, ffn)
         if ffn.predictor is None:
             return self._run(x, ffn, chosen, None)
@@ -357,7 +357,7 @@ class ReferenceOps:
         is_prompt: BoolArray | None = None,
         router_input: FloatArray | None = None,
     ) -> FloatArray:
-        """Over listed neurons only."""
+        """Compute a block over listed neurons only."""
         mask = mask_of_ids(active, len(x), len(ffn.up.matrix.values))
         return self._run(x, ffn, _chosen(x if router_input is None else router_input, ffn), mask)
 
@@ -369,7 +369,7 @@ class ReferenceOps:
         is_prompt: BoolArray | None = None,
         router_input: FloatArray | None = None,
     ) -> tuple[FloatArray, ByteArray]:
-        """The block, and then its neurons once more."""
+        """Compute the block, then its neurons once more."""
         chosen = _chosen(x if router_input is None else router_input, ffn)
         fired = neuron_values(x, ffn) != 0
         if chosen is not None:
@@ -389,7 +389,7 @@ class ReferenceOps:
 
     @quietly
     def add(self, x: FloatArray, y: FloatArray) -> None:
-        """In place."""
+        """Add y to x in place."""
         np.add(x, y, out=x)
 
     def take_rows(self, x: FloatArray, rows: IntArray) -> FloatArray:
@@ -397,7 +397,7 @@ class ReferenceOps:
         return np.ascontiguousarray(x[rows])
 
     def to_host(self, x: FloatArray) -> FloatArray:
-        """As it is."""
+        """Return `x`."""
         return x
 
     def step(self, x: FloatArray, batch: Batch, program: LayerProgram[FloatArray]) -> FloatArray:
@@ -406,7 +406,7 @@ class ReferenceOps:
 
 
 def _chosen(x: FloatArray, ffn: ReferenceFFN) -> ChosenExperts | None:
-    """The experts of each token by what the router sees; None for a block without a router."""
+    """Choose the experts of each token; None for a block without a router."""
     return None if ffn.router is None else choose_experts(x, ffn.router)
 
 
@@ -426,13 +426,13 @@ def _rotate(heads: FloatArray, positions: IntArray, rope: RopeTable) -> None:
 
 
 def _history(blocks: DoubleArray, seq_len: int) -> DoubleArray:
-    """[blocks, block_size, heads, head_dim] to [heads, seq_len, head_dim]."""
+    """Reorder [blocks, block_size, heads, head_dim] to [heads, seq_len, head_dim]."""
     flat = blocks.reshape(-1, *blocks.shape[2:])[:seq_len]
     return flat.transpose(1, 0, 2)
 
 
 def _mask(positions: IntArray, seq_len: int, window: int | None) -> npt.NDArray[np.bool_]:
-    """Which positions each token may see: bool[num_tokens, seq_len]."""
+    """Return the positions that each token may see: bool[num_tokens, seq_len]."""
     key_positions = np.arange(seq_len)
     distance = positions[:, None] - key_positions[None, :]
     allowed = distance >= 0
@@ -450,7 +450,7 @@ class _Softmax:
     def weights(
         self, products: DoubleArray, allowed: npt.NDArray[np.bool_], heads: slice
     ) -> DoubleArray:
-        """Of f64[num_tokens, len(heads), seq_len]; with a sink they add up to less than one."""
+        """Weight f64[num_tokens, len(heads), seq_len]; with a sink, to a sum of less than one."""
         scores = products * self.scale
         if self.soft_cap is not None:
             scores = self.soft_cap * np.tanh(scores / self.soft_cap)

@@ -19,7 +19,6 @@ from powerinfer.values import FloatArray
 
 __all__ = ["ReferencePredictor", "check_predictor", "predicted_mask"]
 
-# Nothing is prepared beyond the matrices.
 ReferencePredictor: TypeAlias = NeuronPredictor[ReferenceMatrix, FloatArray]
 
 
@@ -27,7 +26,7 @@ def check_predictor(predictor: ReferencePredictor) -> None:
     """Check that the matrices of a predictor fit each other.
 
     Raises:
-        ShapeError: they do not, or there is no stage.
+        ShapeError: sizes differ, or there is no stage.
     """
     if not predictor.stages:
         raise ShapeError("a predictor needs at least one stage")
@@ -60,13 +59,13 @@ def predicted_mask(
     counters: FFNCounters | None = None,
     allowed: Mask | None = None,
 ) -> Mask:
-    """Which neurons pass every stage: bool[num_tokens, num_neurons].
+    """Find the neurons that pass every stage: bool[num_tokens, num_neurons].
 
     Args:
         x: f32[num_tokens, hidden_size], the predictor's input.
-        predictor: to run.
-        counters: added to, if any.
-        allowed: bool[num_tokens, num_neurons], neurons it is asked about; None for all.
+        predictor: a checked predictor.
+        counters: incremented by the bytes read; None to count nothing.
+        allowed: bool[num_tokens, num_neurons], the neurons to test; None for all.
     """
     num_neurons = len(predictor.stages[0].matrix.values)
     mask = np.ones((len(x), num_neurons), bool) if allowed is None else allowed.copy()
@@ -91,7 +90,7 @@ def _scores(
     predictor: ReferencePredictor,
     stage: ScoreStage[ReferenceMatrix, FloatArray],
 ) -> DoubleArray:
-    """Of every neuron: from the hidden layer of its expert, where there are hidden layers."""
+    """Score every neuron, by the hidden layer of its expert if there are hidden layers."""
     num_parts = 1 if predictor.fc1 is None else predictor.num_experts
     parts = [
         _product(seen, stage.matrix.part(number, num_parts))

@@ -1,1 +1,1 @@
-"""How the GPU hands a layer to the CPU inside a step, and how long that takes."""
+"""Hand-off of layers from the GPU to the CPU inside a step, and its cost."""

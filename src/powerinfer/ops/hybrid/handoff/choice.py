@@ -1,4 +1,4 @@
-"""Which method of handing layers to the CPU recorded steps use: timed once, left when it fails."""
+"""Choice of the hand-off of recorded steps: methods are timed once and dropped when they fail."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -26,22 +26,17 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-# torch reports what the driver refuses as RuntimeError.
+# torch reports refusals of the driver as RuntimeError.
 FAILURES = (DeviceError, RuntimeError)
 
-# Hand-offs in one record, and replays: enough that one in a hundred is seen.
+# Hand-offs in one record, and replays: enough for a 99th percentile.
 _NUM_HANDOFFS = 32
 _NUM_REPLAYS = 24
 
 
 @dataclass(frozen=True, slots=True)
 class HandoffFigures:
-    """What it costs to hand a layer to the CPU and back when the CPU has nothing to do.
-
-    Attributes:
-        median_s: seconds.
-        p99_s: seconds that one in a hundred exceeds.
-    """
+    """Median and 99th percentile of a hand-off to the CPU and back, without work for the CPU."""
 
     median_s: float
     p99_s: float
@@ -52,9 +47,9 @@ class HandoffKind:
     """A method that can be recorded.
 
     Attributes:
-        name: of it, see `Handoff.name`.
-        make: builds it; DeviceError where this machine lacks it.
-        substitute_for: name of a kind that makes this one superfluous where it works, or None.
+        name: see `Handoff.name`.
+        make: builds it; raises DeviceError if this machine lacks it.
+        substitute_for: name of the kind that this one replaces if that one does not work, or None.
     """
 
     name: str
@@ -63,10 +58,10 @@ class HandoffKind:
 
 
 class HandoffChoice:
-    """The methods that can be recorded, the fastest first; each is left at its first failure.
+    """Methods that can be recorded, the fastest first; each is dropped at its first failure.
 
     Attributes:
-        figures: what the methods that were measured cost, by name.
+        figures: costs of the measured methods, by name.
     """
 
     def __init__(
@@ -75,13 +70,12 @@ class HandoffChoice:
         eager: Handoff | None,
         measure: Callable[[Handoff], HandoffFigures],
     ) -> None:
-        """Nothing is built or measured before it is needed.
+        """Build and measure nothing before it is needed.
 
         Args:
             kinds: methods to try.
-            eager: what records of steps that hand no layer over name instead; None where nothing
-                shall be recorded.
-            measure: cost of a method; raises one of FAILURES where it does not work.
+            eager: method of recorded steps that hand no layer over; None: record nothing.
+            measure: measures a method; raises one of FAILURES if it does not work.
         """
         self.figures: dict[str, HandoffFigures] = {}
         self._kinds = kinds
@@ -90,10 +84,9 @@ class HandoffChoice:
         self._handoffs: list[Handoff] | None = None
 
     def best(self, *, hands_over: bool) -> Handoff | None:
-        """The hand-off to record with; None if the step must run eagerly.
+        """Return the hand-off to record with; None if the step must run eagerly.
 
-        Args:
-            hands_over: whether the step has layers for the CPU. Only then methods are measured.
+        Methods are measured only if the step hands layers over.
 
         Raises:
             OutOfDeviceMemoryError: there is no room to measure them.
@@ -104,11 +97,11 @@ class HandoffChoice:
             self._handoffs = self._measured()
         return self._handoffs[0] if self._handoffs else None
 
-    def give_up(self, handoff: Handoff, error: BaseException) -> None:
-        """Never record with a hand-off again, and say why.
+    def abandon(self, handoff: Handoff, error: BaseException) -> None:
+        """Never record with a hand-off again, and log the reason.
 
         Raises:
-            KeyboardInterrupt: the error came of one; the hand-off stays.
+            KeyboardInterrupt: it caused the error; the hand-off stays.
         """
         cause = cause_of(error)
         if handoff is self._eager:
@@ -122,7 +115,7 @@ class HandoffChoice:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether no step can be recorded any more."""
+        """True if no step can be recorded any more."""
         return self._eager is None or self._handoffs == []
 
     def _measured(self) -> list[Handoff]:
@@ -156,13 +149,13 @@ class HandoffChoice:
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """What an error began with: torch ends a failed recording with an error of its own.
+    """Return the first cause of an error: torch ends a failed recording with another error.
 
     Raises:
-        KeyboardInterrupt: it began with one.
+        KeyboardInterrupt: it is the first cause.
     """
     first, passed = error, {id(error)}
-    # Where one error is raised twice, the chain may lead back to it.
+    # If an error is raised twice, the chain may be a cycle.
     while (before := first.__cause__ or first.__context__) and id(before) not in passed:
         first = before
         passed.add(id(first))
@@ -172,10 +165,10 @@ def cause_of(error: BaseException) -> BaseException:
 
 
 def is_exhaustion(error: BaseException) -> bool:
-    """Whether an error began with memory of the device, or page-locked memory, that ran out.
+    """Test whether the cause of an error is a lack of memory of the device or page-locked memory.
 
     Raises:
-        KeyboardInterrupt: it began with one.
+        KeyboardInterrupt: it is the first cause.
     """
     return is_out_of_memory(cause_of(error))
 
@@ -188,14 +181,14 @@ def _warn(name: str, cause: BaseException, successor: str | None) -> None:
 def measure_handoff(
     recorder: CudaRecorder, handoff: Handoff, cold: npt.NDArray[np.uint32], *, layer: int = 0
 ) -> HandoffFigures:
-    """Time from the end of a kernel to that of the next, between which the CPU is asked.
+    """Time the gap between two kernels with a hand-off in between.
 
     Args:
-        recorder: of a CUDA device; its stream must be idle.
+        recorder: recorder of a CUDA device; its stream must be idle.
         handoff: a method that can be recorded.
         cold: u32[tokens, words], the exchange's bits; those of the first token are cleared, so that
-            the CPU has nothing to compute.
-        layer: of the exchange; one that cold bits decide for.
+            the CPU has no work.
+        layer: layer of the exchange whose neurons the cold bits select.
 
     Raises:
         DeviceError: the method does not work on this device.
@@ -215,13 +208,13 @@ def measure_handoff(
             ]
         finally:
             recording.drop()
-    # The first replay brings the graph to the device.
+    # The first replay sends the graph to the device.
     seconds = np.concatenate(samples[1:])
     return HandoffFigures(float(np.median(seconds)), float(np.quantile(seconds, 0.99)))
 
 
 def _mark() -> torch.cuda.Event:
-    """An event that can be timed inside a record."""
+    """Create an event that can be timed inside a record."""
     try:
         return torch.cuda.Event(enable_timing=True, external=True)
     except TypeError:
@@ -249,7 +242,7 @@ def _replay(
     layer: int,
     marks: list[torch.cuda.Event],
 ) -> npt.NDArray[np.float64]:
-    """Seconds of each hand-off of one replay."""
+    """Return the seconds of each hand-off of one replay."""
     handoff.begin_step(1, [layer] * _NUM_HANDOFFS)
     try:
         recording.replay()

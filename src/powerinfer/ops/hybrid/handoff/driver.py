@@ -1,4 +1,4 @@
-"""The few functions of the CUDA driver that torch does not offer, called through ctypes.
+"""Functions of the CUDA driver that torch does not offer, called through ctypes.
 
 Host functions and stream memory operations tie a CUDA stream to a CPU thread without Python in
 between; both are recorded when the stream is being captured into a graph. Signatures and numbers
@@ -19,8 +19,8 @@ __all__ = ["CudaDriver", "MemoryOperation", "OperationKind", "load_driver"]
 
 LIBRARY = "libcuda.so.1"
 
-# CUdevice_attribute: whether the first version of the memory operations works (0 also where the
-# second does not), and whether 64-bit operations of the second version do.
+# CUdevice_attribute: support of the first version of the memory operations (0 also if the second
+# version is not supported), and of 64-bit operations of the second version.
 _MEMORY_OPERATIONS_V1 = 92
 _MEMORY_OPERATIONS_64_BIT = 122
 
@@ -46,9 +46,9 @@ class MemoryOperation:
     """Wait until a word equals a value, or write the value.
 
     Attributes:
-        kind: which of both. A write comes after a fence: who sees the word sees what the stream
-            wrote before.
-        address: of a 32-bit word, as the device sees it.
+        kind: a write follows a fence, so that earlier writes of the stream are visible to a reader
+            of the word.
+        address: address of a 32-bit word for the device.
         value: 0 to 2^32 - 1.
     """
 
@@ -58,7 +58,7 @@ class MemoryOperation:
 
 
 class _OperationParameters(ctypes.Structure):
-    """CUstreamBatchMemOpParams: a union of 48 bytes; wait and write lie alike in it."""
+    """CUstreamBatchMemOpParams: a union of 48 bytes with the same layout for wait and write."""
 
     _fields_ = (
         ("operation", _UNSIGNED),
@@ -81,7 +81,7 @@ class _NodeParameters(ctypes.Structure):
     )
 
 
-# Symbol to argument types; every one returns a CUresult.
+# Symbol to argument types; all functions return a CUresult.
 _SIGNATURES: dict[str, tuple[type[object], ...]] = {
     "cuGetErrorName": (_INT, ctypes.POINTER(ctypes.c_char_p)),
     "cuDeviceGet": (ctypes.POINTER(_INT), _INT),
@@ -122,7 +122,7 @@ _SIGNATURES: dict[str, tuple[type[object], ...]] = {
 class CudaDriver:
     """Functions of one loaded driver library; streams are their handles as integers.
 
-    Every method raises DeviceError where the driver lacks the function or reports a failure.
+    Every method raises DeviceError if the driver lacks the function or reports a failure.
     """
 
     def __init__(self, library: object) -> None:
@@ -133,17 +133,17 @@ class CudaDriver:
     def launch_host_function(self, stream: int, function: int, argument: int) -> None:
         """Let a thread of the driver call ``void function(void* argument)`` in stream order.
 
-        The stream waits for its return. The function may call nothing of CUDA.
+        The stream waits for its return. The function must not call CUDA.
         """
         self._call("cuLaunchHostFunc", stream, function, argument)
 
     def memory_operations(self, stream: int, operations: Sequence[MemoryOperation]) -> None:
-        """Queue several operations in this order, as one entry of the stream."""
+        """Queue operations, in this order, as one entry of the stream."""
         parameters = _parameters(operations)
         self._call("cuStreamBatchMemOp_v2", stream, len(operations), parameters, 0)
 
     def add_memory_node(self, stream: int, operations: Sequence[MemoryOperation]) -> None:
-        """Do the same by a node of the graph that `stream` is being captured into.
+        """Add the operations as a node of the graph that `stream` is being captured into.
 
         For drivers that cannot capture memory operations.
 
@@ -179,13 +179,13 @@ class CudaDriver:
         )
 
     def device_address(self, host_address: int) -> int:
-        """Where the device sees pinned host memory."""
+        """Return the device's address of pinned host memory."""
         address = ctypes.c_uint64()
         self._call("cuMemHostGetDevicePointer_v2", ctypes.byref(address), host_address, 0)
         return address.value
 
     def require_memory_operations(self, device_index: int) -> None:
-        """Check what the driver says of a device; only a trial can tell that they work.
+        """Check the driver's attributes of a device; only a trial can show that they work.
 
         Raises:
             DeviceError: it has no memory operations.
@@ -225,10 +225,10 @@ class CudaDriver:
 
 
 def load_driver() -> CudaDriver:
-    """The driver of this machine.
+    """Load the driver of this machine.
 
     Raises:
-        DeviceError: there is no CUDA driver (an AMD device has none).
+        DeviceError: there is no CUDA driver, as with an AMD device.
     """
     try:
         return CudaDriver(ctypes.CDLL(LIBRARY))

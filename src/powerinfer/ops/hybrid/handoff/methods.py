@@ -1,12 +1,12 @@
-"""How the device hands a layer to the CPU and takes the result back: three methods.
+"""Three methods for the device to hand a layer to the CPU and take the result back.
 
-The device has written the FFN input and the cold active neurons into pinned memory; `signal` says
-so, the CPU computes, and what the stream does after `wait` sees the CPU's result. Between both the
-device goes on with its own neurons. Paper: "Hybrid Execution".
+The device has written the FFN input and the cold active neurons to pinned memory; `signal` notifies
+the CPU, which computes, and the work of the stream after `wait` sees its result. In between the
+device computes its own neurons. Paper: "Hybrid Execution".
 
-A step is ``begin_step``, then per layer ``signal`` and ``wait``, then, when the device has
-finished, ``end_step``. Where signals and waits were recorded into a graph, the replay stands for
-them. One layer is under way at a time.
+A step is ``begin_step``, then per layer ``signal`` and ``wait``, then, once the device has
+finished, ``end_step``. If signals and waits were recorded into a graph, the replay replaces them.
+One layer is in progress at a time.
 """
 
 import time
@@ -37,27 +37,27 @@ _TRIAL_LIMIT_S = 2.0
 
 
 class Handoff(Protocol):
-    """A method of handing layers over; layers are the exchange's."""
+    """A method of handing over layers of an exchange."""
 
     @property
     def name(self) -> str:
-        """A word for messages and for `HANDOFFS` in `ops.hybrid.build`."""
+        """Name in messages and in `HANDOFFS` of `ops.hybrid.build`."""
         ...
 
     def begin_step(self, num_tokens: int, layers: Sequence[int]) -> None:
-        """Before the device starts; `layers` in the order in which they will be signalled."""
+        """Prepare, before the device starts, for the signals of `layers` in this order."""
         ...
 
     def signal(self, layer: int, num_tokens: int) -> None:
-        """Queue: the input of the layer is complete."""
+        """Queue the signal that the input of the layer is complete."""
         ...
 
     def wait(self, layer: int, num_tokens: int) -> None:
-        """Queue: nothing after this starts before the CPU's result is there."""
+        """Queue the wait for the CPU's result."""
         ...
 
     def end_step(self) -> None:
-        """After the device has finished.
+        """Finish the step after the device has.
 
         Raises:
             DeviceError: the CPU's half failed or did not answer in time; results are worthless.
@@ -65,9 +65,9 @@ class Handoff(Protocol):
         ...
 
     def abort_step(self) -> None:
-        """In place of `end_step`, where something else has failed: put the CPU's half to rest.
+        """Stop the CPU's half after another failure, instead of `end_step`.
 
-        The device need not have finished, or begun; it passes what waits it has left.
+        The device need not have finished, or begun; it passes its remaining waits.
         """
         ...
 
@@ -75,24 +75,24 @@ class Handoff(Protocol):
 class EagerHandoff:
     """The calling thread waits for the signal and computes; cannot be recorded.
 
-    The only one on torch's cpu device, and the last resort elsewhere: it costs a visit of Python
+    The only method on torch's cpu device, and the last resort elsewhere: it costs calls of Python
     and of the driver in every layer.
     """
 
     name = "eager"
 
     def __init__(self, exchange: NativeExchange, *, is_cuda: bool) -> None:
-        """Take the CPU's half; `is_cuda`: the device runs on its own and must be waited for."""
+        """Take the CPU's half; `is_cuda`: the device is asynchronous and must be waited for."""
         self._exchange = exchange
         self._is_ready = waiting_event() if is_cuda else None
 
     def begin_step(self, num_tokens: int, layers: Sequence[int]) -> None:
-        """Forget what a step that was aborted may have left."""
+        """Reset the state that an aborted step may have left."""
         with suppress(DeviceError):
             self._exchange.raise_failure()
 
     def signal(self, layer: int, num_tokens: int) -> None:
-        """Mark the place in the stream; what is queued after it need not be waited for."""
+        """Mark the position in the stream, so that `wait` ignores later work."""
         if self._is_ready is not None:
             self._is_ready.record()
 
@@ -107,21 +107,20 @@ class EagerHandoff:
         self._exchange.raise_failure()
 
     def abort_step(self) -> None:
-        """Nothing is under way but what the device asks for."""
+        """Do nothing: no work runs but what the device requests."""
 
 
 class HostFunctionHandoff:
-    """One host function per layer, on a branch beside the device's own neurons.
+    """One host function per layer, on a branch parallel to the device's own neurons.
 
-    The driver calls the exchange's C function from a thread of its own. On the device's stream
-    itself the function would hold up the kernels of the hot neurons: hence the second stream,
-    forked off at the signal and joined at the wait.
+    The driver calls the exchange's C function from its own thread. On the device's stream the
+    function would delay the kernels of the hot neurons: hence the second stream, forked at the
+    signal and joined at the wait.
     """
 
     name = "host_functions"
 
     def __init__(self, exchange: NativeExchange, driver: CudaDriver) -> None:
-        """Take the CPU's half and the driver of the current device."""
         self._exchange = exchange
         self._driver = driver
         self._branch = torch.cuda.Stream()
@@ -129,12 +128,12 @@ class HostFunctionHandoff:
         self._join = torch.cuda.Event()
 
     def begin_step(self, num_tokens: int, layers: Sequence[int]) -> None:
-        """Forget what a step that was aborted may have left."""
+        """Reset the state that an aborted step may have left."""
         with suppress(DeviceError):
             self._exchange.raise_failure()
 
     def signal(self, layer: int, num_tokens: int) -> None:
-        """Fork, and queue the function on the branch."""
+        """Fork the stream and queue the function on the branch."""
         self._fork.record()
         self._branch.wait_event(self._fork)
         self._driver.launch_host_function(
@@ -145,7 +144,7 @@ class HostFunctionHandoff:
         self._join.record(self._branch)
 
     def wait(self, layer: int, num_tokens: int) -> None:
-        """Join."""
+        """Join the branch."""
         torch.cuda.current_stream().wait_event(self._join)
 
     def end_step(self) -> None:
@@ -153,13 +152,13 @@ class HostFunctionHandoff:
         self._exchange.raise_failure()
 
     def abort_step(self) -> None:
-        """Nothing is under way but what the device asks for."""
+        """Do nothing: no work runs but what the device requests."""
 
 
 class MemoryOperationHandoff:
-    """The stream writes and awaits words in pinned memory that a spinning CPU thread answers.
+    """Words in pinned memory that the stream writes and awaits, and a spinning CPU thread answers.
 
-    Everything lies on one stream: waits in parallel branches of a graph may share a hardware queue
+    Everything is on one stream: waits in parallel branches of a graph may share a hardware queue
     and block each other. The device resets the done flag itself, so that a recorded step may be
     replayed with the same constants.
     """
@@ -176,9 +175,9 @@ class MemoryOperationHandoff:
 
         Args:
             exchange: clears ready flags and sets done flags.
-            driver: of the current device.
+            driver: driver of the current device.
             flags: u32[2, num_layers], ready and done, in pinned memory.
-            as_nodes: add graph nodes by hand while recording, for drivers that cannot record
+            as_nodes: add graph nodes explicitly while recording, for drivers that cannot record
                 memory operations.
         """
         self.name = "memory_nodes" if as_nodes else "memory_operations"
@@ -194,16 +193,16 @@ class MemoryOperationHandoff:
         )
 
     def begin_step(self, num_tokens: int, layers: Sequence[int]) -> None:
-        """Clear what a failed step may have left, and wake the CPU's thread."""
+        """Clear flags that a failed step may have left, and wake the CPU's thread."""
         if self._is_begun:
-            # Ctrl-C, twice, kept the last step from its end.
+            # Two Ctrl-C prevented the end of the last step.
             self.abort_step()
         self._flags.fill(0)
         self._is_begun = True
         self._exchange.start_step(list(layers), num_tokens)
 
     def signal(self, layer: int, num_tokens: int) -> None:
-        """Set the ready flag, behind a fence."""
+        """Set the ready flag, after a fence."""
         write = MemoryOperation(OperationKind.WRITE, self._ready_addresses[layer], 1)
         self._queue([write])
 
@@ -228,15 +227,15 @@ class MemoryOperationHandoff:
         self._is_begun = False
 
     def abort_step(self) -> None:
-        """Join the CPU's thread before the layers that it still waits for."""
+        """Join the CPU's thread without the layers that it still waits for."""
         self._exchange.abort_step()
         self._is_begun = False
 
     def check(self, recorder: CudaRecorder) -> None:
-        """Try whether the device really waits: some accept waits and pass them by.
+        """Test whether the device really waits: some accept waits and ignore them.
 
         Raises:
-            DeviceError: it does not, or nothing of what it writes arrives.
+            DeviceError: it does not, or its writes do not arrive.
             RuntimeError: the operations cannot be recorded.
         """
         self._flags.fill(0)
@@ -272,7 +271,7 @@ class MemoryOperationHandoff:
 
 
 def _is_soon_set(words: npt.NDArray[np.uint32]) -> bool:
-    """Whether the first word becomes something else than 0 before long."""
+    """Test whether the first word becomes other than 0 within a short time."""
     deadline = time.monotonic() + _TRIAL_LIMIT_S
     while words[0] == 0:
         if time.monotonic() > deadline:
