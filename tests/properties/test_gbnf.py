@@ -93,7 +93,7 @@ SETS = st.sampled_from(
     ["[a]", "[ab]", "[^a]", "[b-c]", '"a"', '"b"', '"ab"', '"abc"', '"ca"', '""']
 )
 NAMES = st.sampled_from(["root", "x", "y", "z"])
-TIMES = st.sampled_from(["*", "+", "?", "{2}", "{1,2}", "{0,3}", "{2,}"])
+TIMES = st.sampled_from(["*", "+", "?", "{0}", "{2}", "{1,2}", "{0,3}", "{2,}"])
 
 
 def _wider(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
@@ -143,6 +143,11 @@ CASES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         ("ab", "c", "a"),
     ),
     "recursion without lexemes": ('root ::= "a" root "b" | ""', ("", "ab", "aabb"), ("a", "ba")),
+    "no times": (
+        'root ::= "a"{0} root2 [c]{0,0}\nroot2 ::= "b"{0} | "b" root2',
+        ("", "bb"),
+        ("a", "c"),
+    ),
     "counts": ('root ::= "a"{2} ("b"{0,1} root)?', ("aa", "aaaa", "aabaa"), ("a", "aab", "aaa")),
     "comments and lines": (
         '# first\nroot ::= # rest\n  "a" |\n  x\n  | "c"\nx ::= ( "b"\n "b" )\n\n# end',

@@ -173,7 +173,7 @@ class Automaton:
             return end
         if isinstance(node, Alt):
             return self._place(*(self._build(item, end) for item in node.items))
-        if not isinstance(node, Rep) or node.high == 0:
+        if not isinstance(node, Rep):
             return end
         if node.high == 1:
             start = self._build(node.item, end)

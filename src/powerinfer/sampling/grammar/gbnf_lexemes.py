@@ -201,7 +201,7 @@ class _Follow:
         elif isinstance(node, Ref):
             self._of_rules[node.name] |= follow
         elif isinstance(node, Rep):
-            again = 0 if node.high in (0, 1) else self._begins(node.item)[0]
+            again = 0 if node.high == 1 else self._begins(node.item)[0]
             self._visit(node.item, follow | again)
         elif isinstance(node, Seq):
             for item in reversed(node.items):

@@ -35,7 +35,7 @@ class Ref:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Seq:
-    """One after the other; none of them is the empty text."""
+    """One after the other; none of them for the empty text."""
 
     items: "tuple[Node, ...]"
 
@@ -49,7 +49,7 @@ class Alt:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Rep:
-    """From `low` to `high` times; None is without limit."""
+    """From `low` to `high` times, which is at least 1; None is without limit."""
 
     item: "Node"
     low: int

@@ -100,7 +100,8 @@ class _Parser:
                 low, high = self._counts()
             else:
                 break
-            item = Rep(item, low, high)
+            # llguidance has no {0}.
+            item = Seq(()) if high == 0 else Rep(item, low, high)
             self._skip(blanks)
         return item
 
