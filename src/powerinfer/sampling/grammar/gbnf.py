@@ -1,14 +1,24 @@
 """GBNF, llama.cpp's notation for grammars, in the notation of llguidance."""
 
+from collections.abc import Callable
+
 from powerinfer.errors import PromptError
 from powerinfer.sampling.grammar.gbnf_lexemes import Lexemes
-from powerinfer.sampling.grammar.gbnf_nodes import Alt, Chars, Node, Ref, Rep, Rules, Seq, Token
+from powerinfer.sampling.grammar.gbnf_nodes import (
+    Alt,
+    Chars,
+    Node,
+    Ref,
+    Rep,
+    Rules,
+    Token,
+    children,
+)
 from powerinfer.sampling.grammar.gbnf_parser import LARGEST_CHARACTER, parse_gbnf
 
 __all__ = ["gbnf_to_lark"]
 
-# Where Python's own stack would end; nobody nests rules so deeply by hand.
-_TOO_DEEP = "the grammar is nested too deeply"
+_EMPTY = '""'
 
 
 def gbnf_to_lark(source: str) -> str:
@@ -21,7 +31,8 @@ def gbnf_to_lark(source: str) -> str:
         rules = parse_gbnf(source)
         return _Writer(rules, Lexemes(rules)).lark()
     except RecursionError:
-        raise PromptError(_TOO_DEEP) from None
+        # Nobody nests rules so deeply by hand.
+        raise PromptError("the grammar is nested too deeply") from None
 
 
 class _Writer:
@@ -55,38 +66,29 @@ class _Writer:
 
     def _rule(self, node: Node) -> str:
         """A node of a rule that is not regular."""
-        if self._lexemes.is_lexeme(node):
-            if isinstance(node, Seq) and not node.items:
-                return '""'
-            text = self._regex(node)
-            is_name = isinstance(node, Ref)
-            return (
-                text
-                if is_name
-                else self._lexeme_names.setdefault(text, f"L{len(self._lexeme_names)}")
-            )
+        if isinstance(node, Ref) or not self._lexemes.is_lexeme(node):
+            return self._combined(node, self._rule)
+        text = self._regex(node)
+        if text == _EMPTY:
+            return text
+        return self._lexeme_names.setdefault(text, f"L{len(self._lexeme_names)}")
+
+    def _regex(self, node: Node) -> str:
+        """A node of a lexeme."""
+        return f"/{_set(node)}/" if isinstance(node, Chars) else self._combined(node, self._regex)
+
+    def _combined(self, node: Node, write: Callable[[Node], str]) -> str:
+        """A node whose parts `write` writes."""
         if isinstance(node, Token):
             return node.text
         if isinstance(node, Ref):
             return self._name(node.name)
         if isinstance(node, Rep):
-            return f"({self._rule(node.item)}){_times(node)}"
-        sign = " | " if isinstance(node, Alt) else " "
-        return f"({sign.join(map(self._rule, node.items))})" if isinstance(node, Alt | Seq) else ""
-
-    def _regex(self, node: Node) -> str:
-        """A node of a lexeme."""
-        if isinstance(node, Chars):
-            return f"/{_set(node)}/"
-        if isinstance(node, Ref):
-            return self._name(node.name)
-        if isinstance(node, Rep):
-            return f"({self._regex(node.item)}){_times(node)}"
+            return f"({write(node.item)}){_times(node)}"
+        parts = [write(item) for item in children(node)]
         if isinstance(node, Alt):
-            return f"({' | '.join(map(self._regex, node.items))})"
-        if isinstance(node, Seq) and node.items:
-            return f"({_sequence([self._regex(item) for item in node.items])})"
-        return '""'
+            return f"({' | '.join(parts)})"
+        return f"({_sequence(parts)})" if parts else _EMPTY
 
 
 def _sequence(parts: list[str]) -> str:

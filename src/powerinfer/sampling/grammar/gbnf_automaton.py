@@ -6,21 +6,23 @@ for each of its atoms. Counts above one stand for any count: that allows more, a
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 
 from powerinfer.errors import PromptError
 from powerinfer.sampling.grammar.gbnf_nodes import Alt, Chars, Node, Ref, Rep, Rules, Seq
 
-__all__ = ["Atoms", "Automaton", "Budget", "State", "atoms_of"]
+__all__ = ["Atoms", "Automaton", "Budget", "atoms_of"]
 
 # Places of automata that are looked at, in all automata of a grammar: some seconds of work.
 _MOST_WORK = 2_000_000
 _WORK_OF_PLACE = 10
 
+Atoms = Mapping[Node, int]
+"""The atoms of each set of characters."""
+
 
 class Budget:
-    """How much work a grammar may still cost."""
+    """The work that a grammar may still cost."""
 
     def __init__(self) -> None:
         self._left = _MOST_WORK
@@ -38,44 +40,24 @@ class Budget:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Atoms:
-    """Where atoms begin, and the atoms of each set of characters."""
-
-    of: dict[Node, int]
-
-
 def atoms_of(sets: Iterable[Chars]) -> Atoms:
     """The atoms that these sets are made of."""
     sets = list(sets)
     borders = {border for each in sets for low, high in each.ranges for border in (low, high + 1)}
     starts = sorted(borders)
-    of: dict[Node, int] = {}
+    atoms: dict[Node, int] = {}
     for each in sets:
-        of[each] = 0
+        atoms[each] = 0
         for low, high in each.ranges:
             begin, end = bisect_left(starts, low), bisect_left(starts, high + 1)
-            of[each] |= (1 << end) - (1 << begin)
-    return Atoms(of)
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """A state that some text leads to.
-
-    Attributes:
-        ended: lexemes that the text is.
-        goes_on: of each lexeme that the text begins, the atoms that may come next in it.
-    """
-
-    ended: tuple[Node, ...]
-    goes_on: dict[Node, int]
+            atoms[each] |= (1 << end) - (1 << begin)
+    return atoms
 
 
 class Automaton:
-    """Reads the lexemes; `begins` and `states` tell what there is to know about them."""
+    """Reads the lexemes, and finds those that cannot be told apart in time."""
 
-    def __init__(self, rules: Rules, atoms: Atoms, lexemes: list[Node], budget: Budget) -> None:
+    def __init__(self, rules: Rules, atoms: Atoms, lexemes: Iterable[Node], budget: Budget) -> None:
         """Build it.
 
         Raises:
@@ -84,38 +66,45 @@ class Automaton:
         self._rules = rules
         self._atoms = atoms
         self._budget = budget
-        # Of each place: the places reached without a character, and (atoms, place) with one.
+        # For each place: the places reached without a character, and (atoms, place) with one.
         self._free: list[list[int]] = []
         self._moves: list[tuple[int, int]] = []
         self._owner: list[Node] = []
         self._end_of: dict[int, Node] = {}
-        self._start_of: dict[Node, int] = {}
+        self._starts: set[int] = set()
         for lexeme in lexemes:
             self._lexeme = lexeme
             end = self._place()
             self._end_of[end] = lexeme
-            self._start_of[lexeme] = self._build(lexeme, end)
+            self._starts.add(self._build(lexeme, end))
 
-    def begins(self, lexeme: Node) -> tuple[int, bool]:
-        """The atoms that a lexeme may begin with, and whether it may be empty."""
-        places = self._closure({self._start_of[lexeme]})
-        first = 0
-        for place in places:
-            first |= self._moves[place][0]
-        return first, any(place in self._end_of for place in places)
+    def conflicting(self, follow: Mapping[Node, int]) -> set[Node]:
+        """Find lexemes that end where one goes on with a character that may follow the end.
 
-    def states(self) -> Iterator[State]:
-        """Every state that a text of at least one character leads to."""
-        start = self._closure(set(self._start_of.values()))
+        Args:
+            follow: atoms that may follow each lexeme.
+
+        Raises:
+            PromptError: there are too many states.
+        """
+        found: set[Node] = set()
+        for places in self._states():
+            for lexeme in [self._end_of[place] for place in places if place in self._end_of]:
+                for place in places:
+                    if self._moves[place][0] & follow[lexeme]:
+                        found |= {lexeme, self._owner[place]}
+        return found
+
+    def _states(self) -> Iterator[frozenset[int]]:
+        """The places of every state that a text of at least one character leads to."""
+        start = self._closure(set(self._starts))
         seen, waiting = {start}, [start]
         while waiting:
-            places = waiting.pop()
-            for after in self._steps(places):
-                if after in seen:
-                    continue
-                seen.add(after)
-                waiting.append(after)
-                yield self._described(after)
+            for after in self._steps(waiting.pop()):
+                if after not in seen:
+                    seen.add(after)
+                    waiting.append(after)
+                    yield after
 
     def _steps(self, places: frozenset[int]) -> Iterator[frozenset[int]]:
         moves = [self._moves[place] for place in places if self._moves[place][0]]
@@ -135,15 +124,6 @@ class Automaton:
             rest &= ~alike
             yield self._closure(targets)
 
-    def _described(self, places: frozenset[int]) -> State:
-        goes_on: dict[Node, int] = {}
-        for place in places:
-            if atoms := self._moves[place][0]:
-                owner = self._owner[place]
-                goes_on[owner] = goes_on.get(owner, 0) | atoms
-        ended = tuple(self._end_of[place] for place in places if place in self._end_of)
-        return State(ended, goes_on)
-
     def _closure(self, places: set[int]) -> frozenset[int]:
         waiting = list(places)
         while waiting:
@@ -162,9 +142,9 @@ class Automaton:
         return len(self._free) - 1
 
     def _build(self, node: Node, end: int) -> int:
-        """The place before a node after which `end` follows."""
+        """Add a node that `end` follows; return the place before it."""
         if isinstance(node, Chars):
-            return self._place(move=(self._atoms.of[node], end))
+            return self._place(move=(self._atoms[node], end))
         if isinstance(node, Ref):
             return self._build(self._rules[node.name], end)
         if isinstance(node, Seq):

@@ -1,12 +1,25 @@
-"""What a grammar in GBNF consists of.
+"""Nodes of a grammar in GBNF.
 
-Nodes are told apart by identity: the same text in two places is two nodes.
+They are told apart by identity: the same text in two places is two nodes.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["Alt", "Chars", "Node", "Ref", "Rep", "Rules", "Seq", "Token", "children", "descendants"]
+__all__ = [
+    "Alt",
+    "Chars",
+    "Node",
+    "Ref",
+    "Rep",
+    "Rules",
+    "Seq",
+    "Token",
+    "children",
+    "descendants",
+    "reached_rules",
+    "references",
+]
 
 # Code points from the first to the last, in order and apart from each other.
 Ranges = tuple[tuple[int, int], ...]
@@ -28,7 +41,7 @@ class Token:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Ref:
-    """What a rule stands for."""
+    """The body of a rule."""
 
     name: str
 
@@ -72,3 +85,19 @@ def descendants(node: Node) -> Iterator[Node]:
     yield node
     for child in children(node):
         yield from descendants(child)
+
+
+def references(node: Node) -> list[str]:
+    """The names of the rules that a node refers to itself, in order."""
+    return [each.name for each in descendants(node) if isinstance(each, Ref)]
+
+
+def reached_rules(rules: Rules) -> list[str]:
+    """The names of the rules that texts need, root first."""
+    names = {"root": None}
+    waiting = ["root"]
+    while waiting:
+        new = [each for each in references(rules[waiting.pop()]) if each not in names]
+        names |= dict.fromkeys(new)
+        waiting += new
+    return list(names)

@@ -1,4 +1,4 @@
-"""Reading GBNF, the notation of llama.cpp for grammars."""
+"""Reads GBNF, the notation of llama.cpp for grammars."""
 
 import re
 
@@ -13,7 +13,7 @@ from powerinfer.sampling.grammar.gbnf_nodes import (
     Rules,
     Seq,
     Token,
-    descendants,
+    references,
 )
 
 __all__ = ["LARGEST_CHARACTER", "parse_gbnf"]
@@ -48,61 +48,56 @@ class _Parser:
 
     def rules(self) -> Rules:
         rules: Rules = {}
-        self._skip(_BLANKS_AND_LINES)
+        self._match(_BLANKS_AND_LINES)
         while self._at < len(self._source):
             name = self._name()
             if name in rules:
                 raise self._error(f"rule {name} is defined a second time")
-            self._skip(_BLANKS)
-            if not self._source.startswith("::=", self._at):
+            self._match(_BLANKS)
+            if not self._accept("::="):
                 raise self._error(f"expected ::= after the name {name}")
-            self._at += 3
-            self._skip(_BLANKS_AND_LINES)
+            self._match(_BLANKS_AND_LINES)
             rules[name] = self._alternatives(is_nested=False)
-            if self._at < len(self._source) and self._source[self._at] not in "\r\n":
+            if self._next not in "\r\n":
                 raise self._error("expected the end of the rule")
-            self._skip(_BLANKS_AND_LINES)
+            self._match(_BLANKS_AND_LINES)
         _check_names(rules)
         return rules
 
     def _alternatives(self, *, is_nested: bool) -> Node:
         items = [self._sequence(is_nested=is_nested)]
-        while self._next_is_bar():
-            self._at += 1
-            self._skip(_BLANKS_AND_LINES)
+        while self._accept_bar():
             items.append(self._sequence(is_nested=is_nested))
         return items[0] if len(items) == 1 else Alt(tuple(items))
 
-    def _next_is_bar(self) -> bool:
-        """Whether a bar follows, which may stand at the beginning of the next line."""
-        found = _BLANKS_AND_LINES.match(self._source, self._at)
-        end = self._at if found is None else found.end()
-        if not self._source.startswith("|", end):
+    def _accept_bar(self) -> bool:
+        """Go past a bar, which may stand at the beginning of the next line."""
+        before = self._at
+        self._match(_BLANKS_AND_LINES)
+        if not self._accept("|"):
+            self._at = before
             return False
-        self._at = end
+        self._match(_BLANKS_AND_LINES)
         return True
 
     def _sequence(self, *, is_nested: bool) -> Node:
         items: list[Node] = []
         blanks = _BLANKS_AND_LINES if is_nested else _BLANKS
-        while self._at < len(self._source) and self._source[self._at] not in "|)\r\n":
+        while self._next not in "|)\r\n":
             items.append(self._repeated(self._item(), blanks))
         return items[0] if len(items) == 1 else Seq(tuple(items))
 
     def _repeated(self, item: Node, blanks: re.Pattern[str]) -> Node:
-        self._skip(blanks)
-        while self._at < len(self._source):
-            sign = self._source[self._at]
-            if sign in _OPERATORS:
-                self._at += 1
-                low, high = _OPERATORS[sign]
-            elif sign == "{":
+        self._match(blanks)
+        while self._next in _OPERATORS or self._next == "{":
+            if self._next == "{":
                 low, high = self._counts()
             else:
-                break
+                low, high = _OPERATORS[self._next]
+                self._at += 1
             # llguidance has no {0}.
             item = Seq(()) if high == 0 else Rep(item, low, high)
-            self._skip(blanks)
+            self._match(blanks)
         return item
 
     def _counts(self) -> tuple[int, int | None]:
@@ -117,18 +112,15 @@ class _Parser:
         return low, high
 
     def _item(self) -> Node:
-        sign = self._source[self._at]
-        if sign == '"':
+        if self._accept('"'):
             return self._literal()
-        if sign == "[":
+        if self._accept("["):
             return self._set()
-        if sign == "(":
+        if self._next == "(":
             return self._group()
-        if sign == ".":
-            self._at += 1
+        if self._accept("."):
             return Chars(((0, LARGEST_CHARACTER),))
-        if found := _TOKEN.match(self._source, self._at):
-            self._at = found.end()
+        if found := self._match(_TOKEN):
             if not found[1]:
                 return Token(f"<{found[2]}>")
             if not found[2].startswith("["):
@@ -141,39 +133,31 @@ class _Parser:
         if self._depth > _MOST_LEVELS:
             raise self._error(f"more than {_MOST_LEVELS} groups in each other")
         self._at += 1
-        self._skip(_BLANKS_AND_LINES)
+        self._match(_BLANKS_AND_LINES)
         node = self._alternatives(is_nested=True)
-        self._skip(_BLANKS_AND_LINES)
-        if not self._source.startswith(")", self._at):
+        self._match(_BLANKS_AND_LINES)
+        if not self._accept(")"):
             raise self._error("expected )")
-        self._at += 1
         self._depth -= 1
         return node
 
     def _literal(self) -> Node:
-        self._at += 1
         items: list[Node] = []
-        while not self._source.startswith('"', self._at):
+        while not self._accept('"'):
             code = self._character('the " that ends the text')
             items.append(Chars(((code, code),)))
-        self._at += 1
         return items[0] if len(items) == 1 else Seq(tuple(items))
 
     def _set(self) -> Node:
-        self._at += 1
-        is_negated = self._source.startswith("^", self._at)
-        self._at += is_negated
+        is_negated = self._accept("^")
         found: list[tuple[int, int]] = []
-        while not self._source.startswith("]", self._at):
+        while not self._accept("]"):
             first = last = self._character("the ] that ends the set")
-            is_range = self._source.startswith("-", self._at)
-            if is_range and not self._source.startswith("-]", self._at):
-                self._at += 1
+            if not self._source.startswith("-]", self._at) and self._accept("-"):
                 last = self._character("the last character of the range")
                 if last < first:
                     raise self._error("a range ends before it begins")
             found.append((first, last))
-        self._at += 1
         ranges = _joined(found)
         if is_negated:
             ranges = _complement(ranges)
@@ -182,11 +166,11 @@ class _Parser:
         return Chars(ranges)
 
     def _character(self, wanted: str) -> int:
-        if self._at >= len(self._source) or self._source[self._at] in "\r\n":
+        if self._next in "\r\n":
             raise self._error(f"expected {wanted}")
         found = _ESCAPE.match(self._source, self._at)
         if found is None:
-            if self._source[self._at] == "\\":
+            if self._next == "\\":
                 raise self._error("expected an escape")
             self._at += 1
             return ord(self._source[self._at - 1])
@@ -200,16 +184,27 @@ class _Parser:
         return code
 
     def _name(self) -> str:
-        found = _NAME.match(self._source, self._at)
+        found = self._match(_NAME)
         if found is None:
             raise self._error("expected the name of a rule")
-        self._at = found.end()
         return found[0]
 
-    def _skip(self, what: re.Pattern[str]) -> None:
+    @property
+    def _next(self) -> str:
+        """The next character; empty at the end."""
+        return self._source[self._at : self._at + 1]
+
+    def _accept(self, sign: str) -> bool:
+        """Go past a sign if it comes next."""
+        is_next = self._source.startswith(sign, self._at)
+        self._at += len(sign) if is_next else 0
+        return is_next
+
+    def _match(self, what: re.Pattern[str]) -> re.Match[str] | None:
+        """Go past what matches here."""
         found = what.match(self._source, self._at)
-        if found is not None:
-            self._at = found.end()
+        self._at = found.end() if found else self._at
+        return found
 
     def _error(self, what: str) -> PromptError:
         line = self._source.count("\n", 0, self._at) + 1
@@ -221,10 +216,10 @@ def _check_names(rules: Rules) -> None:
     if "root" not in rules:
         raise PromptError("the grammar has no rule named root, with which texts begin")
     for name, body in rules.items():
-        for node in descendants(body):
-            if isinstance(node, Ref) and node.name not in rules:
+        for each in references(body):
+            if each not in rules:
                 raise PromptError(
-                    f"the grammar has no rule named {node.name}, which rule {name} asks for"
+                    f"the grammar has no rule named {each}, which rule {name} asks for"
                 )
 
 
