@@ -1,4 +1,4 @@
-"""What a setting answered to the items of a task, and how that differs from the dense model."""
+"""Answers of a setting to the items of a task, and their difference to the dense model's."""
 
 import math
 from collections.abc import Sequence

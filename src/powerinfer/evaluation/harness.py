@@ -1,4 +1,4 @@
-"""Runs one task through lm-eval."""
+"""Runs tasks through lm-eval."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,23 +11,23 @@ from powerinfer.evaluation.answers import Answers
 from powerinfer.evaluation.engine_lm import EngineLM
 from powerinfer.evaluation.local_task import LocalTask
 
-__all__ = ["Progress", "ask", "ask_all"]
+__all__ = ["Progress", "ask_all"]
 
 Scored = tuple[float, bool]
 Progress = Callable[[str, int, int], None]
-"""Called with (what is measured, so many done, in all)."""
+"""Called with (what is measured, number done, number in all)."""
 
 
 def ask_all(
     llm: LLM, tasks: Sequence[LocalTask], setting: str, progress: Progress | None = None
 ) -> dict[str, Answers]:
-    """Ask a model all items of several tasks.
+    """Ask a model all items of several tasks, which may be asked again.
 
     Args:
         llm: the model.
-        tasks: may be asked several times.
+        tasks: to ask.
         setting: that the model runs, for progress.
-        progress: told after every item.
+        progress: notified after every item.
 
     Returns:
         The answers to each task, by its name.
@@ -36,25 +36,15 @@ def ask_all(
         PromptError: an item cannot be scored.
         NumericsError: the model produced NaN or infinity.
     """
+    answers = {}
+    for task in tasks:
+        name = task.task_name
+        notify = None if progress is None else partial(progress, f"{name}, {setting}")
+        answers[name] = _ask(llm, task, notify)
+    return answers
 
-    def told(task: LocalTask) -> Callable[[int, int], None] | None:
-        return None if progress is None else partial(progress, f"{task.task_name}, {setting}")
 
-    return {task.task_name: ask(llm, task, told(task)) for task in tasks}
-
-
-def ask(llm: LLM, task: LocalTask, progress: Callable[[int, int], None] | None = None) -> Answers:
-    """Ask a model all items of a task.
-
-    Args:
-        llm: the model.
-        task: the items; may be asked several times.
-        progress: called with (requests done, requests in all).
-
-    Raises:
-        PromptError: an item cannot be scored.
-        NumericsError: the model produced NaN or infinity.
-    """
+def _ask(llm: LLM, task: LocalTask, progress: Callable[[int, int], None] | None) -> Answers:
     lm = EngineLM(llm, progress)
     name = task.task_name
     # Nothing is drawn by lot: the metrics are means, whose standard errors `answers` computes.
@@ -73,7 +63,7 @@ def ask(llm: LLM, task: LocalTask, progress: Callable[[int, int], None] | None =
 
 
 def _chosen(scores: list[Scored], *, has_choices: bool) -> int:
-    """The likeliest choice, the first of equals as lm-eval takes it; or whether it is greedy."""
+    """The likeliest choice, the first of equals as lm-eval takes it; of one alone, 1 if greedy."""
     if not has_choices:
         return int(scores[0][1])
     return int(np.argmax([logprob for logprob, _ in scores]))

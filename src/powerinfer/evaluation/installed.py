@@ -1,4 +1,4 @@
-"""Whether lm-eval can be imported, found out before a model is loaded."""
+"""Imports lm-eval before a model is loaded, or says why it cannot be imported."""
 
 import importlib.util
 import logging

@@ -1,4 +1,4 @@
-"""What a task asks, one item after the other: three forms, which are also those of task files."""
+"""Items of a task, in three forms, which are also those of task files."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -23,7 +23,7 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """Several contexts, one continuation; right if it is likeliest behind context number `gold`.
+    """Several contexts, one continuation; right if it is likeliest after context number `gold`.
 
     Attributes:
         context_options: at least two, none empty.

@@ -1,15 +1,16 @@
-"""`Task`: what `powerinfer eval` asks a model, found by its name or by its file."""
+"""Tasks that `powerinfer eval` asks a model, found by their names or files."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from powerinfer import _plugins
 from powerinfer.errors import TaskError
-from powerinfer.evaluation.items import Items
+from powerinfer.evaluation.items import Choices, Contexts, Continuation, Items
 from powerinfer.evaluation.task_files import read_json_lines
 
-__all__ = ["NamedTask", "Task", "find_tasks"]
+__all__ = ["NamedTask", "Task", "find_tasks", "reworded"]
 
 _FOLDER = "powerinfer.evaluation.tasks"
 _SUFFIXES = (".jsonl", ".json", ".tsv")
@@ -17,6 +18,8 @@ _SOURCE = (
     "such files are in scripts/eval/local_data of github.com/mosaicml/llm-foundry; RTE/dev.tsv is "
     "in GLUE's archive at gluebenchmark.com"
 )
+
+T = TypeVar("T", Choices, Contexts, Continuation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +40,8 @@ class Task:
     is_normalized: bool = False
 
     def first(self, limit: int | None) -> "Task":
-        """The same task with so many items at most."""
-        return Task(self.name, self.path, self.items[:limit], self.is_normalized)
+        """The same task with at most `limit` items."""
+        return replace(self, items=self.items[:limit])
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,16 @@ class NamedTask:
     files: tuple[str, ...]
     read: Callable[[Path], Items]
     is_normalized: bool = False
+
+
+def reworded(form: type[T], reword: Callable[[T], T]) -> Callable[[Path], Items]:
+    """Make a reader of JSON lines in one form that words each item as lm-eval does."""
+
+    def read(path: Path) -> Items:
+        items = read_json_lines(path, form)
+        return tuple(reword(item) for item in items if isinstance(item, form))
+
+    return read
 
 
 def find_tasks(names: Sequence[str], folder: Path | None) -> list[Task]:

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from powerinfer._files import read_small_file
 from powerinfer.errors import TaskError
@@ -23,14 +23,16 @@ _FORMS: dict[type[Item], tuple[str, ...]] = {
 }
 _SHOWN = 60
 
+Row: TypeAlias = Mapping[str, object]
 T = TypeVar("T")
 
 
-def read_json_lines(path: Path) -> Items:
-    """The items of a file with one JSON object on each line, all in the same form.
+def read_json_lines(path: Path, form: type[Item] | None = None) -> Items:
+    """Read the items of a file with one JSON object on each line, all in the same form.
 
     Args:
         path: of the file. Keys of no form are ignored, and so are empty lines.
+        form: that the items must have; None for that of the first.
 
     Raises:
         TaskError: it cannot be read, has no items, or a line is malformed; names the line.
@@ -38,13 +40,13 @@ def read_json_lines(path: Path) -> Items:
     items: list[Item] = []
     for where, line in _lines(path):
         row = _object(where, line)
-        found = _form(where, row, type(items[0]) if items else None)
-        items.append(_READERS[found](where, row))
+        form = _form(where, row, form, ", as in the lines before" if items else "")
+        items.append(_READERS[form](where, row))
     return _some(path, items, "one JSON object on each line")
 
 
 def read_sentence_pairs(path: Path) -> tuple[tuple[str, str, int], ...]:
-    """First sentence, second sentence and label of each row of a table such as GLUE's for RTE.
+    """Read first sentence, second sentence and label of each row of a table such as GLUE's RTE.
 
     The first line names the columns, of which `sentence1`, `sentence2` and `label` are read; tabs
     divide them. A label is 0 or `entailment`, 1 or `not_entailment`.
@@ -73,7 +75,7 @@ def read_sentence_pairs(path: Path) -> tuple[tuple[str, str, int], ...]:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Where each line is, and its text without the line end; empty ones are left out."""
+    """The place and the text of each line, without the line end; skips empty ones."""
     data = read_small_file(path, _LARGEST_FILE, noun="task file", error=TaskError)
     # Line ends inside a JSON string (U+2028) divide nothing.
     for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
@@ -86,7 +88,7 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
             yield where, text
 
 
-def _object(where: str, line: str) -> Mapping[str, object]:
+def _object(where: str, line: str) -> Row:
     try:
         row = json.loads(line)
     except RecursionError:
@@ -100,86 +102,80 @@ def _object(where: str, line: str) -> Mapping[str, object]:
     return row
 
 
-def _form(where: str, row: Mapping[str, object], before: type[Item] | None) -> type[Item]:
-    """The form of a line, which must be that of the lines before."""
-    forms = _FORMS if before is None else {before: _FORMS[before]}
+def _form(where: str, row: Row, wanted: type[Item] | None, why: str) -> type[Item]:
+    """The form of a line; `why` it must be the wanted one, for messages."""
+    forms = _FORMS if wanted is None else {wanted: _FORMS[wanted]}
     for form, keys in forms.items():
         if all(key in row for key in keys):
             return form
     expected = " or ".join(", ".join(keys) for keys in forms.values())
-    likewise = "" if before is None else ", as in the lines before"
     raise TaskError(
-        f"{where}: the keys {_beginning(', '.join(row)) or '(none)'}; expected {expected}{likewise}"
+        f"{where}: the keys {_beginning(', '.join(row)) or '(none)'}; expected {expected}{why}"
     )
 
 
-def _choices(where: str, row: Mapping[str, object]) -> Choices:
+def _choices(where: str, row: Row) -> Choices:
     choices = _texts(where, row, "choices")
     return Choices(
-        _text(where, row, "query", may_be_empty=True),
-        # The space in front, if a file has it, is the one that joins.
-        tuple(_filled(where, "choices", choice.removeprefix(" ")) for choice in choices),
+        _text(where, "query", row["query"], may_be_empty=True),
+        tuple(_without_space(where, "choices", choice) for choice in choices),
         _index(where, row, len(choices)),
     )
 
 
-def _contexts(where: str, row: Mapping[str, object]) -> Contexts:
+def _contexts(where: str, row: Row) -> Contexts:
     options = _texts(where, row, "context_options")
-    continuation = _text(where, row, "continuation").removeprefix(" ")
+    continuation = _text(where, "continuation", row["continuation"])
     return Contexts(
         options,
-        _filled(where, "continuation", continuation),
+        _without_space(where, "continuation", continuation),
         _index(where, row, len(options)),
     )
 
 
-def _continuation(where: str, row: Mapping[str, object]) -> Continuation:
+def _continuation(where: str, row: Row) -> Continuation:
     return Continuation(
-        _text(where, row, "context", may_be_empty=True), _text(where, row, "continuation")
+        _text(where, "context", row["context"], may_be_empty=True),
+        _text(where, "continuation", row["continuation"]),
     )
 
 
-_Reader = Callable[[str, Mapping[str, object]], Item]
-_READERS: dict[type[Item], _Reader] = {
+_READERS: dict[type[Item], Callable[[str, Row], Item]] = {
     Choices: _choices,
     Contexts: _contexts,
     Continuation: _continuation,
 }
 
 
-def _text(where: str, row: Mapping[str, object], key: str, *, may_be_empty: bool = False) -> str:
-    text = _encodable(where, key, row[key])
-    return text if may_be_empty else _filled(where, key, text)
-
-
-def _texts(where: str, row: Mapping[str, object], key: str) -> tuple[str, ...]:
+def _texts(where: str, row: Row, key: str) -> tuple[str, ...]:
     values = row[key]
     if not isinstance(values, list):
         raise TaskError(f"{where}: {key} must be a list of texts, got {_shown(values)}")
     if len(values) < 2:
         count = "1 text" if values else "no text"
         raise TaskError(f"{where}: {key} has {count}; expected two or more to choose from")
-    return tuple(_filled(where, key, _encodable(where, key, value)) for value in values)
+    return tuple(_text(where, key, value) for value in values)
 
 
-def _encodable(where: str, key: str, value: object) -> str:
-    """A text; JSON can also write half a character of UTF-16, which no file can hold."""
+def _without_space(where: str, key: str, text: str) -> str:
+    """A text without the space in front that joins it, if the file has it."""
+    return _text(where, key, text.removeprefix(" "))
+
+
+def _text(where: str, key: str, value: object, *, may_be_empty: bool = False) -> str:
     if not isinstance(value, str):
         raise TaskError(f"{where}: {key}: expected a text, got {_shown(value)}")
     try:
         value.encode()
     except UnicodeEncodeError:
+        # JSON can also write half a character of UTF-16, which no file can hold.
         raise TaskError(f"{where}: {key} has half of a surrogate pair") from None
+    if not value and not may_be_empty:
+        raise TaskError(f"{where}: {key}: a text is empty; expected something to score")
     return value
 
 
-def _filled(where: str, key: str, text: str) -> str:
-    if not text:
-        raise TaskError(f"{where}: {key}: a text is empty; expected something to score")
-    return text
-
-
-def _index(where: str, row: Mapping[str, object], count: int) -> int:
+def _index(where: str, row: Row, count: int) -> int:
     gold = row["gold"]
     if isinstance(gold, bool) or not isinstance(gold, int) or not 0 <= gold < count:
         raise TaskError(

@@ -169,8 +169,10 @@ def test_errors_say_what_files_a_task_needs(tmp_path: Path) -> None:
 def test_tasks_of_the_wrong_form(tmp_path: Path) -> None:
     _write(tmp_path / "piqa.jsonl", CONTEXTS)
     _write(tmp_path / "winograd.jsonl", CHOICES)
-    for name, expected in (("piqa", "query, choices and gold"), ("winograd", "context_options")):
-        with pytest.raises(TaskError, match=f"{name}.jsonl:1: expected {expected}"):
+    choices, contexts = "query, choices, gold", "context_options, continuation, gold"
+    for name, has, wanted in (("piqa", contexts, choices), ("winograd", choices, contexts)):
+        message = f"{name}.jsonl:1: the keys {has}; expected {wanted}$"
+        with pytest.raises(TaskError, match=message):
             find_tasks([name], tmp_path)
 
 

@@ -1,7 +1,7 @@
 """ARC: questions of natural science from schools, the harder part."""
 
-from powerinfer.evaluation.rewording import reworded_choices
-from powerinfer.evaluation.task import NamedTask
+from powerinfer.evaluation.items import Choices
+from powerinfer.evaluation.task import NamedTask, reworded
 from powerinfer.evaluation.tasks.arc_easy import reword
 
 __all__ = ["TASK"]
@@ -12,6 +12,6 @@ TASK = NamedTask(
         "arc_challenge_test.jsonl",
         "world_knowledge/arc_challenge.jsonl",
     ),
-    read=reworded_choices(reword),
+    read=reworded(Choices, reword),
     is_normalized=True,
 )

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from powerinfer.evaluation.items import Choices
-from powerinfer.evaluation.rewording import reworded_choices
-from powerinfer.evaluation.task import NamedTask
+from powerinfer.evaluation.task import NamedTask, reworded
 
 __all__ = ["TASK", "reword"]
 
@@ -16,6 +15,6 @@ def reword(item: Choices) -> Choices:
 
 TASK = NamedTask(
     files=("arc_easy.jsonl", "arc_easy_test.jsonl", "world_knowledge/arc_easy.jsonl"),
-    read=reworded_choices(reword),
+    read=reworded(Choices, reword),
     is_normalized=True,
 )

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from powerinfer.evaluation.items import Choices
-from powerinfer.evaluation.rewording import reworded_choices
-from powerinfer.evaluation.task import NamedTask
+from powerinfer.evaluation.task import NamedTask, reworded
 
 __all__ = ["TASK"]
 
@@ -17,5 +16,5 @@ def _reword(item: Choices) -> Choices:
 
 TASK = NamedTask(
     files=("boolq.jsonl", "boolq_valid.jsonl", "reading_comprehension/boolq.jsonl"),
-    read=reworded_choices(_reword),
+    read=reworded(Choices, _reword),
 )

@@ -4,8 +4,7 @@ import re
 from dataclasses import replace
 
 from powerinfer.evaluation.items import Choices
-from powerinfer.evaluation.rewording import reworded_choices
-from powerinfer.evaluation.task import NamedTask
+from powerinfer.evaluation.task import NamedTask, reworded
 
 __all__ = ["TASK"]
 
@@ -23,5 +22,5 @@ TASK = NamedTask(
         "commonsenseqa_valid.jsonl",
         "commonsense_reasoning/commonsense_qa.jsonl",
     ),
-    read=reworded_choices(_reword),
+    read=reworded(Choices, _reword),
 )

@@ -3,8 +3,7 @@
 import re
 
 from powerinfer.evaluation.items import Choices
-from powerinfer.evaluation.rewording import reworded_choices
-from powerinfer.evaluation.task import NamedTask
+from powerinfer.evaluation.task import NamedTask, reworded
 
 __all__ = ["TASK"]
 
@@ -23,5 +22,5 @@ def _reword(item: Choices) -> Choices:
 
 TASK = NamedTask(
     files=("copa.jsonl", "copa_valid.jsonl", "commonsense_reasoning/copa.jsonl"),
-    read=reworded_choices(_reword),
+    read=reworded(Choices, _reword),
 )

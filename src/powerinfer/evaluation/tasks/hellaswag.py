@@ -3,8 +3,7 @@
 import re
 
 from powerinfer.evaluation.items import Choices
-from powerinfer.evaluation.rewording import reworded_choices
-from powerinfer.evaluation.task import NamedTask
+from powerinfer.evaluation.task import NamedTask, reworded
 
 __all__ = ["TASK"]
 
@@ -29,6 +28,6 @@ def _cleaned(text: str) -> str:
 
 TASK = NamedTask(
     files=("hellaswag.jsonl", "hellaswag_2k.jsonl", "language_understanding/hellaswag.jsonl"),
-    read=reworded_choices(_reword),
+    read=reworded(Choices, _reword),
     is_normalized=True,
 )

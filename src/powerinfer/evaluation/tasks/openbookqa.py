@@ -1,7 +1,7 @@
 """OpenBookQA: elementary questions of natural science, of which the file has the words already."""
 
-from powerinfer.evaluation.rewording import reworded_choices
-from powerinfer.evaluation.task import NamedTask
+from powerinfer.evaluation.items import Choices
+from powerinfer.evaluation.task import NamedTask, reworded
 
 __all__ = ["TASK"]
 
@@ -11,6 +11,6 @@ TASK = NamedTask(
         "openbookqa_test.jsonl",
         "commonsense_reasoning/openbook_qa.jsonl",
     ),
-    read=reworded_choices(lambda item: item),
+    read=reworded(Choices, lambda item: item),
     is_normalized=True,
 )

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from powerinfer.evaluation.items import Choices
-from powerinfer.evaluation.rewording import reworded_choices
-from powerinfer.evaluation.task import NamedTask
+from powerinfer.evaluation.task import NamedTask, reworded
 
 __all__ = ["TASK"]
 
@@ -16,6 +15,6 @@ def _reword(item: Choices) -> Choices:
 
 TASK = NamedTask(
     files=("piqa.jsonl", "piqa_valid.jsonl", "commonsense_reasoning/piqa.jsonl"),
-    read=reworded_choices(_reword),
+    read=reworded(Choices, _reword),
     is_normalized=True,
 )

@@ -3,8 +3,7 @@
 import re
 
 from powerinfer.evaluation.items import Choices
-from powerinfer.evaluation.rewording import reworded_choices
-from powerinfer.evaluation.task import NamedTask
+from powerinfer.evaluation.task import NamedTask, reworded
 
 __all__ = ["TASK"]
 
@@ -26,5 +25,5 @@ def _reword(item: Choices) -> Choices:
 
 TASK = NamedTask(
     files=("siqa.jsonl", "siqa_valid.jsonl", "commonsense_reasoning/siqa.jsonl"),
-    read=reworded_choices(_reword),
+    read=reworded(Choices, _reword),
 )

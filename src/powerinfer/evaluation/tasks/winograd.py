@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from powerinfer.evaluation.items import Contexts
-from powerinfer.evaluation.rewording import reworded_contexts
-from powerinfer.evaluation.task import NamedTask
+from powerinfer.evaluation.task import NamedTask, reworded
 
 __all__ = ["TASK"]
 
@@ -21,5 +20,5 @@ TASK = NamedTask(
         "winograd_wsc273.jsonl",
         "language_understanding/winograd_wsc.jsonl",
     ),
-    read=reworded_contexts(_reword),
+    read=reworded(Contexts, _reword),
 )
