@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from powerinfer import LLM, SamplingParams
 from powerinfer.engine.engine import Engine
-from powerinfer.engine.request import Output, Request, Ticket
+from powerinfer.engine.request import Output, Request, RequestHandle
 from powerinfer.ops.cpu.machine import machine_info
 from powerinfer.sampling.finish_reason import FinishReason
 from scheduling_cases import alone, new_engine, text_of
@@ -62,28 +62,28 @@ class Visit:
     is_cancelled: int | None = None
 
 
-def _answers(engine: Engine, visits: list[Visit]) -> list[tuple[Ticket, list[Output]]]:
+def _answers(engine: Engine, visits: list[Visit]) -> list[tuple[RequestHandle, list[Output]]]:
     """All outputs for each visit, and that no block is lost."""
-    tickets: dict[int, Ticket] = {}
-    outputs: dict[Ticket, list[Output]] = {}
+    handles: dict[int, RequestHandle] = {}
+    outputs: dict[RequestHandle, list[Output]] = {}
     step = 0
-    while len(tickets) < len(visits) or engine.has_work:
+    while len(handles) < len(visits) or engine.has_work:
         for number, visit in enumerate(visits):
             if visit.comes == step:
-                tickets[number] = engine.submit(visit.request)
-            if visit.is_cancelled == step and number in tickets:
-                engine.cancel(tickets[number])
-        for ticket, output in engine.step():
-            outputs.setdefault(ticket, []).append(output)
+                handles[number] = engine.submit(visit.request)
+            if visit.is_cancelled == step and number in handles:
+                engine.cancel(handles[number])
+        for handle, output in engine.step():
+            outputs.setdefault(handle, []).append(output)
         step += 1
         assert step < 5000
     engine.check_integrity()
-    return [(tickets[number], outputs[tickets[number]]) for number in range(len(visits))]
+    return [(handles[number], outputs[handles[number]]) for number in range(len(visits))]
 
 
 def _check(llm: LLM, engine: Engine, visits: list[Visit]) -> None:
     known: dict[tuple[object, ...], object] = {}
-    for visit, (ticket, outputs) in zip(visits, _answers(engine, visits), strict=True):
+    for visit, (handle, outputs) in zip(visits, _answers(engine, visits), strict=True):
         request = visit.request
         for index in range(request.params.n):
             of_text = [output for output in outputs if output.index == index]
@@ -96,7 +96,7 @@ def _check(llm: LLM, engine: Engine, visits: list[Visit]) -> None:
                 assert wanted.token_ids[: len(made)] == made  # type: ignore[attr-defined]
             else:
                 assert text_of(of_text) == wanted
-        assert ticket.num_cached_tokens < len(request.prompt_ids)
+        assert handle.num_cached_tokens < len(request.prompt_ids)
 
 
 @st.composite

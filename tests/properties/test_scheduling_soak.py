@@ -11,7 +11,7 @@ import pytest
 
 from powerinfer import LLM, SamplingParams
 from powerinfer.engine.engine import Engine
-from powerinfer.engine.request import Output, Request, Ticket
+from powerinfer.engine.request import Output, Request, RequestHandle
 from scheduling_cases import alone, new_engine, text_of
 from tiny_models import TINY_MODELS, write_model
 
@@ -43,11 +43,11 @@ class _Visitors:
     def __init__(self, engine: Engine, seed: int) -> None:
         self._engine = engine
         self._random = np.random.default_rng(seed)
-        self.outputs: dict[Ticket, list[Output]] = {}
-        self.cancelled: set[Ticket] = set()
+        self.outputs: dict[RequestHandle, list[Output]] = {}
+        self.cancelled: set[RequestHandle] = set()
 
     def come_and_go(self) -> None:
-        open_tickets = [ticket for ticket in self.outputs if not ticket.is_over]
+        open_tickets = [handle for handle in self.outputs if not handle.is_over]
         if open_tickets and self._random.random() < 0.05:
             chosen = open_tickets[int(self._random.integers(len(open_tickets)))]
             self._engine.cancel(chosen)
@@ -68,8 +68,8 @@ def test_nothing_is_lost(tmp_path: Path) -> None:
         step = 0
         while len(visitors.outputs) < NUM_REQUESTS or engine.has_work:
             visitors.come_and_go()
-            for ticket, output in engine.step():
-                visitors.outputs[ticket].append(output)
+            for handle, output in engine.step():
+                visitors.outputs[handle].append(output)
             step += 1
             if step % 20 == 0:
                 engine.check_integrity()
@@ -78,10 +78,10 @@ def test_nothing_is_lost(tmp_path: Path) -> None:
         assert (statistics.running, statistics.waiting, statistics.blocks_used) == (0, 0, 0)
         assert statistics.generated_tokens == sum(t.num_generated for t in visitors.outputs)
         assert visitors.cancelled
-        for number, (ticket, outputs) in enumerate(visitors.outputs.items()):
-            assert ticket.is_over
-            assert sum(output.is_last for output in outputs) == ticket.request.params.n
-            if number % 10 == 0 and ticket not in visitors.cancelled:
-                last = ticket.request.params.n - 1
+        for number, (handle, outputs) in enumerate(visitors.outputs.items()):
+            assert handle.is_over
+            assert sum(output.is_last for output in outputs) == handle.request.params.n
+            if number % 10 == 0 and handle not in visitors.cancelled:
+                last = handle.request.params.n - 1
                 of_last = [output for output in outputs if output.index == last]
-                assert text_of(of_last) == alone(llm.loaded, ticket.request, last)
+                assert text_of(of_last) == alone(llm.loaded, handle.request, last)

@@ -62,7 +62,7 @@ class FakeEngine:
         kv_tokens: most of a prompt; None for the context.
         parallel: most requests that run.
         num_cached: tokens of each prompt that count as cached.
-        submitted: all tickets, for tests to look at.
+        submitted: all handles, for tests to look at.
         step_error: what the next step raises.
         num_steps: that were begun.
         step_s: seconds that a step takes.
@@ -94,7 +94,7 @@ class FakeEngine:
             raise PromptError("the prompt is empty")
         if len(request.prompt_ids) > (self.kv_tokens or self.context_length):
             raise ContextLengthError("the prompt does not fit")
-        ticket = FakeTicket(request, len(request.prompt_ids), self.num_cached)
+        handle = FakeTicket(request, len(request.prompt_ids), self.num_cached)
         script = self.script
         texts = [
             _Text(
@@ -105,12 +105,12 @@ class FakeEngine:
             for index in range(request.params.n)
         ]
         with self._lock:
-            self.submitted.append(ticket)
-            self._open.append((ticket, texts))
-        return ticket
+            self.submitted.append(handle)
+            self._open.append((handle, texts))
+        return handle
 
-    def cancel(self, ticket: FakeTicket) -> None:
-        ticket.is_cancelled = not ticket.is_over
+    def cancel(self, handle: FakeTicket) -> None:
+        handle.is_cancelled = not handle.is_over
 
     def step(self) -> list[tuple[FakeTicket, Output]]:
         self.gate.wait(10)
@@ -123,8 +123,8 @@ class FakeEngine:
         with self._lock:
             running = self._open[: self.parallel]
             running += [each for each in self._open[self.parallel :] if each[0].is_cancelled]
-            for ticket, texts in running:
-                outputs += [(ticket, each) for each in self._advance(ticket, texts)]
+            for handle, texts in running:
+                outputs += [(handle, each) for each in self._advance(handle, texts)]
             self._open = [each for each in self._open if not each[0].is_over]
         return outputs
 
@@ -135,24 +135,24 @@ class FakeEngine:
     def check_integrity(self) -> None:
         assert not self._open
 
-    def _advance(self, ticket: FakeTicket, texts: list[_Text]) -> list[Output]:
-        if ticket.request.prompt_logprobs is not None and ticket.prompt_logprobs is None:
-            ticket.prompt_logprobs = [
+    def _advance(self, handle: FakeTicket, texts: list[_Text]) -> list[Output]:
+        if handle.request.prompt_logprobs is not None and handle.prompt_logprobs is None:
+            handle.prompt_logprobs = [
                 None,
                 *(
-                    self._logprob(each, "p", ticket.request.prompt_logprobs)
-                    for each in ticket.request.prompt_ids[1:]
+                    self._logprob(each, "p", handle.request.prompt_logprobs)
+                    for each in handle.request.prompt_ids[1:]
                 ),
             ]
-        outputs = [self._next(ticket, text) for text in texts if not text.is_over]
-        ticket.is_over = all(text.is_over for text in texts)
+        outputs = [self._next(handle, text) for text in texts if not text.is_over]
+        handle.is_over = all(text.is_over for text in texts)
         return outputs
 
-    def _next(self, ticket: FakeTicket, text: _Text) -> Output:
-        params = ticket.request.params
-        room = self.context_length - ticket.num_prompt_tokens
+    def _next(self, handle: FakeTicket, text: _Text) -> Output:
+        params = handle.request.params
+        room = self.context_length - handle.num_prompt_tokens
         limit = room if params.max_tokens is None else min(params.max_tokens, room)
-        if ticket.is_cancelled:
+        if handle.is_cancelled:
             text.is_over = True
             return Output(index=text.index, finish_reason=FinishReason.CANCELLED)
         if text.num_done >= limit or text.num_done >= len(text.pieces):

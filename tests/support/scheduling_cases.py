@@ -8,7 +8,7 @@ import numpy as np
 from powerinfer import LLM
 from powerinfer.engine.engine import Engine
 from powerinfer.engine.policy import Policy, PolicyState, StepPlan
-from powerinfer.engine.request import Output, Request, Ticket
+from powerinfer.engine.request import Output, Request, RequestHandle
 from powerinfer.loading.loader import LoadedModel
 from powerinfer.sampling.logprobs import TokenLogprob, token_logprob
 from powerinfer.sampling.sampler import Sampler
@@ -51,19 +51,21 @@ def new_engine(
 
 
 def run(
-    engine: Engine, tickets: Sequence[Ticket], after_step: Callable[[int], object] = lambda _: None
-) -> dict[tuple[Ticket, int], list[Output]]:
-    """All outputs of some requests by (ticket, number of the text), and that no block is lost."""
-    outputs: dict[tuple[Ticket, int], list[Output]] = {}
+    engine: Engine,
+    handles: Sequence[RequestHandle],
+    after_step: Callable[[int], object] = lambda _: None,
+) -> dict[tuple[RequestHandle, int], list[Output]]:
+    """All outputs of some requests by (handle, number of the text), and that no block is lost."""
+    outputs: dict[tuple[RequestHandle, int], list[Output]] = {}
     number = 0
     while engine.has_work:
-        for ticket, output in engine.step():
-            outputs.setdefault((ticket, output.index), []).append(output)
+        for handle, output in engine.step():
+            outputs.setdefault((handle, output.index), []).append(output)
         after_step(number)
         number += 1
         assert number < 10_000
     engine.check_integrity()
-    assert all(ticket.is_over for ticket in tickets)
+    assert all(handle.is_over for handle in handles)
     return outputs
 
 

@@ -18,8 +18,8 @@ from powerinfer.engine.policy import Begun, Limits, Policy, PolicyState, StepPla
 from powerinfer.engine.pool import Pool
 from powerinfer.engine.prefill import Chunk, Prefill, Prefiller
 from powerinfer.engine.queue import Queue
-from powerinfer.engine.request import EngineStatistics, Output, Request, Ticket
-from powerinfer.engine.text import Text
+from powerinfer.engine.request import EngineStatistics, Output, Request, RequestHandle
+from powerinfer.engine.text import RunningText
 from powerinfer.errors import ContextLengthError, PowerInferError, PromptError
 from powerinfer.kvcache import KVCache
 from powerinfer.loading.loader import LoadedModel, Progress
@@ -86,7 +86,7 @@ class Engine:
         self._lent: list[tuple[weakref.ref[TokenSequence], Callable[[], None]]] = []
         self._policy = Policy()
         self._costs = StepCosts()
-        self._undelivered: dict[Ticket, None] = {}
+        self._undelivered: dict[RequestHandle, None] = {}
         self._num_steps = 0
         self._progress = progress
         # From here on what `close` drops.
@@ -170,19 +170,19 @@ class Engine:
 
     # Requests.
 
-    def submit(self, request: Request) -> Ticket:
+    def submit(self, request: Request) -> RequestHandle:
         """Line up a request; nothing is computed before the next step.
 
         Raises:
             PromptError: it can never run: it is longer than the context or all of the blocks.
             PowerInferError: the model was closed, or belongs to another process.
         """
-        ticket = self.ticket(request)
-        self.enter(ticket)
-        return ticket
+        handle = self.prepare(request)
+        self.enter(handle)
+        return handle
 
-    def ticket(self, request: Request) -> Ticket:
-        """The ticket of a request, which is checked here, for `enter`.
+    def prepare(self, request: Request) -> RequestHandle:
+        """The handle of a request, which is checked here, for `enter`.
 
         Raises:
             PromptError: as for `submit`.
@@ -205,10 +205,10 @@ class Engine:
             )
             for _ in range(request.params.n)
         )
-        return Ticket(request, secrets.randbits(32) if seed is None else seed, tuple(costs))
+        return RequestHandle(request, secrets.randbits(32) if seed is None else seed, tuple(costs))
 
-    def enter(self, ticket: Ticket) -> None:
-        """Line up a request that has its ticket; `Ticket.times` count from there.
+    def enter(self, handle: RequestHandle) -> None:
+        """Line up a request that has its handle; `RequestHandle.times` count from there.
 
         Raises:
             PowerInferError: see `check_usable`.
@@ -217,12 +217,12 @@ class Engine:
         queue: Queue | None = getattr(self, "_queue", None)
         if queue is None:
             raise PowerInferError(CLOSED)
-        ticket.times.submitted = time.monotonic()
-        queue.enter(ticket)
+        handle.times.submitted = time.monotonic()
+        queue.enter(handle)
 
-    def cancel(self, ticket: Ticket) -> None:
+    def cancel(self, handle: RequestHandle) -> None:
         """End a request; its blocks are free after the next step."""
-        ticket.is_cancelled = True
+        handle.is_cancelled = True
 
     # What it is doing.
 
@@ -257,19 +257,19 @@ class Engine:
 
     # Two ways to drive it.
 
-    def step(self) -> list[tuple[Ticket, Output]]:
+    def step(self) -> list[tuple[RequestHandle, Output]]:
         """Compute one step of all texts, and return what it added; [] if there is nothing to do.
 
         Raises:
             PowerInferError: of the backend.
         """
-        self._undelivered |= dict.fromkeys(self._queue.tickets)
+        self._undelivered |= dict.fromkeys(self._queue.handles)
         with self._steps.held():
             self._advance()
         outputs = [
-            (ticket, ticket.unread.popleft())
-            for ticket in self._undelivered
-            for _ in range(len(ticket.unread))
+            (handle, handle.unread.popleft())
+            for handle in self._undelivered
+            for _ in range(len(handle.unread))
         ]
         self._undelivered = {}
         return outputs
@@ -277,7 +277,7 @@ class Engine:
     def wait(self, is_done: Callable[[], bool]) -> None:
         """Compute steps, or let others compute them, until something is done.
 
-        Outputs are added to `Ticket.unread`; Ctrl-C loses none.
+        Outputs are added to `RequestHandle.unread`; Ctrl-C loses none.
 
         Raises:
             PowerInferError: the model was closed, a step failed, or the call comes from inside one.
@@ -285,15 +285,15 @@ class Engine:
         self.check_process()
         while not is_done():
             self._check_open()
-            with self._steps.held_unless(lambda: self._is_closed or is_done()) as is_leading:
+            with self._steps.held_until(lambda: self._is_closed or is_done()) as is_leading:
                 is_idle = is_leading and not self._advance()
             if is_idle:
                 time.sleep(_LOOK_AGAIN_S)
 
     def notify(self) -> None:
         """Have all who wait look again."""
-        self._steps.tell()
-        self.async_leader.tell()
+        self._steps.notify()
+        self.async_leader.notify()
 
     def _advance(self) -> bool:
         """Compute one step, by who holds the lock; False if no text could go on."""
@@ -314,13 +314,13 @@ class Engine:
             return
         most = 2 * self._loaded.model.context_length
         for text in self._queue.running:
-            if len(text.ticket.unread) > most and not text.is_over:
+            if len(text.handle.unread) > most and not text.is_over:
                 text.fail(PowerInferError(_UNREAD))
 
     # One step.
 
     def run_step(self) -> None:
-        """Compute one step of all texts; outputs are added to `Ticket.unread`.
+        """Compute one step of all texts; outputs are added to `RequestHandle.unread`.
 
         Raises:
             PowerInferError: of the backend.
@@ -389,10 +389,10 @@ class Engine:
         per_layer = self._pool.cache.bytes_per_position // config.num_layers
         return [per_layer * config.num_attended(position) for position in positions]
 
-    def _may_decode(self, text: Text) -> bool:
+    def _may_decode(self, text: RunningText) -> bool:
         """Whether its last token is to be computed now; makes room for it where that was asked."""
         sequence = text.sequence
-        if text.is_over or not sequence.is_decoding or self._is_paused(text.ticket):
+        if text.is_over or not sequence.is_decoding or self._is_paused(text.handle):
             return False
         if sequence.num_computed == self._most_tokens:
             try:
@@ -401,11 +401,11 @@ class Engine:
                 text.fail(error)
         return not sequence.num_pending
 
-    def _is_paused(self, ticket: Ticket) -> bool:
+    def _is_paused(self, handle: RequestHandle) -> bool:
         most = self.max_unread
-        return most is not None and len(ticket.unread) >= most and not self._queue.waiting
+        return most is not None and len(handle.unread) >= most and not self._queue.waiting
 
-    def _num_kept(self, text: Text) -> int:
+    def _num_kept(self, text: RunningText) -> int:
         options, bos_id = self._loaded.options, self._loaded.tokenizer.bos_id
         begins_with_bos = text.sequence.token_ids[0] == bos_id
         return max(options.keep_tokens, int(begins_with_bos))
@@ -467,7 +467,7 @@ class Engine:
         with self._exclusive():
             if self._direct is None:
                 self._direct = self._new_sequence(self._steps.held)
-            self._direct.give_up()
+            self._direct.abandon()
             return self._direct
 
     @contextmanager
@@ -481,7 +481,7 @@ class Engine:
             PowerInferError: see `check_usable`; steps say so, too, that come after closing.
         """
         self.check_usable()
-        with self._direct_calls.held_unless(lambda: self._is_closed):
+        with self._direct_calls.held_until(lambda: self._is_closed):
             self._check_open()
             sequence = self._new_sequence(self._exclusive)
             self._lent.append((weakref.ref(sequence), sequence.freeing))
@@ -491,7 +491,7 @@ class Engine:
             finally:
                 if self.is_of_this_process:
                     with self._steps.held():
-                        sequence.give_up()
+                        sequence.abandon()
 
     def _make_room(self, sequence: TokenSequence, num_tokens: int) -> None:
         """Reserve room as texts that run give it back; texts to come wait for it meanwhile."""
@@ -515,7 +515,7 @@ class Engine:
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        with self._steps.held_unless(lambda: self._is_closed):
+        with self._steps.held_until(lambda: self._is_closed):
             self._check_open()
             yield
 
@@ -526,7 +526,7 @@ class Engine:
         """Make room: nobody goes on with the direct sequence, nor with what was interrupted."""
         direct = self._direct
         if direct is not None and direct.token_ids:
-            direct.give_up()
+            direct.abandon()
         for sequence, free in self._lent:
             if sequence() is None:
                 free()

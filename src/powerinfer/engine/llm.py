@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, Self, Unpack
 from powerinfer.calibration.observing import FFNObserver, observable, observed
 from powerinfer.calibration.recall import with_recall_meter
 from powerinfer.engine.engine import MAX_UNREAD, Engine
-from powerinfer.engine.request import Request, Ticket
+from powerinfer.engine.request import Request, RequestHandle
 from powerinfer.engine.text_stream import (
     AsyncTextStream,
     Generation,
@@ -386,8 +386,8 @@ class LLM:
             _have_other_contexts,
         )
         scores = {
-            item: score_of(ticket.prompt_logprobs or ())
-            for item, (ticket, _) in zip(order, done, strict=True)
+            item: score_of(handle.prompt_logprobs or ())
+            for item, (handle, _) in zip(order, done, strict=True)
         }
         return [scores[item] for item in items]
 
@@ -462,7 +462,7 @@ def _run_all(
     requests: Sequence[Request],
     num_at_once: int,
     may_overlap: Callable[[Request, Request], bool] = lambda _one, _other: True,
-) -> list[tuple[Ticket, list[TextSoFar]]]:
+) -> list[tuple[RequestHandle, list[TextSoFar]]]:
     """Compute all texts of some requests, side by side with those of others.
 
     Args:
@@ -472,7 +472,7 @@ def _run_all(
         may_overlap: whether two of the requests may run at the same time.
 
     Returns:
-        The ticket and the `n` texts of each, in order.
+        The handle and the `n` texts of each, in order.
 
     Raises:
         PromptError: one can never run.
@@ -480,33 +480,33 @@ def _run_all(
         NumericsError: the model produced NaN or infinity; names the layer.
     """
     engine.check_usable()
-    tickets = [engine.ticket(request) for request in requests]
+    handles = [engine.prepare(request) for request in requests]
     texts = {
-        ticket: [TextSoFar(ticket, index) for index in range(ticket.request.params.n)]
-        for ticket in tickets
+        handle: [TextSoFar(handle, index) for index in range(handle.request.params.n)]
+        for handle in handles
     }
 
-    def may_join(ticket: Ticket) -> bool:
+    def may_join(handle: RequestHandle) -> bool:
         return sum(each.request.params.n for each in running) < num_at_once and all(
-            may_overlap(ticket.request, each.request) for each in running
+            may_overlap(handle.request, each.request) for each in running
         )
 
-    todo, running = deque(tickets), list[Ticket]()
+    todo, running = deque(handles), list[RequestHandle]()
     try:
         while todo or running:
             while todo and may_join(todo[0]):
-                ticket = todo.popleft()
-                running.append(ticket)
-                engine.enter(ticket)
+                handle = todo.popleft()
+                running.append(handle)
+                engine.enter(handle)
             _wait_for_any(engine, running)
-            for ticket in running:
-                _take(ticket, texts[ticket])
+            for handle in running:
+                _take(handle, texts[handle])
             running = _unfinished(running, texts)
     except BaseException:
-        for ticket in tickets:
-            ticket.is_cancelled = True
+        for handle in handles:
+            handle.is_cancelled = True
         raise
-    return [(ticket, texts[ticket]) for ticket in tickets]
+    return [(handle, texts[handle]) for handle in handles]
 
 
 def _generate_all(
@@ -517,25 +517,25 @@ def _generate_all(
     return [text.generation for _, texts in done for text in texts]
 
 
-def _wait_for_any(engine: Engine, tickets: Sequence[Ticket]) -> None:
-    engine.wait(lambda: any(ticket.unread for ticket in tickets))
+def _wait_for_any(engine: Engine, handles: Sequence[RequestHandle]) -> None:
+    engine.wait(lambda: any(handle.unread for handle in handles))
 
 
 def _unfinished(
-    tickets: Sequence[Ticket], texts: Mapping[Ticket, Sequence[TextSoFar]]
-) -> list[Ticket]:
+    handles: Sequence[RequestHandle], texts: Mapping[RequestHandle, Sequence[TextSoFar]]
+) -> list[RequestHandle]:
     # A function of its own for the reason of `powerinfer.engine.queue._without`.
-    return [each for each in tickets if not all(text.is_over for text in texts[each])]
+    return [each for each in handles if not all(text.is_over for text in texts[each])]
 
 
-def _take(ticket: Ticket, texts: Sequence[TextSoFar]) -> None:
+def _take(handle: RequestHandle, texts: Sequence[TextSoFar]) -> None:
     """Take what there is.
 
     Raises:
         PowerInferError: a text ended without a result.
     """
-    while ticket.unread:
-        output = ticket.unread.popleft()
+    while handle.unread:
+        output = handle.unread.popleft()
         text = texts[output.index]
         text.add(output)
         del output

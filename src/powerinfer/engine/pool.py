@@ -3,21 +3,21 @@
 import logging
 from collections.abc import Iterable
 
-from powerinfer.engine.request import Ticket
+from powerinfer.engine.request import RequestHandle
 from powerinfer.engine.sequence import RunningSequence
-from powerinfer.engine.text import Text
+from powerinfer.engine.text import RunningText
 from powerinfer.errors import PowerInferError
 from powerinfer.kvcache import KVCache
 from powerinfer.kvcache.prefix_tree import PrefixTree
 from powerinfer.values import FloatArray
 
-__all__ = ["Pool", "Siblings"]
+__all__ = ["Pool", "SharedPrompt"]
 
 
 _log = logging.getLogger(__name__)
 
 
-class Siblings:
+class SharedPrompt:
     """What the texts of a request share until the last of them has begun.
 
     Attributes:
@@ -26,7 +26,7 @@ class Siblings:
         spare: sequence of a text that is over, kept because nobody else holds the prompt.
     """
 
-    def __init__(self, texts: Iterable[Text]) -> None:
+    def __init__(self, texts: Iterable[RunningText]) -> None:
         """Start with a prompt that is not computed.
 
         Args:
@@ -72,63 +72,63 @@ class Pool:
         self.tree = PrefixTree(cache)
         self.length_limit = min(context_length, cache.num_blocks * cache.block_size)
 
-    def num_positions(self, ticket: Ticket) -> int:
+    def num_positions(self, handle: RequestHandle) -> int:
         """Most positions that a text of a request comes to hold."""
-        most = ticket.request.params.max_tokens
+        most = handle.request.params.max_tokens
         if most is None:
             return self.length_limit
         # The last token that is chosen is never computed.
-        return min(self.length_limit, ticket.num_prompt_tokens + max(0, most - 1))
+        return min(self.length_limit, handle.num_prompt_tokens + max(0, most - 1))
 
-    def needs(self, text: Text, siblings: Siblings | None, *, is_first: bool) -> int:
+    def needs(self, text: RunningText, shared: SharedPrompt | None, *, is_first: bool) -> int:
         """Blocks that must be available for a text to begin.
 
         Args:
             text: that waits.
-            siblings: of its request; None if it is the only one.
+            shared: of its request; None if it is the only one.
             is_first: no other text of its request begins in the same step before it.
         """
-        total = self.cache.num_blocks_for(self.num_positions(text.ticket))
-        num_prompt = text.ticket.num_prompt_tokens
-        if siblings is None:
+        total = self.cache.num_blocks_for(self.num_positions(text.handle))
+        num_prompt = text.handle.num_prompt_tokens
+        if shared is None:
             return total
-        if siblings.holder is None and siblings.spare is None:
+        if shared.holder is None and shared.spare is None:
             return total
-        if siblings.holder is None and is_first:
+        if shared.holder is None and is_first:
             return total - self.cache.num_blocks_for(num_prompt)
         return total - num_prompt // self.cache.block_size
 
-    def begin(self, text: Text, siblings: Siblings | None) -> None:
+    def begin(self, text: RunningText, shared: SharedPrompt | None) -> None:
         """Promise a text its blocks, and let it have what is computed of its prompt.
 
         Raises:
             PromptError: there is no room for it.
         """
-        sequence, num_prompt = text.sequence, text.ticket.num_prompt_tokens
-        holder = None if siblings is None else siblings.holder
+        sequence, num_prompt = text.sequence, text.handle.num_prompt_tokens
+        holder = None if shared is None else shared.holder
         if holder is not None:
             self.cache.fork(holder.key, sequence.key, num_prompt)
-        elif siblings is not None and siblings.spare is not None:
-            sequence.key, siblings.spare = siblings.spare.key, None
+        elif shared is not None and shared.spare is not None:
+            sequence.key, shared.spare = shared.spare.key, None
         else:
             num_prompt = self._reuse(text)
-        self.cache.reserve(sequence.key, self.num_positions(text.ticket))
+        self.cache.reserve(sequence.key, self.num_positions(text.handle))
         sequence.num_computed = sequence.num_reused = num_prompt
-        if siblings is not None:
-            siblings.join(sequence)
+        if shared is not None:
+            shared.join(sequence)
 
-    def take_back(self, text: Text, siblings: Siblings | None) -> None:
+    def take_back(self, text: RunningText, shared: SharedPrompt | None) -> None:
         """Undo a beginning that was interrupted or found no room."""
         self.cache.free(text.sequence.key)
-        if siblings is not None:
-            siblings.leave(text.sequence)
+        if shared is not None:
+            shared.leave(text.sequence)
 
-    def _reuse(self, text: Text) -> int:
+    def _reuse(self, text: RunningText) -> int:
         """Share what earlier texts left: how many positions of it.
 
         Tokens whose logits are wanted are computed in any case.
         """
-        sequence, request = text.sequence, text.ticket.request
+        sequence, request = text.sequence, text.handle.request
         first = request.first_scored
         limit = len(sequence.token_ids) - 1 if first is None else first
         if not request.reuses_prefix or not limit:
@@ -142,7 +142,7 @@ class Pool:
         num_found = found.num_positions
         self.tree.share(sequence.key, found)
         sequence.marks[:num_found] = found.marks
-        text.ticket.num_cached_tokens = num_found
+        text.handle.num_cached_tokens = num_found
         return num_found
 
     def shift(self, sequence: RunningSequence, num_kept: int) -> None:
@@ -160,27 +160,27 @@ class Pool:
         )
         self.cache.truncate(sequence.key, num_kept)
 
-    def keep(self, text: Text) -> None:
+    def keep(self, text: RunningText) -> None:
         """Let texts to come begin with what this one has computed."""
         sequence = text.sequence
-        if text.ticket.request.reuses_prefix and not text.has_failed:
+        if text.handle.request.reuses_prefix and not text.has_failed:
             length = sequence.num_computed
             self.tree.insert(sequence.key, sequence.token_ids[:length], sequence.marks[:length])
 
-    def end(self, text: Text, siblings: Siblings | None) -> None:
+    def end(self, text: RunningText, shared: SharedPrompt | None) -> None:
         """Take the blocks of a text that is over, or keep its prompt for others of the request."""
-        sequence, num_prompt = text.sequence, text.ticket.num_prompt_tokens
+        sequence, num_prompt = text.sequence, text.handle.num_prompt_tokens
         length = sequence.num_computed
-        if siblings is not None:
+        if shared is not None:
             is_whole = not sequence.num_shifts and length >= num_prompt
-            siblings.leave(sequence)
-            if is_whole and siblings.not_begun and siblings.holder is None:
+            shared.leave(sequence)
+            if is_whole and shared.not_begun and shared.holder is None:
                 self.cache.truncate(sequence.key, num_prompt)
                 self.cache.reserve(sequence.key, num_prompt)
-                siblings.spare = sequence
+                shared.spare = sequence
                 return
         held = self.cache.blocks_of(sequence.key)  # none after an end that was interrupted
-        if held and text.ticket.request.reuses_prefix and not text.has_failed:
+        if held and text.handle.request.reuses_prefix and not text.has_failed:
             self.tree.insert(
                 sequence.key,
                 sequence.token_ids[:length],

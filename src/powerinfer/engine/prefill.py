@@ -8,10 +8,10 @@ from functools import partial
 
 import numpy as np
 
-from powerinfer.engine.text import Text
+from powerinfer.engine.text import RunningText
 from powerinfer.kvcache import KVCache
 from powerinfer.loading.loader import LoadedModel, Progress
-from powerinfer.loading.reading import Reading
+from powerinfer.loading.reading import PrefillProgress
 from powerinfer.models.paused_step import PausedStep
 from powerinfer.values import FloatArray, IntArray
 
@@ -32,7 +32,7 @@ class Chunk:
         num_wanted: of how many of the last of them logits are wanted.
     """
 
-    text: Text
+    text: RunningText
     token_ids: list[int]
     is_prompt: bool
     num_wanted: int
@@ -56,14 +56,14 @@ class Prefiller:
         # A step has one observer, and the model's own comes first.
         watches_layers = loaded.placement is None and loaded.model.observer is None
         num_layers = loaded.model.config.num_layers
-        self._progress = Reading(progress, num_layers, watches_layers=watches_layers)
+        self._progress = PrefillProgress(progress, num_layers, watches_layers=watches_layers)
 
     @property
     def num_slices(self) -> int:
         """Parts, about equally long, between which the computation of chunks can pause."""
         return self._model.config.num_layers if self._model.ops.runs_layers_apart else 1
 
-    def next_chunk(self, text: Text, count: int) -> Chunk | None:
+    def next_chunk(self, text: RunningText, count: int) -> Chunk | None:
         """The next tokens of a prompt, at most `count`; None where it is computed."""
         sequence, first = text.sequence, text.first_scored
         if not sequence.num_pending:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from powerinfer.engine.policy import Running, Waiting
-from powerinfer.engine.pool import Pool, Siblings
-from powerinfer.engine.request import Ticket
-from powerinfer.engine.text import Text
+from powerinfer.engine.pool import Pool, SharedPrompt
+from powerinfer.engine.request import RequestHandle
+from powerinfer.engine.text import RunningText
 from powerinfer.errors import PromptError
 from powerinfer.loading.loader import LoadedModel
 from powerinfer.sampling.finish_reason import FinishReason
@@ -19,7 +19,7 @@ __all__ = ["Queue"]
 _in_order = attrgetter("id")
 
 
-def _without(left: Text, texts: Sequence[Text]) -> list[Text]:
+def _without(left: RunningText, texts: Sequence[RunningText]) -> list[RunningText]:
     # A function of its own: in Python 3.12 and 3.13 no `try` covers the jump back from an element
     # that a comprehension in it filters out (CPython's issue 108214), and Ctrl-C comes at jumps.
     return [text for text in texts if text is not left]
@@ -47,11 +47,11 @@ class Queue:
         """
         self._loaded = loaded
         self._pool = pool
-        self._arrivals: deque[list[Text]] = deque()
-        self._siblings: dict[Ticket, Siblings] = {}
+        self._arrivals: deque[list[RunningText]] = deque()
+        self._shared_prompts: dict[RequestHandle, SharedPrompt] = {}
         self._last_id = 0
-        self.waiting: list[Text] = []
-        self.running: list[Text] = []
+        self.waiting: list[RunningText] = []
+        self.running: list[RunningText] = []
         self.num_prompt_tokens = self.num_cached_tokens = 0
         self._num_generated = 0  # of texts that are over
 
@@ -71,17 +71,17 @@ class Queue:
         return self._num_generated + sum(text.num_generated for text in self.running)
 
     @property
-    def tickets(self) -> list[Ticket]:
+    def handles(self) -> list[RequestHandle]:
         """Of all that came and are not over."""
         texts = [*self.running, *self.waiting, *(texts[0] for texts in self._arrivals)]
-        return list(dict.fromkeys(text.ticket for text in texts))
+        return list(dict.fromkeys(text.handle for text in texts))
 
-    def enter(self, ticket: Ticket) -> None:
+    def enter(self, handle: RequestHandle) -> None:
         """Line up; any thread may."""
-        request = ticket.request
+        request = handle.request
         marks = [True] * len(request.prompt_ids) if request.marks is None else request.marks
         self._arrivals.append(
-            [Text(self._loaded, ticket, index, marks) for index in range(request.params.n)]
+            [RunningText(self._loaded, handle, index, marks) for index in range(request.params.n)]
         )
 
     def collect(self) -> None:
@@ -91,21 +91,21 @@ class Queue:
             for number, text in enumerate(texts, self._last_id + 1):
                 text.id = number
             if len(texts) > 1:
-                self._siblings[texts[0].ticket] = Siblings(texts[1:])
+                self._shared_prompts[texts[0].handle] = SharedPrompt(texts[1:])
             self.waiting = [*_without(texts[0], self.waiting), texts[0]]
             self._last_id = texts[-1].id
             self._arrivals.popleft()
-        for siblings in self._siblings.values():
-            if siblings.logits is not None:
-                self._line_up(siblings)
+        for shared in self._shared_prompts.values():
+            if shared.logits is not None:
+                self._line_up(shared)
 
     def end_cancelled(self) -> None:
         """End the texts that nobody wants any more."""
         for text in (*self.running, *self.waiting):
-            if text.ticket.is_cancelled and not text.is_over:
+            if text.handle.is_cancelled and not text.is_over:
                 text.end(FinishReason.CANCELLED)
-                siblings = self._siblings.get(text.ticket)
-                for other in () if siblings is None else siblings.not_begun:
+                shared = self._shared_prompts.get(text.handle)
+                for other in () if shared is None else shared.not_begun:
                     if not other.is_over:
                         other.end(FinishReason.CANCELLED)
 
@@ -124,45 +124,45 @@ class Queue:
                     text.fail(error)
                 return
 
-    def _admit(self, text: Text) -> None:
-        siblings = self._siblings.get(text.ticket)
+    def _admit(self, text: RunningText) -> None:
+        shared = self._shared_prompts.get(text.handle)
         waiting, running = self.waiting, self.running
         try:
-            self._pool.begin(text, siblings)
-            if siblings is not None:
-                siblings.not_begun = _without(text, siblings.not_begun)
+            self._pool.begin(text, shared)
+            if shared is not None:
+                shared.not_begun = _without(text, shared.not_begun)
             self.running = [*running, text]
             self.waiting = _without(text, waiting)
         except BaseException:
             # What a text was promised that goes on waiting would keep everybody from beginning.
             self.waiting, self.running = waiting, running
-            self._pool.take_back(text, siblings)
+            self._pool.take_back(text, shared)
             raise
-        ticket = text.ticket
-        if ticket.times.admitted is None:
-            ticket.times.admitted = time.monotonic()
-            self.num_prompt_tokens += ticket.num_prompt_tokens
-            self.num_cached_tokens += ticket.num_cached_tokens
+        handle = text.handle
+        if handle.times.admitted is None:
+            handle.times.admitted = time.monotonic()
+            self.num_prompt_tokens += handle.num_prompt_tokens
+            self.num_cached_tokens += handle.num_cached_tokens
 
-    def prompt_is_computed(self, text: Text, logits: FloatArray) -> None:
+    def prompt_is_computed(self, text: RunningText, logits: FloatArray) -> None:
         """Let the other texts of its request wait for their places; these are the next ones.
 
         Args:
             text: that computed the prompt.
             logits: f32[vocab_size] behind it.
         """
-        siblings = self._siblings.get(text.ticket)
-        if siblings is None:
+        shared = self._shared_prompts.get(text.handle)
+        if shared is None:
             return
         # A copy: a backend may use its array again. From now on it is begun by `logits_of`.
-        siblings.logits = logits.copy()
+        shared.logits = logits.copy()
         text.sequence.num_computed = len(text.sequence.token_ids)
-        self._line_up(siblings)
+        self._line_up(shared)
 
-    def logits_of(self, text: Text) -> FloatArray | None:
+    def logits_of(self, text: RunningText) -> FloatArray | None:
         """What was computed for it by another text of its request: f32[vocab_size]."""
-        siblings = self._siblings.get(text.ticket)
-        return None if siblings is None else siblings.logits
+        shared = self._shared_prompts.get(text.handle)
+        return None if shared is None else shared.logits
 
     def sweep(self) -> None:
         """Take the blocks of those that are over."""
@@ -172,20 +172,20 @@ class Queue:
         if any(text.is_over for text in self.waiting):
             for text in self.waiting:
                 if text.is_over:
-                    self._forget(text.ticket)
+                    self._forget(text.handle)
             self.waiting = [text for text in self.waiting if not text.is_over]
 
     def policy_waiting(self, num_places: int) -> list[Waiting]:
         """The first of those that wait, as the policy sees them."""
-        seen: set[Ticket] = set()
+        seen: set[RequestHandle] = set()
         listed = []
         for text in self.waiting[: max(num_places, 0)]:
-            siblings = self._siblings.get(text.ticket)
-            needs = self._pool.needs(text, siblings, is_first=text.ticket not in seen)
-            has_logits = siblings is not None and siblings.logits is not None
+            shared = self._shared_prompts.get(text.handle)
+            needs = self._pool.needs(text, shared, is_first=text.handle not in seen)
+            has_logits = shared is not None and shared.logits is not None
             num_pending = 0 if has_logits else text.sequence.num_pending
             listed.append(Waiting(id=text.id, needs_blocks=needs, num_pending=num_pending))
-            seen.add(text.ticket)
+            seen.add(text.handle)
         return listed
 
     def policy_running(self) -> list[Running]:
@@ -201,22 +201,22 @@ class Queue:
             for text in self.running
         ]
 
-    def _line_up(self, siblings: Siblings) -> None:
+    def _line_up(self, shared: SharedPrompt) -> None:
         """Let texts wait whose prompt is computed."""
-        if not all(text in self.waiting for text in siblings.not_begun):
-            self.waiting = sorted({*self.waiting, *siblings.not_begun}, key=_in_order)
+        if not all(text in self.waiting for text in shared.not_begun):
+            self.waiting = sorted({*self.waiting, *shared.not_begun}, key=_in_order)
 
-    def _leave(self, text: Text) -> None:
-        self._pool.end(text, self._siblings.get(text.ticket))
+    def _leave(self, text: RunningText) -> None:
+        self._pool.end(text, self._shared_prompts.get(text.handle))
         self.running = _without(text, self.running)
         self._num_generated += text.num_generated
-        self._forget(text.ticket)
+        self._forget(text.handle)
 
-    def _forget(self, ticket: Ticket) -> None:
+    def _forget(self, handle: RequestHandle) -> None:
         """Drop what the texts of a request share once nobody needs it."""
-        siblings = self._siblings.get(ticket)
-        if siblings is None or not (ticket.is_over or not siblings.not_begun):
+        shared = self._shared_prompts.get(handle)
+        if shared is None or not (handle.is_over or not shared.not_begun):
             return
-        if siblings.spare is not None:
-            self._pool.release(siblings.spare)
-        del self._siblings[ticket]
+        if shared.spare is not None:
+            self._pool.release(shared.spare)
+        del self._shared_prompts[handle]

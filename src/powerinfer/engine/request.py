@@ -12,7 +12,7 @@ from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.sampling.logprobs import TokenLogprob
 from powerinfer.sampling.sampling_params import SamplingParams
 
-__all__ = ["EngineStatistics", "Output", "Request", "Ticket", "Times"]
+__all__ = ["EngineStatistics", "Output", "Request", "RequestHandle", "Times"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ class Times:
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class Ticket:
+class RequestHandle:
     """A request on its way; compared by identity.
 
     Attributes:

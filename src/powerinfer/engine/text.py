@@ -6,7 +6,7 @@ from dataclasses import replace
 from operator import length_hint
 from typing import NamedTuple
 
-from powerinfer.engine.request import Output, Request, Ticket
+from powerinfer.engine.request import Output, Request, RequestHandle
 from powerinfer.engine.sequence import RunningSequence
 from powerinfer.errors import NumericsError, PowerInferError, PromptError
 from powerinfer.loading.loader import LoadedModel
@@ -19,15 +19,15 @@ from powerinfer.sampling.stop import StopMatcher
 from powerinfer.tokenizer import Tokenizer
 from powerinfer.values import FloatArray
 
-__all__ = ["PromptLogprobs", "Text"]
+__all__ = ["PromptLogprobs", "RunningText"]
 
 
-class Text:
+class RunningText:
     """Chooses tokens and turns them into text, until something ends it.
 
     Attributes:
         id: unlike that of any other text that waits or runs; ascending in order of arrival.
-        ticket: of its request.
+        handle: of its request.
         index: number of the text in its request.
         sequence: what is computed.
         is_over: nothing more is computed.
@@ -35,27 +35,27 @@ class Text:
     """
 
     def __init__(
-        self, loaded: LoadedModel, ticket: Ticket, index: int, marks: Sequence[bool]
+        self, loaded: LoadedModel, handle: RequestHandle, index: int, marks: Sequence[bool]
     ) -> None:
         """Prepare; nothing is computed yet.
 
         Args:
             loaded: model, tokenizer and options.
-            ticket: of its request.
+            handle: of its request.
             index: number of the text.
             marks: of each token of the prompt.
 
         Raises:
             PromptError: the form that the text must follow cannot be enforced.
         """
-        request, tokenizer = ticket.request, loaded.tokenizer
+        request, tokenizer = handle.request, loaded.tokenizer
         self.id = 0
-        self.ticket = ticket
+        self.handle = handle
         self.index = index
         self.sequence = RunningSequence(request.prompt_ids, marks)
         self.is_over = self.has_failed = False
         self._loaded = loaded
-        self._params = replace(request.params, seed=ticket.seed + index)
+        self._params = replace(request.params, seed=handle.seed + index)
         # A text without tokens of its own needs nothing that takes long on a long prompt.
         known = () if self._params.max_tokens == 0 else request.prompt_ids
         self._sampler = new_sampler(tokenizer, self._params, known)
@@ -78,7 +78,7 @@ class Text:
     @property
     def cost(self) -> CostMeter:
         """What it cost so far."""
-        return self.ticket.costs[self.index]
+        return self.handle.costs[self.index]
 
     @property
     def num_generated(self) -> int:
@@ -101,15 +101,15 @@ class Text:
             self.fail(self._explained(error, end))
             return
         if end == self._num_prompt:
-            self.ticket.prompt_logprobs = logprobs
+            self.handle.prompt_logprobs = logprobs
 
     def advance(
         self, logits: FloatArray, length_limit: int | None, started: float | None = None
     ) -> None:
-        """Choose the token behind those that are computed; the ticket gets what that adds.
+        """Choose the token behind those that are computed; the handle gets what that adds.
 
         An exception (Ctrl-C) leaves the text as it was, to be tried again, unless it comes when
-        the ticket has its output already.
+        the handle has its output already.
 
         Args:
             logits: f32[vocab_size]; not changed.
@@ -124,13 +124,13 @@ class Text:
         try:
             output = self._next(logits, length_limit)
             self.cost.decode_s += time.perf_counter() - started
-            self.ticket.lengths[self.index] = self.num_generated
+            self.handle.lengths[self.index] = self.num_generated
             self._note(output)
             ready = iter((output,))
             # An error and the frames of its traceback would keep each other, and the model, alive.
             del output
             # One call, which no interrupt divides, uses it up: from there on the text has moved on.
-            self.ticket.unread.extend(ready)
+            self.handle.unread.extend(ready)
         except BaseException:
             if ready is None or length_hint(ready):
                 self._restore(kept)
@@ -146,17 +146,17 @@ class Text:
 
     def _emit(self, output: Output) -> None:
         self._note(output)
-        self.ticket.unread.append(output)
+        self.handle.unread.append(output)
 
     def _note(self, output: Output) -> None:
         """Keep what an output says of the text, before anybody can read it."""
-        times = self.ticket.times
+        times = self.handle.times
         if output.token_ids and times.first_token is None:
             times.first_token = time.monotonic()
         if output.is_last:
             times.last = time.monotonic()
             self.is_over, self.has_failed = True, output.error is not None
-            self.ticket.over.add(self.index)
+            self.handle.over.add(self.index)
 
     def _next(self, logits: FloatArray, length_limit: int | None) -> Output:
         self.sequence.num_computed = len(self.sequence.token_ids)
@@ -256,8 +256,8 @@ class Text:
         self._sampler.state = kept.sampler
         self._stops.state = kept.stops
         self._decoder.state = kept.decoder
-        self.ticket.lengths[self.index] = self.num_generated
-        self.ticket.over.discard(self.index)
+        self.handle.lengths[self.index] = self.num_generated
+        self.handle.over.discard(self.index)
         self.is_over = self.has_failed = False
 
 

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from powerinfer.engine.engine import CLOSED, Engine
-from powerinfer.engine.request import Output, Request, Ticket
+from powerinfer.engine.request import Output, Request, RequestHandle
 from powerinfer.errors import PowerInferError
 from powerinfer.loading.turns import LOOK_EVERY_S, AsyncWaiter
 from powerinfer.models.metrics import Metrics
@@ -50,14 +50,14 @@ class TextSoFar:
         is_over: nothing will be added.
     """
 
-    def __init__(self, ticket: Ticket, index: int = 0) -> None:
+    def __init__(self, handle: RequestHandle, index: int = 0) -> None:
         """Start with nothing.
 
         Args:
-            ticket: of the request.
+            handle: of the request.
             index: number of the text.
         """
-        self._ticket = ticket
+        self._handle = handle
         self._index = index
         self._pieces: list[str] = []
         self._token_ids: list[int] = []
@@ -92,14 +92,14 @@ class TextSoFar:
     @property
     def generation(self) -> Generation:
         """What was generated so far; `cancelled` unless the text has ended."""
-        ticket, num_top = self._ticket, self._ticket.request.params.logprobs
-        cost = ticket.costs[self._index]
+        handle, num_top = self._handle, self._handle.request.params.logprobs
+        cost = handle.costs[self._index]
         return Generation(
             text="".join(self._pieces),
             token_ids=list(self._token_ids),
             finish_reason=self._reason.value,
             metrics=cost.metrics(len(self._token_ids)),
-            seed=ticket.seed + self._index,
+            seed=handle.seed + self._index,
             logprobs=None if num_top is None else list(self._logprobs),
         )
 
@@ -123,10 +123,10 @@ class Reader:
             PromptError: it can never run.
         """
         self._engine: Engine | None = engine
-        self._ticket = engine.ticket(request)
+        self._handle = engine.prepare(request)
         self._has_entered = False
         self._taking = threading.Lock()
-        self.so_far = TextSoFar(self._ticket)
+        self.so_far = TextSoFar(self._handle)
         self.is_ended = False
 
     def __del__(self) -> None:
@@ -157,7 +157,7 @@ class Reader:
             raise PowerInferError(CLOSED)
         with self._taking:
             if not self._has_entered:
-                engine.enter(self._ticket)
+                engine.enter(self._handle)
                 self._has_entered = True
         return engine
 
@@ -169,7 +169,7 @@ class Reader:
         """
         text = ""
         with self._taking:
-            unread = self._ticket.unread
+            unread = self._handle.unread
             while unread and not text and not self.is_ended:
                 output = unread.popleft()
                 self.so_far.add(output)
@@ -183,7 +183,7 @@ class Reader:
     @property
     def is_ready(self) -> bool:
         """Waiting for a piece would not help."""
-        return bool(self._ticket.unread) or self.is_ended
+        return bool(self._handle.unread) or self.is_ended
 
     def close(self) -> None:
         """End it, and tell those who wait for a piece."""
@@ -197,7 +197,7 @@ class Reader:
         self.is_ended = True
         engine, self._engine = self.__dict__.get("_engine"), None
         if engine is not None:
-            self._ticket.is_cancelled = True
+            self._handle.is_cancelled = True
 
 
 class TextStream(Iterator[str]):

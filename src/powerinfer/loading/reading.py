@@ -5,10 +5,10 @@ from collections.abc import Callable
 from powerinfer.models.blocks import Observer, Stage
 from powerinfer.values import FloatArray
 
-__all__ = ["Reading"]
+__all__ = ["PrefillProgress"]
 
 
-class Reading:
+class PrefillProgress:
     """Tells a caller's function how many of the tokens of prompts are computed."""
 
     def __init__(

@@ -14,7 +14,7 @@ import numpy as np
 
 from powerinfer.errors import PromptError
 from powerinfer.kvcache import KVCache
-from powerinfer.loading.reading import Reading
+from powerinfer.loading.reading import PrefillProgress
 from powerinfer.loading.turns import FairLock
 from powerinfer.models import Model
 from powerinfer.models.blocks import Observer
@@ -90,7 +90,7 @@ class TokenSequence:
         # A step has one observer, and the model's own comes first.
         watches_layers = watches_layers and model.observer is None
         num_layers = model.config.num_layers
-        self._reading = Reading(progress, num_layers, watches_layers=watches_layers)
+        self._reading = PrefillProgress(progress, num_layers, watches_layers=watches_layers)
         # Not `self`: the cache keeps its keys, and would keep the sequence that keeps the cache.
         self._cache_key = object()
         self.context_length = model.context_length
@@ -140,7 +140,7 @@ class TokenSequence:
         """Gives all room back without keeping this sequence alive."""
         return partial(self._cache.free, self._cache_key)
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
         """Forget all tokens and give all room back; for who may use the cache alone."""
         del self.token_ids[:]
         del self._marks[:]

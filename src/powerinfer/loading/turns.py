@@ -85,11 +85,11 @@ class FairLock:
         Raises:
             PowerInferError: this thread holds it already.
         """
-        with self.held_unless(lambda: False):
+        with self.held_until(lambda: False):
             yield
 
     @contextmanager
-    def held_unless(self, is_done: Callable[[], bool]) -> Iterator[bool]:
+    def held_until(self, is_done: Callable[[], bool]) -> Iterator[bool]:
         """Wait for the lock or until nothing is left to be done; yields whether it is held.
 
         Args:
@@ -112,7 +112,7 @@ class FairLock:
         finally:
             self._leave(place)
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Have all who wait look whether something is left for them to be done."""
         with self._guard:
             places = [place() for place in self._line]
@@ -167,7 +167,7 @@ class AsyncWaiter:
         self._loop = loop
         self._news = news
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Wake the task."""
         with suppress(RuntimeError):  # the loop was closed
             self._loop.call_soon_threadsafe(self._news.set)
@@ -209,11 +209,11 @@ class AsyncLeader:
         if thread is not None and thread is not threading.current_thread():
             thread.join(_PATIENCE_S)
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Wake the tasks that need not wait any more."""
         for waiter in self._waiters:
             if waiter.is_done():
-                waiter.tell()
+                waiter.notify()
 
     def _run(self) -> None:
         while True:
@@ -235,7 +235,7 @@ class AsyncLeader:
             waiter.wait(lambda: waiter.is_done() or waiter not in self._waiters)
         except BaseException as error:  # noqa: BLE001  the task raises it
             waiter.error = error
-        waiter.tell()
+        waiter.notify()
 
 
 def _is_served(waiter: AsyncWaiter) -> bool:

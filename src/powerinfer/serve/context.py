@@ -14,7 +14,7 @@ from powerinfer.serve.engine_thread import EngineThread
 from powerinfer.serve.errors import ApiError, EndingError, ErrorBody
 from powerinfer.serve.metrics import ServerMetrics
 from powerinfer.serve.settings import ServerSettings
-from powerinfer.serve.stepping import AnyTicket, StepEngine
+from powerinfer.serve.stepping import AnyHandle, StepEngine
 from powerinfer.tokenizer import Tokenizer
 
 __all__ = ["ServedModel", "ServerContext", "ServerPhase"]
@@ -45,7 +45,7 @@ class ServedModel:
         loaded: everything about the model; None in tests with a fake engine.
     """
 
-    # Only the thread that steps it needs to know its tickets.
+    # Only the thread that steps it needs to know its handles.
     engine: StepEngine[Any]
     tokenizer: Tokenizer
     context_length: int
@@ -74,7 +74,7 @@ class ServerContext:
     public_paths: set[str] = field(default_factory=lambda: {"/", "/health", "/v1/health"})
     num_requests: int = 0
     _model: ServedModel | None = None
-    _thread: EngineThread[AnyTicket] | None = None
+    _thread: EngineThread[AnyHandle] | None = None
     _pool: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(_POOL_THREADS, thread_name_prefix="requests")
     )
@@ -115,7 +115,7 @@ class ServerContext:
         return self._model
 
     @property
-    def engine(self) -> EngineThread[AnyTicket]:
+    def engine(self) -> EngineThread[AnyHandle]:
         """The thread that computes requests.
 
         Raises:

@@ -13,7 +13,7 @@ from typing import Generic
 
 from powerinfer.engine.request import Output, Request
 from powerinfer.errors import PowerInferError
-from powerinfer.serve.stepping import AnyTicket, StepEngine, TicketT
+from powerinfer.serve.stepping import AnyHandle, HandleT, StepEngine
 
 __all__ = ["EngineThread", "RequestStream", "StreamWatcher"]
 
@@ -23,26 +23,26 @@ _log = logging.getLogger(__name__)
 class StreamWatcher:
     """Observer of requests, called on the event loop; the base class ignores everything."""
 
-    def opened(self, ticket: AnyTicket) -> None:
+    def opened(self, handle: AnyHandle) -> None:
         """A request was accepted."""
 
     def received(
-        self, ticket: AnyTicket, seconds: float, num_tokens: int, *, is_first: bool
+        self, handle: AnyHandle, seconds: float, num_tokens: int, *, is_first: bool
     ) -> None:
         """A text grew, `seconds` after it last did or, at first, after the request was accepted."""
 
-    def closed(self, ticket: AnyTicket) -> None:
+    def closed(self, handle: AnyHandle) -> None:
         """A request is no longer read, whether it has ended or not."""
 
 
 class RequestStream:
     """Outputs of one request: an asynchronous iterator for a single reader."""
 
-    def __init__(self, ticket: AnyTicket) -> None:
-        self.ticket = ticket
+    def __init__(self, handle: AnyHandle) -> None:
+        self.handle = handle
         self._unread: deque[Output] = deque()
         self._arrived = asyncio.Event()
-        self._num_open = ticket.request.params.n
+        self._num_open = handle.request.params.n
         self._last_at: dict[int, float] = {}
         self._opened_at = time.monotonic()
 
@@ -72,7 +72,7 @@ class RequestStream:
         if output.token_ids:
             before = self._last_at.get(output.index)
             seconds = now - (self._opened_at if before is None else before)
-            watcher.received(self.ticket, seconds, len(output.token_ids), is_first=before is None)
+            watcher.received(self.handle, seconds, len(output.token_ids), is_first=before is None)
             self._last_at[output.index] = now
         self._unread.append(output)
         self._num_open -= output.is_last
@@ -86,21 +86,21 @@ class RequestStream:
             self._arrived.set()
 
 
-class EngineThread(Generic[TicketT]):
+class EngineThread(Generic[HandleT]):
     """Steps an engine while it has work; requests are opened and read on one event loop."""
 
     def __init__(
-        self, engine: StepEngine[TicketT], pool: Executor, watcher: StreamWatcher | None = None
+        self, engine: StepEngine[HandleT], pool: Executor, watcher: StreamWatcher | None = None
     ) -> None:
         """Prepare the thread within a running event loop; requests are checked in `pool`."""
         self.engine = engine
         self._pool = pool
         self._watcher = watcher or StreamWatcher()
         self._loop = asyncio.get_running_loop()
-        self._streams: dict[TicketT, RequestStream] = {}
+        self._streams: dict[HandleT, RequestStream] = {}
         # Outputs of requests whose submission this loop has not noticed yet.
         self._num_submitting = 0
-        self._early: list[tuple[TicketT, Output]] = []
+        self._early: list[tuple[HandleT, Output]] = []
         self._condition = threading.Condition()
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -133,33 +133,33 @@ class EngineThread(Generic[TicketT]):
         Raises:
             PromptError: the request can never run.
         """
-        ticket, stream = await self._new_stream(request)
-        self._watcher.opened(ticket)
+        handle, stream = await self._new_stream(request)
+        self._watcher.opened(handle)
         self._wake()
         try:
             yield stream
         finally:
-            del self._streams[ticket]
-            self._watcher.closed(ticket)
+            del self._streams[handle]
+            self._watcher.closed(handle)
             if not stream.is_over:
-                self._cancel(ticket)
+                self._cancel(handle)
 
-    async def _new_stream(self, request: Request) -> tuple[TicketT, RequestStream]:
+    async def _new_stream(self, request: Request) -> tuple[HandleT, RequestStream]:
         """Submit a request, and take the outputs that arrived before this coroutine resumed."""
         self._num_submitting += 1
         try:
-            ticket = await self._submit(request)
-            stream = self._streams[ticket] = RequestStream(ticket)
+            handle = await self._submit(request)
+            stream = self._streams[handle] = RequestStream(handle)
             for early, output in self._early:
-                if early is ticket:
+                if early is handle:
                     stream.take(output, self._watcher)
-            return ticket, stream
+            return handle, stream
         finally:
             self._num_submitting -= 1
             if not self._num_submitting:
                 self._early.clear()
 
-    async def _submit(self, request: Request) -> TicketT:
+    async def _submit(self, request: Request) -> HandleT:
         """Submit in the pool; the request is cancelled if the caller is."""
         submitted = self._loop.run_in_executor(self._pool, self.engine.submit, request)
         try:
@@ -168,12 +168,12 @@ class EngineThread(Generic[TicketT]):
             submitted.add_done_callback(self._forget)
             raise
 
-    def _forget(self, submitted: "asyncio.Future[TicketT]") -> None:
+    def _forget(self, submitted: "asyncio.Future[HandleT]") -> None:
         if not submitted.cancelled() and submitted.exception() is None:
             self._cancel(submitted.result())
 
-    def _cancel(self, ticket: TicketT) -> None:
-        self.engine.cancel(ticket)
+    def _cancel(self, handle: HandleT) -> None:
+        self.engine.cancel(handle)
         self._wake()
 
     def _wake(self) -> None:
@@ -205,16 +205,16 @@ class EngineThread(Generic[TicketT]):
             failed = PowerInferError(f"a step failed: {type(error).__name__}")
             return partial(self.fail_all, failed)
 
-    def _deliver(self, outputs: list[tuple[TicketT, Output]]) -> None:
-        for ticket, output in outputs:
-            stream = self._streams.get(ticket)
+    def _deliver(self, outputs: list[tuple[HandleT, Output]]) -> None:
+        for handle, output in outputs:
+            stream = self._streams.get(handle)
             if stream is not None:
                 stream.take(output, self._watcher)
             elif self._num_submitting:
-                self._early.append((ticket, output))
+                self._early.append((handle, output))
 
     def fail_all(self, error: PowerInferError) -> None:
         """End all requests with an error; called on the event loop."""
-        for ticket, stream in self._streams.items():
-            self.engine.cancel(ticket)
+        for handle, stream in self._streams.items():
+            self.engine.cancel(handle)
             stream.fail(error)

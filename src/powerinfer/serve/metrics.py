@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from powerinfer.serve.engine_thread import StreamWatcher
-from powerinfer.serve.stepping import AnyTicket
+from powerinfer.serve.stepping import AnyHandle
 
 __all__ = ["ServerMetrics"]
 
@@ -62,16 +62,16 @@ class ServerMetrics(StreamWatcher):
         )
 
     def received(
-        self, ticket: AnyTicket, seconds: float, num_tokens: int, *, is_first: bool
+        self, handle: AnyHandle, seconds: float, num_tokens: int, *, is_first: bool
     ) -> None:
         """Count new tokens of a text."""
         (self.first_token if is_first else self.gaps).observe(seconds)
         self.generated_tokens.inc(num_tokens)
 
-    def closed(self, ticket: AnyTicket) -> None:
+    def closed(self, handle: AnyHandle) -> None:
         """Count the tokens of a prompt, whose cache hits are known now."""
-        self.prompt_tokens.inc(ticket.num_prompt_tokens)
-        self.cached_tokens.inc(ticket.num_cached_tokens)
+        self.prompt_tokens.inc(handle.num_prompt_tokens)
+        self.cached_tokens.inc(handle.num_cached_tokens)
 
     def measure(self, statistics: object) -> None:
         """Take the statistics of an engine; gauges that it does not know stay as they are."""

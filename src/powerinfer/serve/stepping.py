@@ -6,10 +6,10 @@ from typing import Protocol, TypeVar
 from powerinfer.engine.request import Output, Request
 from powerinfer.sampling.logprobs import TokenLogprob
 
-__all__ = ["AnyTicket", "StepEngine", "TicketT"]
+__all__ = ["AnyHandle", "HandleT", "StepEngine"]
 
 
-class AnyTicket(Protocol):
+class AnyHandle(Protocol):
     """A submitted request; compared by identity."""
 
     @property
@@ -33,10 +33,10 @@ class AnyTicket(Protocol):
         ...
 
 
-TicketT = TypeVar("TicketT", bound=AnyTicket)
+HandleT = TypeVar("HandleT", bound=AnyHandle)
 
 
-class StepEngine(Protocol[TicketT]):
+class StepEngine(Protocol[HandleT]):
     """Computes many requests step by step; `submit` and `cancel` may be called from any thread."""
 
     @property
@@ -44,7 +44,7 @@ class StepEngine(Protocol[TicketT]):
         """A step would do something."""
         ...
 
-    def submit(self, request: Request) -> TicketT:
+    def submit(self, request: Request) -> HandleT:
         """Accept a request.
 
         Raises:
@@ -52,11 +52,11 @@ class StepEngine(Protocol[TicketT]):
         """
         ...
 
-    def cancel(self, ticket: TicketT) -> None:
+    def cancel(self, handle: HandleT) -> None:
         """End a request with the next step."""
         ...
 
-    def step(self) -> list[tuple[TicketT, Output]]:
+    def step(self) -> list[tuple[HandleT, Output]]:
         """Compute one step of all running texts."""
         ...
 

@@ -25,10 +25,10 @@ def physical_cores() -> int:
         allowed = sorted(os.sched_getaffinity(0))
     except AttributeError:  # not on macOS
         return max(1, os.cpu_count() or 1)
-    return max(1, len({_siblings(cpu) for cpu in allowed}))
+    return max(1, len({_shared_prompts(cpu) for cpu in allowed}))
 
 
-def _siblings(cpu: int) -> str:
+def _shared_prompts(cpu: int) -> str:
     """What the system calls the core of a CPU; the CPU itself where it does not say."""
     path = _CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list"
     try:

@@ -64,10 +64,10 @@ class TestMemory:
 def test_hardware_threads_of_a_core_count_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for cpu, siblings in enumerate(["0,2", "1,3", "0,2", "1,3"]):
+    for cpu, shared in enumerate(["0,2", "1,3", "0,2", "1,3"]):
         folder = tmp_path / f"cpu{cpu}" / "topology"
         folder.mkdir(parents=True)
-        (folder / "thread_siblings_list").write_text(siblings + "\n")
+        (folder / "thread_siblings_list").write_text(shared + "\n")
     monkeypatch.setattr(threads, "_CPUS", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
     assert threads.physical_cores() == 2

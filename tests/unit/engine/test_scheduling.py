@@ -41,12 +41,12 @@ def _request(prompt: list[int], **changes: object) -> Request:
 def test_texts_side_by_side_are_those_alone(llm: LLM) -> None:
     engine = new_engine(llm, kv_tokens=1024)
     requests = [_request(prompt, seed=number) for number, prompt in enumerate(PROMPTS)]
-    tickets = [engine.submit(request) for request in requests]
-    outputs = run(engine, tickets)
-    for ticket in tickets:
-        assert text_of(outputs[ticket, 0]) == alone(llm.loaded, ticket.request)
-        assert ticket.num_generated == 9
-        times = ticket.times
+    handles = [engine.submit(request) for request in requests]
+    outputs = run(engine, handles)
+    for handle in handles:
+        assert text_of(outputs[handle, 0]) == alone(llm.loaded, handle.request)
+        assert handle.num_generated == 9
+        times = handle.times
         assert times.admitted is not None
         assert times.first_token is not None
         assert times.last is not None
@@ -67,26 +67,26 @@ def test_nothing_to_do(llm: LLM) -> None:
 
 def test_a_step_gives_every_text_one_token(llm: LLM) -> None:
     engine = new_engine(llm)
-    tickets = [engine.submit(_request([number + 5], max_tokens=4)) for number in range(3)]
+    handles = [engine.submit(_request([number + 5], max_tokens=4)) for number in range(3)]
     for _ in range(4):
         outputs = engine.step()
-        assert [ticket for ticket, _ in outputs] == tickets
+        assert [handle for handle, _ in outputs] == handles
         assert all(len(output.token_ids) == 1 for _, output in outputs)
     assert not engine.has_work
 
 
 def test_no_more_texts_at_once_than_asked_for(llm: LLM) -> None:
     engine = new_engine(llm, parallel=2, kv_tokens=1024)
-    tickets = [engine.submit(_request([number + 5])) for number in range(5)]
+    handles = [engine.submit(_request([number + 5])) for number in range(5)]
     most = 0
 
     def look(_: int) -> None:
         nonlocal most
         most = max(most, engine.statistics().running)
 
-    run(engine, tickets, look)
+    run(engine, handles, look)
     assert most == 2
-    ended = [ticket.times.last or 0 for ticket in tickets]
+    ended = [handle.times.last or 0 for handle in handles]
     assert ended == sorted(ended)
 
 
@@ -96,21 +96,21 @@ def test_texts_of_one_prompt_compute_it_once(llm: LLM, kv_tokens: int, max_token
     """Also where there is room for one of them at a time."""
     engine = new_engine(llm, kv_tokens=kv_tokens)
     other = engine.submit(_request([3, 4]))
-    ticket = engine.submit(_request(list(range(10, 80)), n=4, max_tokens=max_tokens))
-    outputs = run(engine, [ticket, other])
-    texts = [text_of(outputs[ticket, index]) for index in range(4)]
-    assert texts == all_alone(llm.loaded, ticket.request)
-    assert [ticket.metrics(index).prefill_tokens for index in range(4)] == [70, 0, 0, 0]
+    handle = engine.submit(_request(list(range(10, 80)), n=4, max_tokens=max_tokens))
+    outputs = run(engine, [handle, other])
+    texts = [text_of(outputs[handle, index]) for index in range(4)]
+    assert texts == all_alone(llm.loaded, handle.request)
+    assert [handle.metrics(index).prefill_tokens for index in range(4)] == [70, 0, 0, 0]
     assert text_of(outputs[other, 0]) == alone(llm.loaded, other.request)
 
 
 def test_more_texts_of_one_prompt_than_may_run_at_once(llm: LLM) -> None:
     engine = new_engine(llm, parallel=2, kv_tokens=1024)
-    tickets = [engine.submit(_request([9, number], n=5)) for number in range(7, 10)]
-    outputs = run(engine, tickets)
-    for ticket in tickets:
-        texts = [text_of(outputs[ticket, index]) for index in range(5)]
-        assert texts == all_alone(llm.loaded, ticket.request)
+    handles = [engine.submit(_request([9, number], n=5)) for number in range(7, 10)]
+    outputs = run(engine, handles)
+    for handle in handles:
+        texts = [text_of(outputs[handle, index]) for index in range(5)]
+        assert texts == all_alone(llm.loaded, handle.request)
 
 
 def test_the_last_position_of_a_text_is_promised_too(llm: LLM) -> None:
@@ -118,24 +118,24 @@ def test_the_last_position_of_a_text_is_promised_too(llm: LLM) -> None:
     engine = new_engine(llm, kv_tokens=3 * BLOCK_SIZE)
     prompt = list(range(10, 10 + BLOCK_SIZE - 4))
     requests = [_request([number, *prompt[1:]], max_tokens=6) for number in (7, 8)]
-    tickets = [engine.submit(request) for request in requests]
-    outputs = run(engine, tickets)
-    for ticket in tickets:
-        assert text_of(outputs[ticket, 0]) == alone(llm.loaded, ticket.request)
+    handles = [engine.submit(request) for request in requests]
+    outputs = run(engine, handles)
+    for handle in handles:
+        assert text_of(outputs[handle, 0]) == alone(llm.loaded, handle.request)
 
 
 def test_a_beginning_that_was_computed_before_is_not_computed_again(llm: LLM) -> None:
     engine = new_engine(llm, kv_tokens=1024)
     first, second = list(range(10, 150)), [*range(10, 140), 5, 6]
-    ticket = engine.submit(_request(first))
-    run(engine, [ticket])
+    handle = engine.submit(_request(first))
+    run(engine, [handle])
     again, other, own = (
         engine.submit(_request(first)),
         engine.submit(_request(second)),
         engine.submit(Request(prompt_ids=first, params=PARAMS, reuses_prefix=False)),
     )
     outputs = run(engine, [again, other, own])
-    assert (ticket.num_cached_tokens, own.num_cached_tokens) == (0, 0)
+    assert (handle.num_cached_tokens, own.num_cached_tokens) == (0, 0)
     assert again.num_cached_tokens >= 128
     assert other.num_cached_tokens >= 128
     assert again.metrics().prefill_tokens == 140 - again.num_cached_tokens
@@ -153,9 +153,9 @@ def test_answers_are_computed_again_unless_they_may_be_shared(
     made = text_of(run(engine, [first])[first, 0]).token_ids
     conversation = [*range(10, 70), *made, 5, 6]
     second = Request(prompt_ids=conversation, params=PARAMS, shares_answers=shares_answers)
-    ticket = engine.submit(second)
-    text = text_of(run(engine, [ticket])[ticket, 0])
-    assert (ticket.num_cached_tokens > 64) == shares_answers
+    handle = engine.submit(second)
+    text = text_of(run(engine, [handle])[handle, 0])
+    assert (handle.num_cached_tokens > 64) == shares_answers
     if not shares_answers:
         assert text == alone(llm.loaded, second)
         return
@@ -167,27 +167,27 @@ def test_marks_say_what_an_earlier_answer_was(llm: LLM) -> None:
     engine = new_engine(llm, kv_tokens=1024)
     marks = [number % 7 < 4 for number in range(150)]
     request = Request(prompt_ids=list(range(10, 160)), params=PARAMS, marks=marks)
-    tickets = [engine.submit(request), engine.submit(_request([5]))]
-    outputs = run(engine, tickets)
-    assert text_of(outputs[tickets[0], 0]) == alone(llm.loaded, request)
+    handles = [engine.submit(request), engine.submit(_request([5]))]
+    outputs = run(engine, handles)
+    assert text_of(outputs[handles[0], 0]) == alone(llm.loaded, request)
 
 
 def test_cancelling_frees_the_blocks_with_the_next_step(llm: LLM) -> None:
     engine = new_engine(llm, kv_tokens=1024)
-    ticket = engine.submit(_request(list(range(10, 80)), n=3, max_tokens=None))
+    handle = engine.submit(_request(list(range(10, 80)), n=3, max_tokens=None))
     other = engine.submit(_request([5]))
     waiting = [engine.submit(_request([6], n=2)) for _ in range(9)]
     for _ in range(4):
         engine.step()
-    for each in (ticket, *waiting):
+    for each in (handle, *waiting):
         engine.cancel(each)
     outputs = engine.step()
     ended = [(of, output) for of, output in outputs if of is not other]
     assert {output.finish_reason for _, output in ended} == {FinishReason.CANCELLED}
     assert len(ended) == 3 + 2 * len(waiting)
     assert engine.statistics().blocks_used == 1
-    engine.cancel(ticket)
-    run(engine, [ticket, other, *waiting])
+    engine.cancel(handle)
+    run(engine, [handle, other, *waiting])
 
 
 def test_a_stream_goes_on_while_a_prompt_pauses_between_layers(llm: LLM) -> None:
@@ -225,12 +225,12 @@ def test_a_request_that_can_never_run_is_refused(llm: LLM) -> None:
 
 def test_a_text_ends_where_context_or_blocks_do(llm: LLM) -> None:
     engine = new_engine(llm, kv_tokens=128)
-    ticket = engine.submit(_request([5] * 120, max_tokens=None))
-    assert len(text_of(run(engine, [ticket])[ticket, 0]).token_ids) == 9
+    handle = engine.submit(_request([5] * 120, max_tokens=None))
+    assert len(text_of(run(engine, [handle])[handle, 0]).token_ids) == 9
     engine = new_engine(llm)
-    ticket = engine.submit(_request([5] * 150, max_tokens=None))
-    assert text_of(run(engine, [ticket])[ticket, 0]) == alone(llm.loaded, ticket.request)
-    assert ticket.num_generated == 11
+    handle = engine.submit(_request([5] * 150, max_tokens=None))
+    assert text_of(run(engine, [handle])[handle, 0]) == alone(llm.loaded, handle.request)
+    assert handle.num_generated == 11
 
 
 def test_the_stop_string_is_named(llm: LLM) -> None:
@@ -238,10 +238,10 @@ def test_the_stop_string_is_named(llm: LLM) -> None:
     request = _request([5, 6], max_tokens=40)
     whole = alone(llm.loaded, request).text
     stop = whole[5:8]
-    ticket = engine.submit(_request([5, 6], max_tokens=40, stop=[stop, "never there"]))
-    text = text_of(run(engine, [ticket])[ticket, 0])
+    handle = engine.submit(_request([5, 6], max_tokens=40, stop=[stop, "never there"]))
+    text = text_of(run(engine, [handle])[handle, 0])
     assert (text.text, text.stop) == (whole[: whole.index(stop)], stop)
-    assert text == alone(llm.loaded, ticket.request)
+    assert text == alone(llm.loaded, handle.request)
 
 
 @pytest.mark.parametrize("num_top", [0, 3])
@@ -249,17 +249,17 @@ def test_log_probabilities_of_a_prompt(llm: LLM, num_top: int) -> None:
     engine = new_engine(llm, kv_tokens=1024)
     prompt = list(range(10, 150))
     request = Request(prompt_ids=prompt, params=PARAMS, prompt_logprobs=num_top)
-    tickets = [engine.submit(request), engine.submit(_request(prompt, n=2))]
-    assert tickets[0].prompt_logprobs is None
-    outputs = run(engine, tickets)
-    found = tickets[0].prompt_logprobs
+    handles = [engine.submit(request), engine.submit(_request(prompt, n=2))]
+    assert handles[0].prompt_logprobs is None
+    outputs = run(engine, handles)
+    found = handles[0].prompt_logprobs
     assert found is not None
     (score,) = llm.score([prompt])
     assert [each.logprob for each in found] == score.token_logprobs
     assert [each.token_id for each in found] == prompt[1:]
     assert {len(each.top) for each in found} == {num_top}
-    assert tickets[1].prompt_logprobs is None
-    assert text_of(outputs[tickets[0], 0]) == alone(llm.loaded, request)
+    assert handles[1].prompt_logprobs is None
+    assert text_of(outputs[handles[0], 0]) == alone(llm.loaded, request)
 
 
 def test_numbers_that_are_not_finite_end_their_own_text(
@@ -329,9 +329,9 @@ def test_what_a_shared_step_reads_is_divided(llm: LLM) -> None:
     engine = new_engine(llm)
     alone_ = engine.submit(_request([5, 6]))
     run(engine, [alone_])
-    tickets = [engine.submit(_request([5, 6])) for _ in range(2)]
-    run(engine, tickets)
-    one, (left, right) = alone_.metrics(), (ticket.metrics() for ticket in tickets)
+    handles = [engine.submit(_request([5, 6])) for _ in range(2)]
+    run(engine, handles)
+    one, (left, right) = alone_.metrics(), (handle.metrics() for handle in handles)
     assert left.active_neurons + right.active_neurons == 2 * one.active_neurons
     assert left.total_neurons + right.total_neurons == 2 * one.total_neurons
     assert (left.decode_steps, right.decode_steps) == (8, 8)
@@ -368,13 +368,13 @@ def _check_shift(llm: LLM, keep_tokens: int) -> None:
     )
     engine = new_engine(llm, context_shift=True, keep_tokens=keep_tokens, kv_tokens=480)
     request = _request(list(range(10, 120)), max_tokens=200, n=2, temperature=0)
-    tickets = [engine.submit(request), engine.submit(_request([5]))]
-    outputs = run(engine, tickets)
-    assert text_of(outputs[tickets[0], 0]).token_ids == _shifted_by_hand(loaded, request)
-    assert text_of(outputs[tickets[0], 1]) == text_of(outputs[tickets[0], 0])
-    assert tickets[0].metrics().prefill_tokens == 110
-    assert tickets[0].metrics().decode_steps == 199
-    assert text_of(outputs[tickets[1], 0]) == alone(llm.loaded, tickets[1].request)
+    handles = [engine.submit(request), engine.submit(_request([5]))]
+    outputs = run(engine, handles)
+    assert text_of(outputs[handles[0], 0]).token_ids == _shifted_by_hand(loaded, request)
+    assert text_of(outputs[handles[0], 1]) == text_of(outputs[handles[0], 0])
+    assert handles[0].metrics().prefill_tokens == 110
+    assert handles[0].metrics().decode_steps == 199
+    assert text_of(outputs[handles[1], 0]) == alone(llm.loaded, handles[1].request)
 
 
 def _shifted_by_hand(loaded: LoadedModel, request: Request) -> list[int]:

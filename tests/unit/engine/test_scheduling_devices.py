@@ -38,11 +38,11 @@ def _logprobs(listed: Sequence[TokenLogprob]) -> list[float]:
 
 def _check_side_by_side(loaded: LoadedModel, requests: list[Request]) -> None:
     engine = Engine(replace(loaded, options=replace(loaded.options, kv_tokens=1024, parallel=6)))
-    tickets = [engine.submit(request) for request in requests]
-    outputs = run(engine, tickets)
-    for ticket in tickets:
-        for index, wanted in enumerate(all_alone(loaded, ticket.request)):
-            got = text_of(outputs[ticket, index])
+    handles = [engine.submit(request) for request in requests]
+    outputs = run(engine, handles)
+    for handle in handles:
+        for index, wanted in enumerate(all_alone(loaded, handle.request)):
+            got = text_of(outputs[handle, index])
             assert got.token_ids == wanted.token_ids
             np.testing.assert_allclose(
                 _logprobs(got.logprobs), _logprobs(wanted.logprobs), atol=0.01

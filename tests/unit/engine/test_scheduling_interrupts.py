@@ -11,7 +11,7 @@ import pytest
 
 from powerinfer import LLM, SamplingParams
 from powerinfer.engine.engine import Engine
-from powerinfer.engine.request import Output, Request, Ticket
+from powerinfer.engine.request import Output, Request, RequestHandle
 from powerinfer.kvcache.kv_cache import BLOCK_SIZE
 from scheduling_cases import WholeText, all_alone, new_engine, text_of
 from tiny_models import TINY_MODELS, write_model
@@ -69,8 +69,8 @@ def _is_in(name: str, parts: tuple[str, ...]) -> bool:
 
 def _run(
     engine: Engine, interrupt: _Interrupt, requests: Sequence[Request] = REQUESTS
-) -> list[Ticket]:
-    tickets = [engine.submit(request) for request in requests]
+) -> list[RequestHandle]:
+    handles = [engine.submit(request) for request in requests]
     before = sys.gettrace()
     for _ in range(MOST_STEPS):
         if not engine.has_work:
@@ -86,13 +86,13 @@ def _run(
         finally:
             sys.settrace(before)
     assert not engine.has_work
-    return tickets
+    return handles
 
 
-def _texts_of(ticket: Ticket) -> list[WholeText]:
+def _texts_of(handle: RequestHandle) -> list[WholeText]:
     return [
-        text_of(output for output in ticket.unread if output.index == index)
-        for index in range(ticket.request.params.n)
+        text_of(output for output in handle.unread if output.index == index)
+        for index in range(handle.request.params.n)
     ]
 
 
@@ -107,11 +107,11 @@ def test_ctrl_c_at_any_line_changes_no_text(llm: LLM, is_slicing: bool) -> None:
     for at in range(0, counting.num_lines, 211):
         engine = new_engine(llm, is_slicing=is_slicing, kv_tokens=512, batch_size=48)
         interrupt = _Interrupt(at)
-        tickets = _run(engine, interrupt)
+        handles = _run(engine, interrupt)
         assert interrupt.num_lines > at
         engine.check_integrity()
-        assert [_texts_of(ticket) for ticket in tickets] == expected, at
-        assert all(ticket.is_over for ticket in tickets)
+        assert [_texts_of(handle) for handle in handles] == expected, at
+        assert all(handle.is_over for handle in handles)
 
 
 def test_ctrl_c_while_a_text_begins_leaves_its_room_to_it(llm: LLM) -> None:
@@ -126,9 +126,9 @@ def test_ctrl_c_while_a_text_begins_leaves_its_room_to_it(llm: LLM) -> None:
     assert counting.num_lines > 500
     for at in range(0, counting.num_lines, 3):
         engine = new_engine(llm, kv_tokens=BLOCK_SIZE)
-        tickets = _run(engine, _Interrupt(at, BEGINNING), requests)
+        handles = _run(engine, _Interrupt(at, BEGINNING), requests)
         engine.check_integrity()
-        assert [_texts_of(ticket) for ticket in tickets] == expected, at
+        assert [_texts_of(handle) for handle in handles] == expected, at
 
 
 class _InterruptedReader(deque[Output]):
@@ -152,8 +152,8 @@ def test_no_output_comes_twice(llm: LLM, reads_at_once: bool) -> None:
     """A reader in another thread may have taken it before the interrupt is noticed."""
     engine = new_engine(llm, kv_tokens=512, batch_size=48)
     request = REQUESTS[1]
-    ticket = engine.submit(request)
-    ticket.unread = reader = _InterruptedReader(reads_at_once=reads_at_once)
+    handle = engine.submit(request)
+    handle.unread = reader = _InterruptedReader(reads_at_once=reads_at_once)
     num_interrupts = 0
     for _ in range(20):  # steps, more than enough
         try:

@@ -27,8 +27,8 @@ def sibling(path: object, **fields: object) -> dict[str, object]:
     return {"rfilename": path, "size": 3, "blobId": SHA1, **fields}
 
 
-def read(*siblings: object, **fields: object) -> Listing:
-    return read_listing(json.dumps({"sha": COMMIT, "siblings": siblings, **fields}).encode(), "o/n")
+def read(*shared: object, **fields: object) -> Listing:
+    return read_listing(json.dumps({"sha": COMMIT, "shared": shared, **fields}).encode(), "o/n")
 
 
 def test_what_the_hub_sends() -> None:
@@ -52,7 +52,7 @@ def test_what_the_hub_sends() -> None:
     ],
 )
 def test_paths_that_would_leave_the_folder_are_refused(path: object) -> None:
-    with pytest.raises(HubError, match="hf:o/n: the server's listing cannot be used: siblings"):
+    with pytest.raises(HubError, match="hf:o/n: the server's listing cannot be used: shared"):
         read(sibling(path))
 
 
@@ -109,9 +109,9 @@ _VALUES = st.recursive(
 
 
 @given(st.lists(_VALUES | st.builds(sibling, st.text(max_size=30)), max_size=4))
-def test_any_siblings_are_files_inside_the_folder_or_an_error(siblings: list[object]) -> None:
+def test_any_siblings_are_files_inside_the_folder_or_an_error(shared: list[object]) -> None:
     try:
-        found = read(*siblings)
+        found = read(*shared)
     except HubError:
         return
     for file in found.files:

@@ -283,7 +283,7 @@ def test_a_time_limit() -> None:
         stream = api.post("/v1/chat/completions", json={**HELLO, "stream": True})
         assert "took longer" in events(stream.text)[-1]
         _wait_for(lambda: not api.fake.has_work)
-        assert all(ticket.is_cancelled for ticket in api.fake.submitted)
+        assert all(handle.is_cancelled for handle in api.fake.submitted)
 
 
 def test_new_requests_are_refused_while_the_server_ends() -> None:

@@ -45,8 +45,8 @@ def chat(
     with running_api(tokenizer=chat_tokenizer(template), fake=fake) as api:
         answer = api.post("/v1/chat/completions", json=body)
         assert answer.status_code == 200, answer.text
-        (ticket,) = fake.submitted
-        prompt = api.context.tokenizer.decode(ticket.request.prompt_ids, skip_special=False)
+        (handle,) = fake.submitted
+        prompt = api.context.tokenizer.decode(handle.request.prompt_ids, skip_special=False)
         return answer.json()["choices"][0], prompt, api
 
 

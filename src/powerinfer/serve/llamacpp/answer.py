@@ -50,7 +50,7 @@ class _Text:
     @property
     def num_prompt(self) -> int:
         """Number of tokens of the prompt."""
-        return self.stream.ticket.num_prompt_tokens
+        return self.stream.handle.num_prompt_tokens
 
     def end(self, context_length: int) -> dict[str, object]:
         """Describe why the text ended."""
@@ -68,7 +68,7 @@ class _Text:
         """Report the times of the prompt and of the text."""
         now = time.monotonic()
         first = now if self.first_at is None else self.first_at
-        cached = self.stream.ticket.num_cached_tokens
+        cached = self.stream.handle.num_cached_tokens
         prompt_n, predicted_n = self.num_prompt - cached, len(self.token_ids)
         return {
             "cache_n": cached,
@@ -140,7 +140,7 @@ class NativeAnswer:
         """Describe a finished text; if it was streamed, without its content."""
         asked, context = self._asked, self._context
         is_shown = not asked.is_streamed and asked.params.max_tokens != 0
-        prompt_ids = text.stream.ticket.request.prompt_ids
+        prompt_ids = text.stream.handle.request.prompt_ids
         written = {
             "index": text.index,
             "content": text.content if is_shown else "",
@@ -160,7 +160,7 @@ class NativeAnswer:
         if asked.num_top and not asked.is_streamed:
             written["completion_probabilities"] = self._probabilities(text.logprobs)
         if asked.with_prompt_probabilities:
-            known = text.stream.ticket.prompt_logprobs or ()
+            known = text.stream.handle.prompt_logprobs or ()
             written["prompt_probabilities"] = [
                 probability(context.tokenizer, entry, asked.num_top)
                 for entry in known

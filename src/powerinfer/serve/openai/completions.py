@@ -56,7 +56,7 @@ class _Choice:
 
 def prompt_logprobs(prompt: CompletionPrompt, stream: RequestStream) -> list[TokenLogprob | None]:
     """Log probabilities of a prompt's tokens; None for the first token."""
-    known = list(stream.ticket.prompt_logprobs or ())
+    known = list(stream.handle.prompt_logprobs or ())
     missing = len(prompt.token_ids) - len(known)
     return [*([None] * missing), *known]
 

@@ -45,10 +45,10 @@ class Streams:
     @property
     def usage(self) -> Usage:
         """Token counts of all prompts, and of the texts so far."""
-        tickets = [stream.ticket for stream in self.streams]
+        handles = [stream.handle for stream in self.streams]
         return Usage(
-            prompt=sum(ticket.num_prompt_tokens for ticket in tickets),
-            cached=sum(ticket.num_cached_tokens for ticket in tickets),
+            prompt=sum(handle.num_prompt_tokens for handle in handles),
+            cached=sum(handle.num_cached_tokens for handle in handles),
             completion=self.num_tokens,
         )
 
