@@ -1,7 +1,6 @@
 """`/v1/messages` with an engine that plays a script."""
 
 import json
-import threading
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -11,6 +10,7 @@ from api_client import Api, running_api
 from chat_tokenizers import chat_tokenizer
 from fake_engine import FakeEngine, Script
 from powerinfer.errors import NumericsError
+from powerinfer.serve.anthropic import answer
 
 HELLO: dict[str, Any] = {
     "model": "test-model",
@@ -312,11 +312,19 @@ def test_a_failure_in_a_stream_is_an_event() -> None:
 
 
 def test_pings_fill_a_long_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine goes on when three pings were sent, however long that takes."""
     monkeypatch.setattr("powerinfer.serve.anthropic.answer._PING_S", 0.01)
-    fake = FakeEngine()
+    fake, sent, send = FakeEngine(), list[str](), answer._send
+
+    async def counting(reply: Any, name: str, values: Any) -> None:
+        sent.append(name)
+        if sent.count("ping") > 3:
+            fake.gate.set()
+        await send(reply, name, values)
+
+    monkeypatch.setattr(answer, "_send", counting)
     fake.gate.clear()
     with running_api(fake=fake) as api:
-        threading.Timer(0.2, fake.gate.set).start()
         names = [name for name, _ in stream(api)]
     assert names.count("ping") > 2
     assert names[-1] == "message_stop"
