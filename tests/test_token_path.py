@@ -200,4 +200,4 @@ def test_path_on_two_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     trace.on_stack -= asking
     trace.launching -= asking
     trace.on_stack |= {"engine/text_stream.py", "engine/engine.py"}
-    _check(trace, "Two devices", 18)
+    _check(trace, "Two devices", 15)

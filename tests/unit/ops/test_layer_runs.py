@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 from placement_cases import SOLVERS, model_shape, with_budget
-from powerinfer.ops.hybrid.runs import LayerRun, layer_runs
+from powerinfer.ops.hybrid.blocks import LayerRun, layer_runs
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 from powerinfer.placement.solver import get_solver
 

@@ -235,10 +235,6 @@ class CPULoading:
         """Choose experts on the CPU."""
         return self.cpu.route(x, original_ffn(ffn), is_prompt)
 
-    def embed(self, table: HybridMatrix, token_ids: IntArray) -> FloatArray:
-        """Look up rows of the embedding, which is always in host memory."""
-        return self.cpu.embed(host_matrix(table), token_ids)
-
     def host_linears(
         self, x: FloatArray, layers: Sequence[HybridLinear], is_prompt: BoolArray | None = None
     ) -> list[FloatArray]:

@@ -21,7 +21,7 @@ from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.batch import DeviceBatch
 from powerinfer.ops.gpu.memory import Arena, naming_exhaustion
 from powerinfer.ops.gpu.ops import TorchGPU
-from powerinfer.ops.hybrid.blocks import SplitBlocks
+from powerinfer.ops.hybrid.blocks import SplitBlocks, layer_runs
 from powerinfer.ops.hybrid.decode import HandedFFN, SplitFFN
 from powerinfer.ops.hybrid.handles import (
     CPULoading,
@@ -29,6 +29,7 @@ from powerinfer.ops.hybrid.handles import (
     HybridFFN,
     HybridKV,
     HybridLinear,
+    HybridMatrix,
     HybridVector,
     OnDevice,
     are_uploaded,
@@ -36,10 +37,10 @@ from powerinfer.ops.hybrid.handles import (
     device_linear,
     device_vector,
     fused_whole,
+    host_matrix,
     host_vector,
 )
 from powerinfer.ops.hybrid.plan import Plan
-from powerinfer.ops.hybrid.runs import layer_runs
 from powerinfer.ops.hybrid.settings import HybridSettings
 from powerinfer.ops.hybrid.upload import Placer, Uploads
 from powerinfer.ops.protocol import (
@@ -113,6 +114,10 @@ class HybridOps(CPULoading):
         self.cpu.unpin()
 
     # Norms, products and attention run where their weights lie.
+
+    def embed(self, table: HybridMatrix, token_ids: IntArray) -> FloatArray:
+        """Look up rows of the embedding, which is always in host memory."""
+        return self.cpu.embed(host_matrix(table), token_ids)
 
     def rms_norm(self, x: HybridArray, weight: HybridVector, eps: float) -> HybridArray:
         """Normalise on the device of the weight."""
