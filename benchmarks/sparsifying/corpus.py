@@ -27,7 +27,7 @@ _ORDER_SEED = 20
 
 @dataclass(frozen=True)
 class Corpus:
-    """What all runs of a study read.
+    """The text and tokenizer that all runs of a study read.
 
     Attributes:
         tokenizer: folder with a tokenizer as transformers reads it.
@@ -45,7 +45,7 @@ def prepare_corpus(data: Path, folder: Path, sources: Sequence[Source], vocab_si
 
     Args:
         data: the folder whose `text/` holds the texts.
-        folder: to write to.
+        folder: where to write.
         sources: the texts to train on; the validation part of the first is held out.
         vocab_size: entries of the byte-level BPE vocabulary, learned from the training texts.
 

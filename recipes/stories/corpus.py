@@ -39,8 +39,8 @@ class Source:
 
     Attributes:
         name: The file is ``text/NAME.train.txt.zst``.
-        max_bytes: Read only the documents that begin in the first so many bytes, or all if None.
-        held_out: So many of the last documents are kept for watching progress, never trained on.
+        max_bytes: Read only the documents within this many bytes from the start, or all if None.
+        held_out: Number of last documents kept for watching progress, never trained on.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Source:
 
 
 def text_path(data: Path, name: str, part: str = "train") -> Path:
-    """Where a corpus folder keeps the ``train`` or ``valid`` part of a source."""
+    """Path of the ``train`` or ``valid`` part of a source in a corpus folder."""
     return data / "text" / f"{name}.{part}.txt.zst"
 
 

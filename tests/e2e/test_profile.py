@@ -28,7 +28,7 @@ from command_line import assert_error, invoke, run_json
 from numpy_firing import count_firing
 from powerinfer.gguf import model_identity, open_gguf
 from powerinfer.tokenizer import Tokenizer
-from powerinfer.train.texts import TokenWindows
+from powerinfer.train.token_windows import TokenWindows
 from tiny_models import TINY_MODELS, write_model
 
 SENTENCE = "Once upon a time there was a little dog. It had a red ball, and it liked to play.\n"
@@ -169,10 +169,10 @@ def test_plan_takes_the_exact_frequencies(model: Path, text: Path) -> None:
 # A program whose profile saves after each batch and has small batches.
 _PROGRAM = textwrap.dedent("""
     import runpy, sys
-    import powerinfer.train.profile.counting as counting
+    import powerinfer.calibration.window_pass as window_pass
     import powerinfer.train.profile.profile as profile
 
-    counting._BATCH_TOKENS = 64
+    window_pass._BATCH_TOKENS = 64
     profile._SAVE_EVERY_S = 0
     print("ready", flush=True)
     sys.argv[:] = ["powerinfer", "profile", *sys.argv[1:]]
@@ -321,10 +321,11 @@ def test_what_cannot_be_profiled(model: Path, text: Path, tmp_path: Path) -> Non
 def test_a_full_disk_is_one_line(
     model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    from powerinfer.train.profile import counting, profile
+    from powerinfer.calibration import window_pass
+    from powerinfer.train.profile import profile
 
     monkeypatch.setattr(profile, "_SAVE_EVERY_S", 0.0)
-    monkeypatch.setattr(counting, "_BATCH_TOKENS", 500)
+    monkeypatch.setattr(window_pass, "_BATCH_TOKENS", 500)
     reach_disk = os.fsync
 
     def reach_full_disk(descriptor: int) -> None:

@@ -173,7 +173,7 @@ def test_the_measured_error_is_the_one_that_happens(backend: str, shape: Shape, 
     with using(backend) as ops:
         made = _Made(ops, shape)
         made.is_prompt = np.ones(shape.num_tokens, bool)
-        truth = GroundTruth.measure(ops, made.source.ffn, made.x, None, made.seen)
+        truth = GroundTruth(ops, made.source.ffn, made.x, None, made.seen)
         predicted = np.random.default_rng(seed).random(truth.active.shape) < 0.7
         ids = truth.routing.ids(predicted)
         full = made.run(made.source.ffn).astype(np.float64)

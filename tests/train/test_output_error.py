@@ -9,7 +9,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 from powerinfer import LLM
 from powerinfer.calibration.firing import FiringLayer, unpack, watch_firing
-from powerinfer.train.predictors.output_error import OutputError
+from powerinfer.train.predictors.measuring import OutputError
 from predictor_runs import write_inputs
 
 

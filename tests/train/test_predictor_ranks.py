@@ -8,8 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powerinfer.train.predictors.goal import RANK_STEP
-from powerinfer.train.predictors.ladder import first_rank, next_rank
-from powerinfer.train.predictors.ranks import rank_limits, rank_parameters
+from powerinfer.train.predictors.ranks import (
+    first_rank,
+    next_rank,
+    rank_limits,
+    rank_parameters,
+)
 
 
 def frequencies(

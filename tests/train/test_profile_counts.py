@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 pytest.importorskip("torch", reason="torch is not installed")
 
 from numpy_firing import count_firing as count_in_numpy
+from powerinfer.calibration import window_pass
 from powerinfer.errors import PowerInferError
 from powerinfer.gguf import open_gguf
 from powerinfer.models import Model, load_model, uniform, with_predictors
@@ -17,9 +18,8 @@ from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.placement.activation_record import Counted
 from powerinfer.tokenizer import Tokenizer
 from powerinfer.train.checkpoint import save_checkpoint
-from powerinfer.train.profile import counting
 from powerinfer.train.profile.counting import ProfileRun, count_firing
-from powerinfer.train.texts import TokenWindows, text_identity
+from powerinfer.train.token_windows import TokenWindows, text_identity
 from tiny_models import TINY_MODELS, write_model
 
 TEXT = "Once upon a time there was a little dog. It had a red ball, and it liked to play.\n" * 12
@@ -99,12 +99,12 @@ def test_any_cut_gives_the_same_counts(
     limit = data.draw(st.none() | st.integers(32, 2000))
     whole = _run(model, _windows(path, [text]), folder, limit)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(counting, "_BATCH_TOKENS", 96)
+        patch.setattr(window_pass, "_BATCH_TOKENS", 96)
         while whole.advance():
             pass
         run = _run(model, _windows(path, [text]), folder, limit)
         while True:
-            patch.setattr(counting, "_BATCH_TOKENS", data.draw(st.sampled_from([32, 64, 300])))
+            patch.setattr(window_pass, "_BATCH_TOKENS", data.draw(st.sampled_from([32, 64, 300])))
             if not run.advance():
                 break
             if data.draw(st.booleans()):

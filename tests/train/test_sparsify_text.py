@@ -10,27 +10,27 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 
 from powerinfer.errors import CheckpointError, PowerInferError
 from powerinfer.train.sparsify.recipe import Recipe
-from powerinfer.train.sparsify.rows import TokenIds
 from powerinfer.train.sparsify.text import (
     CheckpointTokenizer,
     load_tokenizer,
     open_text,
     store_text,
 )
+from powerinfer.values import IntArray
 from sparsify_cases import LLAMA, write_sample
 
 # A letter is a token.
-LETTERS = CheckpointTokenizer(lambda text: [ord(letter) for letter in text], None, 1 << 17)
+LETTERS = CheckpointTokenizer(lambda text: [ord(letter) for letter in text], None)
 
 
-def _rows(folder: Path, count: int, recipe: Recipe) -> tuple[TokenIds, TokenIds]:
+def _rows(folder: Path, count: int, recipe: Recipe) -> tuple[IntArray, IntArray]:
     """Rows to train on and held out, of a text of `count` different letters."""
     path = folder / "text.txt"
     path.write_text("".join(map(chr, range(0x4E00, 0x4E00 + count))), encoding="utf-8")
-    store_text(folder / "text.ids", [path], LETTERS, recipe)
+    store_text(folder / "text.ids", [path], LETTERS, recipe, lambda _done, _all: None)
     found = open_text(folder / "text.ids", recipe)
     assert sorted(path.name for path in folder.iterdir()) == ["text.ids", "text.txt"]
-    return found.train.reshape(-1, recipe.seq_len + 1), found.held_out
+    return found.train, found.held_out
 
 
 @pytest.mark.parametrize("count", [8, 11, 100, 4003])

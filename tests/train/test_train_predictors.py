@@ -33,6 +33,7 @@ from predictor_runs import (
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from powerinfer.calibration import window_pass  # noqa: E402
 from powerinfer.calibration.firing import FiringLayer, unpack, watch_firing  # noqa: E402
 from powerinfer.train.predictors import collecting, run  # noqa: E402
 from powerinfer.train.predictors.fitting import fit_layer  # noqa: E402
@@ -211,7 +212,7 @@ def test_a_run_that_ends_before_any_of_its_files_goes_on(
     """It dies when it wants to rename one of the next files, of which each batch makes one."""
     _again(trained, tmp_path)
     monkeypatch.setattr(collecting, "_SAVE_S", 0.0)
-    monkeypatch.setattr(collecting, "_BATCH_TOKENS", 1024)
+    monkeypatch.setattr(window_pass, "_BATCH_TOKENS", 1024)
     replace, chance, count = Path.replace, random.Random(3), 0
 
     def die_or_replace(path: Path, target: Path) -> Path:

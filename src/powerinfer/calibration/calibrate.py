@@ -29,13 +29,12 @@ from powerinfer.models.sparsity import (
 from powerinfer.predictors import (
     KindName,
     LayerChoice,
-    LayerSource,
     PredictorInput,
     build_predictor,
     packaged_kind_names,
     parse_kind,
 )
-from powerinfer.predictors.calibration import Calibration, Curve, Dial, LayerCalibration
+from powerinfer.predictors.calibration import Calibration, Dial, LayerCalibration
 from powerinfer.predictors.choosing import FFNBytes, choose
 from powerinfer.quant import QuantFormat, get_format
 from powerinfer.values import FloatArray
@@ -46,9 +45,9 @@ _CASCADES = ("sign+lowbit:2",)
 
 
 def kinds_to_measure(model: Model) -> tuple[str, ...]:
-    """Kinds of the package worth measuring: what a model can run, in fewer bits than it has anyway.
+    """Kinds of the package worth measuring: a model can run them, in fewer bits than it has anyway.
 
-    Those from outside are measured where they are named: installing one changes no calibration.
+    Kinds of other packages are measured only if named: installing one changes no calibration.
     """
     return tuple(
         name
@@ -87,13 +86,7 @@ def calibrate(
 ) -> Calibration:
     """Measure every layer and choose for each what is fastest within the dial.
 
-    Args:
-        model: with an activation of the ReLU family; its own predictors are not used.
-        text: what to run it on.
-        identity: of the model's file.
-        dial: what may be lost.
-        kinds: to measure; None for all that make sense.
-        progress: told after each layer.
+    The model's own predictors are not used. Without `kinds`, all that make sense are measured.
 
     Raises:
         UnsupportedError: the activation is never zero, or a kind does not fit the model.
@@ -105,89 +98,62 @@ def calibrate(
         if "+" in kind:
             # Parts that do not go together are scored one by one, and would show at the end.
             build_predictor(exact.ops, layer_source(exact, 0, None), LayerChoice(kind))
-    meter = _Meter(exact, text.windows.shape, dial, chosen_kinds)
-    measure_layers(exact, text.windows, meter.measure, progress)
+    is_first, is_test = np.zeros((2, *text.windows.shape), bool)
+    is_first[:, 0] = is_test[1::2] = True
+    first, test = is_first.reshape(-1), is_test.reshape(-1)
+    # Models send outliers through the first token of a window; what is typical leaves it out.
+    fit = ~test & ~first
+    layers: list[LayerCalibration] = []
+
+    def measure(number: int, inputs: FFNInputs) -> None:
+        parts = inputs.rows(fit), inputs.rows(test)
+        layers.append(_measure(exact, number, *parts, first[test], dial, chosen_kinds))
+
+    measure_layers(exact, text.windows, measure, progress)
     router = exact.weights.layers[0].ffn.router
     return Calibration(
         model_identity=identity,
         activation=str(model.config.activation),
         text_name=text.name,
-        num_tokens=meter.num_counted,
+        num_tokens=int(fit.sum() + test.sum()),
         dial=dial,
-        layers=tuple(meter.layers),
+        layers=tuple(layers),
         num_experts=1 if router is None else router.num_experts,
         num_experts_used=1 if router is None else router.num_used,
     )
 
 
-class _Meter:
-    """Takes the activations of a pass, layer by layer."""
-
-    def __init__(
-        self,
-        model: Model,
-        shape: tuple[int, ...],
-        dial: Dial,
-        kinds: tuple[str, ...],
-    ) -> None:
-        self._model = model
-        self._dial = dial
-        self._kinds = kinds
-        is_first = np.zeros(shape, bool)
-        is_first[:, 0] = True
-        is_test = np.zeros(shape, bool)
-        is_test[1::2] = True
-        self._first = is_first.reshape(-1)
-        self._test = is_test.reshape(-1)
-        # Models send outliers through the first token of a window; what is typical leaves it out.
-        self._fit = ~self._test & ~self._first
-        self.layers: list[LayerCalibration] = []
-
-    @property
-    def num_counted(self) -> int:
-        """Tokens in which activity was counted."""
-        return int(self._fit.sum() + self._test.sum())
-
-    def measure(self, number: int, inputs: FFNInputs) -> None:
-        """Measure a layer; see `window_pass.Measure`."""
-        self.layers.append(self._measure(number, inputs.rows(self._fit), inputs.rows(self._test)))
-
-    def _measure(self, number: int, fit: FFNInputs, test: FFNInputs) -> LayerCalibration:
-        ops = self._model.ops
-        statistics = _statistics(fit.x)
-        source = layer_source(self._model, number, statistics)
-        firsts = self._first[self._test]
-        truth = GroundTruth.measure(ops, source.ffn, test.x, firsts, test.router)
-        if not truth.is_finite:
-            raise NumericsError(
-                f"calibration: the FFN in layer {number} makes NaN or infinity: its weights are "
-                "damaged, or the activation is not the model's",
-                remedy="name the right one with {activation}",
-            )
-        inputs = {source.mlp_input: test.raw, PredictorInput.FFN_INPUT: truth.x}
-        num_active = count_active(ops, source.ffn, fit.x, fit.router) + truth.num_active
-        curves = self._curves(source, truth, inputs)
-        return LayerCalibration(
-            num_active=num_active,
-            mean=statistics.mean,
-            variance=statistics.variance,
-            curves=MappingProxyType(curves),
-            choice=choose(curves, self._dial),
+def _measure(
+    model: Model,
+    number: int,
+    fit: FFNInputs,
+    test: FFNInputs,
+    firsts: npt.NDArray[np.bool_],
+    dial: Dial,
+    kinds: tuple[str, ...],
+) -> LayerCalibration:
+    """Measure a layer: statistics of the tokens `fit`, curves on the tokens `test`."""
+    ops = model.ops
+    statistics = _statistics(fit.x)
+    source = layer_source(model, number, statistics)
+    truth = GroundTruth(ops, source.ffn, test.x, firsts, test.router)
+    if not truth.is_finite:
+        raise NumericsError(
+            f"calibration: the FFN in layer {number} makes NaN or infinity: its weights are "
+            "damaged, or the activation is not the model's",
+            remedy="name the right one with {activation}",
         )
-
-    def _curves(
-        self,
-        source: LayerSource,
-        truth: GroundTruth,
-        inputs: dict[PredictorInput, FloatArray],
-    ) -> dict[str, Curve]:
-        ops = self._model.ops
-        num_bytes = FFNBytes.of(ops, source.ffn)
-        scores = ScoreCache(ops, source, inputs, self._kinds, truth.routing)
-        return {
-            kind: measure_curve(scores.of(kind), truth, num_bytes, self._dial)
-            for kind in self._kinds
-        }
+    inputs = {source.mlp_input: test.raw, PredictorInput.FFN_INPUT: truth.x}
+    scores = ScoreCache(ops, source, inputs, kinds, truth.routing)
+    num_bytes = FFNBytes.of(ops, source.ffn)
+    curves = {kind: measure_curve(scores.of(kind), truth, num_bytes, dial) for kind in kinds}
+    return LayerCalibration(
+        num_active=count_active(ops, source.ffn, fit.x, fit.router) + truth.num_active,
+        mean=statistics.mean,
+        variance=statistics.variance,
+        curves=MappingProxyType(curves),
+        choice=choose(curves, dial),
+    )
 
 
 def _statistics(x: FloatArray) -> InputStatistics:
@@ -198,5 +164,5 @@ def _statistics(x: FloatArray) -> InputStatistics:
 
 
 def _short(values: npt.NDArray[np.float64]) -> FloatArray:
-    """Six digits, so that what is stored and read again is the same."""
+    """Round to six digits, which stay the same when stored and read."""
     return np.array([float(f"{value:.6g}") for value in values], np.float32)

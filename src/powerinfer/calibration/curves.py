@@ -14,7 +14,7 @@ __all__ = ["measure_curve"]
 _PLACED_AT = (0.0, 3e-4, 1e-3, 2e-3, 3e-3, 5e-3, 7e-3, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2)
 # Steps of bisection towards the dial, between two measured points.
 _REFINEMENTS = 3
-# Of what a cascade may lose, the share of every part but the last.
+# Share of a cascade's loss that every part but the last may cause.
 _EARLY_SHARE = 0.25
 
 Thresholds = tuple[float, ...]
@@ -23,13 +23,9 @@ Thresholds = tuple[float, ...]
 def measure_curve(
     parts: tuple[PartScores, ...], truth: GroundTruth, num_bytes: FFNBytes, dial: Dial
 ) -> Curve:
-    """Measure a kind at thresholds from losing nothing to losing much.
+    """Measure a kind at thresholds from losing nothing to losing much; closer ones near the dial.
 
-    Args:
-        parts: scores of the kind on the tokens of `truth`.
-        truth: what is right.
-        num_bytes: what the block reads.
-        dial: error near which thresholds are placed more closely.
+    `parts` are scores of the kind on the tokens of `truth`.
 
     Returns:
         Points in order of falling density.
@@ -105,7 +101,7 @@ def _measure(
     truth: GroundTruth,
     num_bytes: FFNBytes,
 ) -> CurvePoint:
-    """What these thresholds do on the tokens of `truth`."""
+    """Measure these thresholds on the tokens of `truth`."""
     predicted, shares = _pass(parts, thresholds)
     num_predicted = int(np.count_nonzero(predicted))
     num_found = int(np.count_nonzero(predicted & truth.active))
@@ -130,12 +126,12 @@ def _measure(
 
 
 def _short(value: float) -> float:
-    """Six digits: what is stored, read and compared again is the same."""
+    """Round to six digits, which stay the same when stored, read and compared."""
     return float(f"{value:.6g}")
 
 
 def _pass(parts: tuple[PartScores, ...], thresholds: Thresholds) -> tuple[Mask, tuple[float, ...]]:
-    """Which neurons pass all stages, and the share that passed each stage."""
+    """Find the neurons that pass all stages, and the share that passed each stage."""
     passed: npt.NDArray[np.bool_] = np.ones(parts[0].stages[0].shape, bool)
     shares = []
     for part, threshold in zip(parts, thresholds, strict=True):

@@ -1,4 +1,4 @@
-"""What a calibration measured, as tables for other programs: `calibrate --export FILE.npz|csv`.
+"""A calibration as tables for other programs: `calibrate --export FILE.npz|csv`.
 
 The columns, their units and meaning are on docs/calibration-file.md; a test compares both.
 """
@@ -8,7 +8,7 @@ import io
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +20,7 @@ from powerinfer.predictors.names import MAX_PARTS
 
 __all__ = ["check_export", "export_calibration", "tables"]
 
-Column: TypeAlias = (
-    npt.NDArray[np.int64]
-    | npt.NDArray[np.float64]
-    | npt.NDArray[np.float32]
-    | npt.NDArray[np.bool_]
-    | npt.NDArray[np.str_]
-)
+Column: TypeAlias = npt.NDArray[Any]
 Table: TypeAlias = Mapping[str, Column]
 
 _NPZ, _CSV = ".npz", ".csv"
@@ -37,6 +31,7 @@ _FIRST_COLUMNS = {
     "neurons": "layer,neuron,",
     "inputs": "layer,component,",
 }
+_FIGURES = ("density", "recall", "precision", "ffn_error", "ffn_error_high", "time")
 _LAST_ARRAY = "inputs.variance.npy"
 
 
@@ -77,15 +72,10 @@ def check_export(path: Path) -> None:
 
 
 def export_calibration(calibration: Calibration, path: Path) -> list[Path]:
-    """Write the tables: all into one `.npz`, or one `.csv` for each.
+    """Write the tables: all into one `.npz`, or one `.csv` for each; return the files.
 
-    Args:
-        calibration: what was measured.
-        path: of the `.npz`, in which the array `neurons.frequency` is a column of the table
-            `neurons`; or of the `.csv` of `curves`, beside which the others lie: `x.neurons.csv`.
-
-    Returns:
-        The files.
+    In an `.npz`, the array `neurons.frequency` is a column of the table `neurons`. A path `x.csv`
+    gets the table `curves`; the others lie next to it: `x.neurons.csv`.
 
     Raises:
         UnsupportedError: see `check_export`.
@@ -110,7 +100,7 @@ def _targets(path: Path) -> dict[str, Path]:
 
 
 def _is_export(path: Path, table: str) -> bool:
-    """Whether a file may be replaced: nothing is lost with an empty one, or an older export."""
+    """Check that a file may be replaced: nothing is lost with an empty one, or an older export."""
     try:
         if not path.stat().st_size:
             return True
@@ -143,7 +133,7 @@ def _as_csv(columns: Table) -> bytes:
 
 
 def _as_text(column: Column) -> list[str]:
-    """Numbers as they are read back without loss; nothing for NaN, 1 and 0 for true and false."""
+    """Format numbers so that they are read back without loss; NaN is empty, true is 1."""
     if column.dtype.kind == "b":
         return [str(int(value)) for value in column.tolist()]
     if column.dtype.kind == "f":
@@ -163,12 +153,7 @@ def _curves(calibration: Calibration) -> Table:
         "layer": np.array([number for number, *_ in rows], np.int64),
         "kind": np.array([kind for _, kind, *_ in rows], np.str_),
         **_thresholds([point.thresholds for point in points]),
-        "density": _doubles([point.density for point in points]),
-        "recall": _doubles([point.recall for point in points]),
-        "precision": _doubles([point.precision for point in points]),
-        "ffn_error": _doubles([point.ffn_error for point in points]),
-        "ffn_error_high": _doubles([point.ffn_error_high for point in points]),
-        "time": _doubles([point.time for point in points]),
+        **{name: _doubles([getattr(point, name) for point in points]) for name in _FIGURES},
         "is_chosen": np.array([is_chosen for *_, is_chosen in rows], np.bool_),
     }
 
@@ -219,7 +204,7 @@ def _numbered(name: str, sizes: list[int]) -> Table:
 
 
 def _thresholds(of_rows: list[tuple[float, ...]]) -> Table:
-    """A column for each part that a cascade may have; NaN where there is no such part."""
+    """A column for each part that a cascade may have; NaN if there is no such part."""
     padded = np.full((len(of_rows), MAX_PARTS), np.nan)
     for row, thresholds in zip(padded, of_rows, strict=True):
         row[: len(thresholds)] = thresholds

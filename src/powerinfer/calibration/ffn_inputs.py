@@ -1,4 +1,4 @@
-"""What the FFN of a layer gets, collected from the stages that observers see."""
+"""The inputs of a layer's FFN, collected from the stages that observers see."""
 
 from dataclasses import dataclass
 
@@ -13,12 +13,12 @@ __all__ = ["FFNInputs", "InputCollector"]
 
 @dataclass(frozen=True, slots=True)
 class FFNInputs:
-    """What one layer's FFN, predictor and router look at; f32[num_tokens, hidden_size] each.
+    """Inputs of one layer's FFN, predictor and router; f32[num_tokens, hidden_size] each.
 
     Attributes:
-        x: what the FFN gets.
-        raw: what the architecture's own predictors look at.
-        router: what the router sees, where that is not `x`; else None.
+        x: input of the FFN.
+        raw: input of the architecture's own predictors.
+        router: input of the router, if that is not `x`; else None.
     """
 
     x: FloatArray
@@ -26,22 +26,21 @@ class FFNInputs:
     router: FloatArray | None = None
 
     def rows(self, tokens: npt.NDArray[np.bool_] | slice) -> "FFNInputs":
-        """The same of some of the tokens, in arrays of their own."""
+        """The same for some of the tokens, in arrays of their own."""
         x, raw = (np.ascontiguousarray(values[tokens]) for values in (self.x, self.raw))
         router = None if self.router is None else np.ascontiguousarray(self.router[tokens])
         return FFNInputs(x, raw, router)
 
 
 class InputCollector:
-    """Puts together what comes in several stages of a layer."""
+    """Collects the inputs of a layer over its stages."""
 
     def __init__(self) -> None:
-        """Start with nothing."""
         self._x: FloatArray | None = None
         self._router: FloatArray | None = None
 
     def see(self, stage: Stage, x: FloatArray) -> FFNInputs | None:
-        """Take what a stage shows; the inputs, not copied, once the last of them is there."""
+        """Take a stage; return the inputs, not copied, with the last of them."""
         if stage is Stage.FFN_INPUT:
             self._x, self._router = x, None
         elif stage is Stage.ROUTER_INPUT:

@@ -1,6 +1,6 @@
-"""Where the calibration of a model is: beside it, inside it, or in the user's cache folder.
+"""The place of a model's calibration: next to it, inside it, or in the user's cache folder.
 
-`powerinfer calibrate` writes beside the model, or inside it if asked to; if the model's folder is
+`powerinfer calibrate` writes next to the model, or inside it if asked to; if the model's folder is
 not writable, it writes into the cache. Brief calibrations that ``--sparsity auto`` makes have files
 of their own there, so that they never change what a model does by default.
 """
@@ -30,7 +30,7 @@ _BRIEF = replace(CALIBRATION, suffix=".brief.calibration.json")
 
 
 def find_calibration(file: GGUFFile) -> Calibration | None:
-    """The calibration of a model: the one beside it, else inside it, else in the cache.
+    """Find the calibration of a model: next to it, else inside it, else in the cache.
 
     Raises:
         CalibrationError: there is one, but it is damaged or belongs to another model.
@@ -54,7 +54,7 @@ def find_calibration(file: GGUFFile) -> Calibration | None:
 
 
 def find_brief_calibration(file: GGUFFile) -> Calibration | None:
-    """What an earlier run with ``--sparsity auto`` measured; None if it cannot be used."""
+    """Find what an earlier run with ``--sparsity auto`` measured; None if it cannot be used."""
     if not _BRIEF.has_cached():
         return None
     identity = model_identity(file)
@@ -62,7 +62,7 @@ def find_brief_calibration(file: GGUFFile) -> Calibration | None:
 
 
 def save_calibration(file: GGUFFile, calibration: Calibration) -> Path:
-    """Store beside the model or, where that is not possible, in the cache; return the path.
+    """Store next to the model or, if that is not possible, in the cache; return the path.
 
     The model in the package has its calibration in the cache always.
 
@@ -74,7 +74,7 @@ def save_calibration(file: GGUFFile, calibration: Calibration) -> Path:
         calibration,
         identity=calibration.model_identity,
         may_lie_beside=not is_packaged(file.path),
-        # What is inside the model would be taken instead of what is in the cache.
+        # A calibration inside the model would be taken instead of the one in the cache.
         may_lie_in_cache=keys.CALIBRATION not in file.metadata,
     )
     if path != CALIBRATION.beside(file.path):
@@ -83,19 +83,15 @@ def save_calibration(file: GGUFFile, calibration: Calibration) -> Path:
 
 
 def save_brief_calibration(calibration: Calibration) -> None:
-    """Keep what ``--sparsity auto`` measured; where that fails, it is measured again next time."""
+    """Keep a calibration of ``--sparsity auto``; if that fails, it is measured again next time."""
     _BRIEF.keep(_BRIEF.cached(calibration.model_identity), calibration)
 
 
 def write_inside(file: GGUFFile, calibration: Calibration, output: Path | None = None) -> Path:
-    """Store a calibration inside the model file, which is written anew; return the path.
+    """Store a calibration inside a rewritten model file; return the path.
 
-    A calibration beside the file that is written goes: it would be taken instead of the new one.
-
-    Args:
-        file: the open model.
-        calibration: of this model.
-        output: another file to write, with its folder, so that the model stays as it is.
+    With `output` that other file is written, and its folder made, so that the model stays as it is.
+    A calibration next to the written file goes: it would be taken instead of the new one.
 
     Raises:
         CalibrationError: the model is the one in the package, and no other file is named; or the
@@ -122,7 +118,7 @@ def write_inside(file: GGUFFile, calibration: Calibration, output: Path | None =
 
 
 def is_packaged(path: Path) -> bool:
-    """Whether a path is the model that comes with the package."""
+    """Check for the model that comes with the package."""
     try:
         return default_model_path().samefile(path)
     except (PowerInferError, OSError):

@@ -1,4 +1,4 @@
-"""What an FFN really computes for some tokens: active neurons, and how much each of them adds."""
+"""The true result of an FFN for some tokens: active neurons, and how much each of them adds."""
 
 from dataclasses import dataclass, replace
 
@@ -48,97 +48,64 @@ class FFNError:
     high: float
 
 
-@dataclass(frozen=True, slots=True)
 class GroundTruth:
-    """What one layer really does on the test tokens; predictors are measured against it.
+    """The true result of one layer on the test tokens; predictors are measured against it.
 
     Neurons of experts that a token is not given to do not count: neither hits nor misses, they are
     not among the columns of `fires` and `active`.
 
     Attributes:
-        ops: the backend.
         x: f32[num_tokens, hidden_size], input of the FFN.
-        routing: the neurons that may run for each token.
-        fires: bool[num_tokens, num_candidates], where the gate (ungated: up) fires.
-        active: bool[num_tokens, num_candidates], where the neuron's value is not zero.
+        fires: bool[num_tokens, num_candidates], neurons whose gate (ungated: up) fires.
+        active: bool[num_tokens, num_candidates], neurons whose value is not zero.
         energy: f32[active pairs], squares of the active neurons' values times the weights of their
             experts, in the order of `active`.
         firsts: bool[num_tokens], tokens that begin a window.
     """
 
-    ops: SomeOps
-    x: FloatArray
-    routing: Routing
-    fires: Mask
-    active: Mask
-    energy: FloatArray
-    firsts: npt.NDArray[np.bool_]
-    _ffn: SomeFFN
-    _most_missed: int
-    _output_squares: npt.NDArray[np.float64]
-    _router_input: FloatArray | None
-
-    @classmethod
-    def measure(
-        cls,
+    def __init__(
+        self,
         ops: SomeOps,
         ffn: SomeFFN,
         x: FloatArray,
         firsts: npt.NDArray[np.bool_] | None = None,
         router_input: FloatArray | None = None,
-    ) -> "GroundTruth":
-        """Run the block without loss.
+    ) -> None:
+        """Run a block with a sparse activation on x f32[num_tokens, hidden_size], without loss.
 
-        Args:
-            ops: the backend.
-            ffn: prepared, of a sparse activation.
-            x: f32[num_tokens, hidden_size].
-            firsts: bool[num_tokens], tokens that begin a window; None for none.
-            router_input: f32[num_tokens, hidden_size], what the router sees; None for `x`.
+        `firsts` are none by default; `router_input` is what the router sees if that is not `x`.
         """
-        routing = Routing.of(ops, ffn, x, router_input, _as_prompt(x))
-        parts = [
-            neuron_values(ops, ffn, x[chunk], routing.rows(chunk)) for chunk in token_chunks(len(x))
-        ]
-        firing, values = (np.concatenate(part) for part in zip(*parts, strict=True))
-        active = values != 0
+        self.routing = Routing.of(ops, ffn, x, router_input, _as_prompt(x))
+        chunks = token_chunks(len(x))
+        parts = [neuron_values(ops, ffn, x[chunk], self.routing.rows(chunk)) for chunk in chunks]
+        self.fires, values = (np.concatenate(part) for part in zip(*parts, strict=True))
+        self.active = values != 0
+        self.energy = _squared(self.routing.weigh(values)[self.active])
+        self.firsts = np.zeros(len(x), bool) if firsts is None else firsts
         exact = _exact(ops, ffn)
-        squares = [
-            _squares(_output(ops, exact, x[chunk], _part(router_input, chunk)))
-            for chunk in token_chunks(len(x))
-        ]
-        # Without its bias, a block over the missed neurons alone is what skipping them loses.
-        unbiased = replace(ffn, down=Linear(ffn.down.matrix, None), predictor=None)
-        return cls(
-            ops=ops,
-            x=x,
-            routing=routing,
-            fires=firing,
-            active=active,
-            energy=_squared(routing.weigh(values)[active]),
-            firsts=np.zeros(len(x), bool) if firsts is None else firsts,
-            _ffn=_exact(ops, unbiased),
-            _most_missed=int(_MOST_BYTES // _neuron_bytes(ops, ffn)),
-            _output_squares=np.concatenate(squares),
-            _router_input=router_input,
+        self._output_squares = np.concatenate(
+            [
+                _squares(_output(ops, exact, x[chunk], _part(router_input, chunk)))
+                for chunk in chunks
+            ]
         )
+        # Without its bias, a block over the missed neurons alone is what skipping them loses.
+        self._ffn = _exact(ops, replace(ffn, down=Linear(ffn.down.matrix, None)))
+        self._most_missed = int(_MOST_BYTES // _neuron_bytes(ops, ffn))
+        self.ops, self.x, self._router_input = ops, x, router_input
 
     @property
     def num_active(self) -> npt.NDArray[np.int64]:
-        """i64[num_neurons], tokens in which each neuron is active, of all experts."""
+        """Tokens in which each neuron is active, of all experts: i64[num_neurons]."""
         return self.routing.count(self.active)
 
     @property
     def is_finite(self) -> bool:
-        """Whether there is no NaN or infinity in what the block computes."""
+        """Nothing that the block computes is NaN or infinity."""
         return bool(np.isfinite(self.energy).all() and np.isfinite(self._output_squares).all())
 
     def ffn_error(self, predicted: Mask) -> FFNError:
-        """Relative error of the output if only these neurons ran.
-
-        Args:
-            predicted: bool[num_tokens, num_candidates].
-        """
+        """Relative error of the output if only neurons bool[num_tokens, num_candidates] ran."""
         missed = self.active & ~predicted
         num_missed = int(np.count_nonzero(missed))
         if not num_missed:
@@ -153,10 +120,10 @@ class GroundTruth:
         return self._error(rows, lost)
 
     def _error(self, rows: npt.NDArray[np.intp], lost: npt.NDArray[np.float64]) -> FFNError:
-        """From squares of what is lost in each of these tokens."""
+        """The error from squares of the loss in each of these tokens."""
         output = self._output_squares[rows]
         value, high = _ratio(lost, output, rows)
-        # Some models write a huge output for the first token, beside which no other counts.
+        # Some models write a huge output for the first token, which drowns all others.
         later = ~self.firsts[rows]
         _, high_later = _ratio(lost[later], output[later], rows[later])
         return FFNError(value, max(high, high_later))
@@ -185,7 +152,7 @@ def _ratio(
 
 
 def _neuron_bytes(ops: SomeOps, ffn: SomeFFN) -> float:
-    """What computing one neuron reads."""
+    """Bytes read to compute one neuron."""
     parts = [ffn.up, ffn.down] if ffn.gate is None else [ffn.gate, ffn.up, ffn.down]
     num_neurons = ops.matrix_shape(ffn.up.matrix)[0]
     return sum(ops.matrix_bytes(part.matrix) for part in parts) / num_neurons
@@ -196,11 +163,7 @@ def count_active(
 ) -> npt.NDArray[np.int64]:
     """Tokens in which each neuron is active: i64[num_neurons], of all experts one after the other.
 
-    Args:
-        ops: the backend.
-        ffn: prepared.
-        x: f32[num_tokens, hidden_size].
-        router_input: f32[num_tokens, hidden_size], what the router sees; None for `x`.
+    `x` is f32[num_tokens, hidden_size], and so is `router_input` if the router sees something else.
     """
     routing = Routing.of(ops, ffn, x, router_input, _as_prompt(x))
     counts = np.zeros(routing.num_neurons, np.int64)
@@ -211,12 +174,9 @@ def count_active(
 
 
 def firing_neurons(activation: Activation, gate: FloatArray | None, up: FloatArray) -> Mask:
-    """Where neurons fire: bool[num_tokens, intermediate_size]; everywhere if none is ever zero.
+    """Firing neurons bool[num_tokens, intermediate_size]; all of them if none is ever zero.
 
-    Args:
-        activation: of the block.
-        gate: f32[num_tokens, intermediate_size], before the activation; None without a gate.
-        up: the same of up.
+    `gate` and `up` are products before the activation; `gate` is None without a gate.
     """
     if not activation.is_sparse:
         return np.ones(up.shape, bool)
@@ -227,7 +187,7 @@ def firing_neurons(activation: Activation, gate: FloatArray | None, up: FloatArr
 
 
 def token_chunks(num_tokens: int) -> list[slice]:
-    """Tokens to compute at once: numbers for every neuron of every expert take much memory."""
+    """Ranges of tokens to compute at once: values of all neurons of all experts are large."""
     return [slice(start, start + _CHUNK) for start in range(0, num_tokens, _CHUNK)]
 
 
@@ -242,7 +202,7 @@ def _output(
 
 
 def _as_prompt(x: FloatArray) -> BoolArray:
-    """Marks of a text that was given."""
+    """Prompt flags for a text that was given."""
     return np.ones(len(x), bool)
 
 
@@ -253,13 +213,7 @@ def _exact(ops: SomeOps, ffn: SomeFFN) -> SomeFFN:
 def neuron_values(
     ops: SomeOps, ffn: SomeFFN, x: FloatArray, routing: Routing
 ) -> tuple[Mask, FloatArray]:
-    """Where the deciding matrix fires, and the values that scale rows of down; of candidates.
-
-    Args:
-        ops: the backend.
-        ffn: prepared.
-        x: f32[num_tokens, hidden_size], input of the block.
-        routing: of these tokens.
+    """Firing of the deciding matrix, and the values that scale rows of down, for candidates.
 
     Returns:
         bool[num_tokens, num_candidates] and f32[num_tokens, num_candidates].

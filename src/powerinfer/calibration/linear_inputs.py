@@ -1,7 +1,7 @@
-"""How large the inputs of a model's matrices are on a text: the sums of their squares.
+"""The sizes of the inputs of a model's matrices on a text: the sums of their squares.
 
-The model runs over windows of the text while an observer takes what attention and FFN get. What
-the down projection gets is computed once more, because the FFN call keeps none of it.
+The model runs over windows of the text while an observer takes the inputs of attention and FFN.
+The inputs of the down projection are computed once more, because the FFN call keeps none of them.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from powerinfer.calibration.ffn_inputs import FFNInputs, InputCollector
 from powerinfer.calibration.ground_truth import neuron_values, token_chunks
 from powerinfer.calibration.routing import Routing
-from powerinfer.errors import NumericsError
+from powerinfer.calibration.window_pass import check_finite, end_after, run_windows
 from powerinfer.models import Model
 from powerinfer.models.blocks import Stage, StepControl
 from powerinfer.ops.some_backend import SomeFFN
@@ -24,7 +24,7 @@ __all__ = ["InputSquares", "measure_inputs"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InputSquares:
-    """Of one tensor.
+    """Squared inputs of one tensor.
 
     Attributes:
         sums: f64[num_matrices, columns], sums of squares over tokens; one matrix per expert.
@@ -36,7 +36,7 @@ class InputSquares:
 
     @classmethod
     def zeros(cls, num_matrices: int, columns: int) -> "InputSquares":
-        """Of no tokens."""
+        """Start with no tokens."""
         return cls(np.zeros((num_matrices, columns)), np.zeros(num_matrices, np.int64))
 
     def add(self, matrix: int, x: FloatArray) -> None:
@@ -51,48 +51,33 @@ def measure_inputs(
     windows: Iterable[list[int]],
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, InputSquares]:
-    """Run a model over windows of text and sum what its matrices are multiplied with.
+    """Run a model over windows of text and sum the squares of its matrices' inputs.
 
-    Args:
-        model: to run, on the CPU, without anything that loses neurons.
-        names: of the tensors in its file. Results are named like them, but down projections always
-            as plain ones (``ffn_down``), and those of single experts as merged ones.
-        windows: token ids; no window sees another.
-        progress: called after each layer with the tokens done, those of a window counting by layer.
+    The model is on the CPU and computes all neurons. Results have the tensor names of its file, but
+    down projections always plain ones (``ffn_down``), and single experts those of merged ones.
+    `progress` is called after each layer with the tokens done, those of a window counting by layer.
 
     Raises:
         NumericsError: an input holds NaN or infinity.
     """
-    meter = _Meter(model, names)
-    done = 0
+    meter = _Meter(model, names, progress)
     for window in windows:
-        cache = model.new_cache(len(window))
-        batch = cache.batch([(0, window, 0)], [True])
-        meter.report = _reporting(progress, done, len(window), model.config.num_layers)
-        model.forward(batch, cache, observe=meter)
-        done += len(window)
+        run_windows(model, np.array([window], np.int32), meter)
     return meter.found
 
 
-def _reporting(
-    progress: Callable[[int], None] | None, done: int, window: int, num_layers: int
-) -> Callable[[int], None]:
-    def report(layer: int) -> None:
-        if progress is not None:
-            progress(done + window * (layer + 1) // num_layers)
-
-    return report
-
-
 class _Meter:
-    """The observer, which ends each step with the last layer: logits are not needed."""
+    """The observer; it ends each step with the last layer: logits are not needed."""
 
-    def __init__(self, model: Model, names: Collection[str]) -> None:
+    def __init__(
+        self, model: Model, names: Collection[str], progress: Callable[[int], None] | None
+    ) -> None:
         self._model = model
         self._names = frozenset(names)
+        self._progress = progress
+        self._done = 0
         self._inputs = InputCollector()
         self.found: dict[str, InputSquares] = {}
-        self.report: Callable[[int], None] = lambda _layer: None
 
     def __call__(self, stage: Stage, number: int, x: FloatArray) -> StepControl | None:
         if stage is Stage.ATTENTION_INPUT:
@@ -102,8 +87,11 @@ class _Meter:
         elif stage is Stage.ATTENTION_MIX:
             self._add(number, ("attn_output",), x)
         elif stage is Stage.FFN:
-            self.report(number)
-            return StepControl.STOP if number + 1 == self._model.config.num_layers else None
+            num_layers = self._model.config.num_layers
+            if self._progress is not None:
+                self._progress(self._done + len(x) * (number + 1) // num_layers)
+            self._done += len(x) if number + 1 == num_layers else 0
+            return end_after(num_layers, stage, number)
         inputs = self._inputs.see(stage, x)
         if inputs is not None:
             self._add_ffn(number, inputs)
@@ -128,7 +116,7 @@ class _Meter:
             self._add(number, (f"ffn_down{end}",), values)
 
     def _add_experts(self, number: int, ffn: SomeFFN, inputs: FFNInputs) -> None:
-        """Each expert sees the tokens that the router gives to it."""
+        """Add the tokens that the router gives to each expert."""
         x, ops = inputs.x, self._model.ops
         marks = np.ones(len(x), bool)
         whole = Routing.of(ops, ffn, x, inputs.router, marks)
@@ -159,9 +147,4 @@ class _Meter:
             if full not in self.found:
                 self.found[full] = InputSquares.zeros(num_matrices, x.shape[1])
             self.found[full].add(matrix, x)
-            if not np.isfinite(self.found[full].sums[matrix]).all():
-                raise NumericsError(
-                    f"measuring the model: the input of {full} holds NaN or infinity: the weights "
-                    "are damaged, or the activation is not the model's",
-                    remedy="name the right one with {activation}",
-                )
+            check_finite(self.found[full].sums[matrix], f"the input of {full}")

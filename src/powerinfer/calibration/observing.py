@@ -1,12 +1,12 @@
-"""`LLM(observe=...)`: shows what the FFN of each layer gets, decides and returns, step by step.
+"""`LLM(observe=...)`: shows input, decision and output of each layer's FFN, step by step.
 
 A `StepObserver` of the model takes input and output as they pass by. Gate and up are computed once
-more, in full, because the FFN call skips most of them and keeps none. What that reads is not
-counted.
+more, in full, because the FFN call skips most of them and keeps none. These reads are not counted.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -26,7 +26,7 @@ __all__ = ["FFNObservation", "FFNObserver", "observable", "observed"]
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FFNObservation:
-    """What the FFN of one layer did with the tokens of one step.
+    """The FFN of one layer in one step: its input, decision and output for each token.
 
     The arrays belong to whoever is called: they may be kept and written to. In a mixture of experts
     those of neurons have only the neurons of the experts that a token is given to: with n neurons
@@ -74,7 +74,7 @@ class FFNObservation:
         return len(self.token_ids)
 
     def __repr__(self) -> str:
-        """What it is of, without the numbers in its arrays."""
+        """Show the sizes, without the numbers in its arrays."""
         num_used = 1 if self.experts is None else self.experts.shape[1]
         return (
             f"FFNObservation(layer={self.layer}, kind={self.kind!r}, num_tokens={self.num_tokens}, "
@@ -113,46 +113,39 @@ def observed(model: Model, observe: FFNObserver) -> Model:
 
 
 class _Watch(StepObserver):
-    """Knows the model and who wants to see it."""
+    """Collects the stages of each step and hands them on layer by layer."""
 
     def __init__(self, model: Model, observe: FFNObserver) -> None:
         self._model = model
+        self._kinds = model.layer_kinds
         self._observe = observe
 
     def of_step(self, batch: Batch, logits_for: IntArray | None) -> Observer:
         """Watch one step."""
-        return _Step(self._model, self._observe, batch, logits_for)
+        collector = InputCollector()
+        begun: list[Callable[..., FFNObservation]] = []
 
+        def observe(stage: Stage, number: int, x: FloatArray) -> None:
+            inputs = collector.see(stage, x)
+            if inputs is not None and len(x):
+                wanted = logits_for if number + 1 == len(self._kinds) else None
+                with uncounted(self._model.ops.counters):
+                    begun.append(self._begin(number, inputs, batch, wanted))
+            elif stage is Stage.FFN_OUTPUT and begun:
+                self._observe(begun.pop()(output=np.array(x)))
 
-class _Step:
-    """Collects what the stages of one step show and hands it on layer by layer."""
+        return observe
 
-    def __init__(
-        self, model: Model, observe: FFNObserver, batch: Batch, logits_for: IntArray | None
-    ) -> None:
-        self._model = model
-        self._kinds = model.layer_kinds
-        self._observe = observe
-        self._batch = batch
-        self._logits_for = logits_for
-        self._inputs = InputCollector()
-        self._finish: Callable[[FloatArray], FFNObservation] | None = None
+    def _begin(
+        self, number: int, inputs: FFNInputs, batch: Batch, wanted: IntArray | None
+    ) -> Callable[..., FFNObservation]:
+        """Make all of an observation but the output, which comes later.
 
-    def __call__(self, stage: Stage, number: int, x: FloatArray) -> None:
-        inputs = self._inputs.see(stage, x)
-        if inputs is not None and len(x):
-            with uncounted(self._model.ops.counters):
-                self._finish = self._begin(number, inputs)
-        elif stage is Stage.FFN_OUTPUT and self._finish is not None:
-            observation, self._finish = self._finish(np.array(x)), None
-            self._observe(observation)
-
-    def _begin(self, number: int, inputs: FFNInputs) -> Callable[[FloatArray], FFNObservation]:
-        """All of an observation but the output, which comes later."""
+        The layer computes only the `wanted` tokens of the batch; None for all.
+        """
         ops, layer = self._model.ops, self._model.weights.layers[number]
         ffn, predictor, x = layer.ffn, layer.predictor, np.array(inputs.x)
         linears = (ffn.up,) if ffn.gate is None else (ffn.gate, ffn.up)
-        batch, wanted = self._batch, self._rows(number)
         rows = slice(None) if wanted is None else wanted
         marks = marks_of(batch, wanted)
         routing = Routing.of(ops, ffn, x, inputs.router, marks)
@@ -161,8 +154,8 @@ class _Step:
         predicted = None
         if predictor is not None:
             predicted = routing.mask(predictor.select(ops, ffn, x, inputs.raw, marks))
-        fires = firing_neurons(ffn.activation, gate, up)
-        return lambda output: FFNObservation(
+        return partial(
+            FFNObservation,
             layer=number,
             kind=self._kinds[number],
             token_ids=np.array(batch.token_ids[rows]),
@@ -171,13 +164,8 @@ class _Step:
             input=x,
             gate=gate,
             up=up,
-            fires=fires,
+            fires=firing_neurons(ffn.activation, gate, up),
             predicted=predicted,
-            output=output,
             experts=None if ffn.router is None else routing.experts,
             expert_weights=None if ffn.router is None else routing.weights,
         )
-
-    def _rows(self, number: int) -> IntArray | None:
-        """Which tokens of the batch a layer computes; None for all."""
-        return self._logits_for if number + 1 == len(self._kinds) else None

@@ -1,8 +1,8 @@
-"""How well predictors do: what they find, what they let pass, and how much skipped neurons matter.
+"""The quality of predictors: hits, passes, and the effect of skipped neurons on the output.
 
 An observer of the model's steps computes every FFN twice more, in full and as the model runs it.
-That costs far more than predictors save, so measured speed means nothing while it observes. What it
-reads is not counted.
+That costs far more than predictors save, so measured speed means nothing while it observes. Its
+own reads are not counted.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ __all__ = ["LayerRecall", "RecallMeter", "recall_meter", "with_recall_meter"]
 Mask = npt.NDArray[np.bool_]
 
 _Truth: TypeAlias = Callable[[FloatArray, BoolArray | None], Mask]
-"""Of f32[num_tokens, hidden_size] and marks: bool[num_tokens, num_neurons], what fires."""
+"""Finds the firing neurons bool[num_tokens, num_neurons] of f32[num_tokens, hidden_size]."""
 
 # The kind that knows which neurons really fire.
 _TRUTH = "oracle"
@@ -92,11 +92,6 @@ class RecallMeter(StepObserver):
     """
 
     def __init__(self, model: Model) -> None:
-        """Prepare to compute each block without its predictor; weights are shared.
-
-        Args:
-            model: what is watched.
-        """
         self._ops = model.ops
         self._kinds = model.layer_kinds
         self._watched = tuple(
@@ -165,7 +160,7 @@ def with_recall_meter(model: Model) -> Model:
 
 
 def recall_meter(model: Model) -> RecallMeter | None:
-    """What watches the model, or None."""
+    """The meter that watches the model, or None."""
     return model.observer if isinstance(model.observer, RecallMeter) else None
 
 

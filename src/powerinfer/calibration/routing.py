@@ -1,11 +1,11 @@
-"""Which neurons may run for each token: all of a dense FFN, those of its chosen experts else.
+"""The neurons that may run for each token: all of a dense FFN, those of its chosen experts else.
 
 Arrays over these *candidates* have a column for each neuron of a token's chosen experts: column
-j * n + i is neuron i of the j-th of them, of n neurons each. Where every expert is chosen, and in a
+j * n + i is neuron i of the j-th of them, of n neurons each. If every expert is chosen, and in a
 dense FFN, columns are neuron ids.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -26,8 +26,7 @@ class Routing:
 
     Attributes:
         experts: i32[num_tokens, num_used], ascending; a dense FFN is one expert, always chosen.
-        weights: f32[num_tokens, num_used], what their outputs are multiplied with.
-        num_experts: there are.
+        weights: f32[num_tokens, num_used], factors of their outputs.
         num_neurons: of all experts together.
     """
 
@@ -45,14 +44,10 @@ class Routing:
         router_input: FloatArray | None = None,
         is_prompt: BoolArray | None = None,
     ) -> "Routing":
-        """Ask the router of a block.
+        """Ask the router of a block, if it has one, about x f32[num_tokens, hidden_size].
 
-        Args:
-            ops: the backend that prepared `ffn`.
-            ffn: the block, with or without a router.
-            x: f32[num_tokens, hidden_size], input of the block.
-            router_input: f32[num_tokens, hidden_size], what the router sees; None for `x`.
-            is_prompt: bool[num_tokens], see `powerinfer.ops.protocol.Computes`.
+        `router_input` is what the router sees if that is not `x`; `is_prompt` bool[num_tokens]
+        says which tokens belong to prompts.
         """
         if ffn.router is None:
             experts, weights = np.zeros((len(x), 1), np.int32), np.ones((len(x), 1), np.float32)
@@ -68,18 +63,16 @@ class Routing:
         return int(self.experts.shape[1]) * self._expert_size
 
     def rows(self, tokens: npt.NDArray[np.intp] | slice) -> "Routing":
-        """The same of some of the tokens."""
-        experts, weights = self.experts[tokens], self.weights[tokens]
-        return Routing(experts, weights, self.num_experts, self.num_neurons)
+        """The same for some of the tokens."""
+        return replace(self, experts=self.experts[tokens], weights=self.weights[tokens])
 
     def place(self, place: int) -> "Routing":
         """The same with one of the chosen experts only, by its place among them."""
         one = slice(place, place + 1)
-        experts, weights = self.experts[:, one], self.weights[:, one]
-        return Routing(experts, weights, self.num_experts, self.num_neurons)
+        return replace(self, experts=self.experts[:, one], weights=self.weights[:, one])
 
     def of_neurons(self, values: npt.NDArray[_ScalarT]) -> npt.NDArray[_ScalarT]:
-        """What goes with each candidate, of [num_neurons]; fits arrays of candidates."""
+        """Pick each candidate's value of [num_neurons]; fits arrays of candidates."""
         if self._has_all:
             return values
         by_expert = values.reshape(self.num_experts, self._expert_size)
@@ -98,7 +91,7 @@ class Routing:
         return self.take(active.mask(self.num_neurons))
 
     def ids(self, mask: npt.NDArray[np.bool_]) -> ActiveIds:
-        """Neurons where a bool[num_tokens, num_candidates] is true."""
+        """Ids of the neurons that are true in a bool[num_tokens, num_candidates]."""
         listed = ActiveIds.of_mask(mask)
         if self._has_all:
             return listed
@@ -108,7 +101,7 @@ class Routing:
         return ActiveIds(listed.offsets, ids.astype(np.int32))
 
     def count(self, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-        """i64[num_neurons], tokens where a bool[num_tokens, num_candidates] is true."""
+        """i64[num_neurons], tokens with a true bool[num_tokens, num_candidates]."""
         by_place = mask.reshape(*self.experts.shape, self._expert_size)
         counts = np.zeros((self.num_experts, self._expert_size), np.int64)
         for expert in np.unique(self.experts):

@@ -20,12 +20,12 @@ __all__ = ["PartScores", "ScoreCache"]
 
 @dataclass(frozen=True, slots=True)
 class PartScores:
-    """One part of a kind; of `sign+lowbit:2` there are two.
+    """One part of a kind; `sign+lowbit:2` has two.
 
     Attributes:
-        stages: f32[num_tokens, num_candidates] each; a neuron passes where all reach the
-            threshold. Two for copies of both gate and up.
-        num_bytes: what the part reads.
+        stages: f32[num_tokens, num_candidates] each; a neuron passes if all reach the threshold.
+            Two for copies of both gate and up.
+        num_bytes: bytes that the part reads.
     """
 
     stages: tuple[FloatArray, ...]
@@ -43,7 +43,7 @@ class PartScores:
 
     @property
     def lowest(self) -> FloatArray:
-        """What is compared with the threshold: the smallest over the stages."""
+        """The scores to compare with the threshold: the smallest over the stages."""
         if len(self.stages) == 1:
             return self.stages[0]
         lowest: FloatArray = np.minimum.reduce(self.stages)
@@ -61,15 +61,6 @@ class ScoreCache:
         kinds: Sequence[str],
         routing: Routing,
     ) -> None:
-        """Start empty.
-
-        Args:
-            ops: the backend.
-            source: the layer, with statistics of its input.
-            inputs: f32[num_tokens, hidden_size] of what predictors look at.
-            kinds: that will be asked for.
-            routing: the neurons that may run for each token.
-        """
         self._ops = ops
         self._routing = routing
         self._source = source
@@ -79,11 +70,7 @@ class ScoreCache:
         self._known: dict[str, PartScores] = {}
 
     def of(self, kind: str) -> tuple[PartScores, ...]:
-        """Scores of each part of a kind, in the order in which they are asked.
-
-        Raises:
-            UnsupportedError: the kind has no scores, or this file cannot serve it.
-        """
+        """Score each part of a kind, in the order in which they are asked."""
         return tuple(self._part(part) for part in parse_kind(kind))
 
     def _part(self, part: KindName) -> PartScores:
@@ -134,10 +121,10 @@ def _scores_by_expert(
 
 
 def _product(ops: SomeOps, x: FloatArray, matrix: Matrix) -> FloatArray:
-    """Product with a matrix that may have more columns, which meet zeros.
+    """Multiply with a matrix that may have more columns, which meet zeros.
 
-    Without marks, by decoding's arithmetic: it decides about neurons near the threshold, and some
-    of those weigh much.
+    Without prompt flags, by decoding's arithmetic: it decides about neurons near the threshold, and
+    some of those weigh much.
     """
     _, columns = ops.matrix_shape(matrix)
     padded = np.zeros((len(x), columns), np.float32)

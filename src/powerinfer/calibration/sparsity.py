@@ -1,12 +1,13 @@
-"""Which neurons a loaded model computes: from what the user asked, the file and its calibration."""
+"""The neurons that a loaded model computes: by the user's options, the file and its calibration."""
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from powerinfer.calibration.stored import brief_calibration, stored_calibration
 from powerinfer.calibration.text import BUNDLED_TEXT
+from powerinfer.calibration.window_pass import LayersDone
 from powerinfer.errors import CalibrationError, UnsupportedError
 from powerinfer.gguf import GGUFFile
 from powerinfer.models import (
@@ -42,17 +43,14 @@ CALIBRATED = "calibrated"
 
 _log = logging.getLogger(__name__)
 
-LayersDone = Callable[[int, int], None]
-
 
 @dataclass(frozen=True, slots=True)
 class Sparsity:
-    """What runs and why.
+    """The sparsity that runs, and why.
 
     Attributes:
-        model: with predictors attached.
         summary: one line for people.
-        calibration: what the choice came from, or None.
+        calibration: source of the choice, or None.
     """
 
     model: Model
@@ -62,7 +60,7 @@ class Sparsity:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A model without predictors yet, and what was asked for."""
+    """A model without predictors yet, and the options of the user."""
 
     model: Model
     file: GGUFFile
@@ -72,9 +70,24 @@ class _Request:
 
     @property
     def dial(self) -> Dial | None:
-        """What the user set, if anything."""
+        """The dial that the user set, if any."""
         options = self.options
         return None if not options.has_dial else Dial(options.max_ffn_error, options.recall)
+
+    def stored(self) -> Calibration | None:
+        """The model's stored calibration."""
+        return stored_calibration(self.file, self.model.config)
+
+    def brief(self, kinds: Sequence[str] | None = None) -> Calibration:
+        """A brief calibration of these kinds, or of all that make sense."""
+        return brief_calibration(
+            self.model,
+            self.file,
+            self.tokenizer,
+            dial=self.dial or DEFAULT_DIAL,
+            kinds=kinds,
+            progress=self.progress,
+        )
 
 
 def may_skip_neurons(activation: Activation, options: EngineOptions) -> bool:
@@ -104,14 +117,9 @@ def attach_sparsity(
     options: EngineOptions,
     progress: LayersDone | None = None,
 ) -> Sparsity:
-    """Decide what runs and attach it.
+    """Decide what runs and attach it to a model prepared as `may_skip_neurons` says.
 
-    Args:
-        model: prepared as `may_skip_neurons` says.
-        file: it came from.
-        tokenizer: of the same file.
-        options: what was asked for.
-        progress: told after each layer where the model has to be calibrated now.
+    `progress` is called after each layer if the model has to be calibrated now.
 
     Raises:
         CalibrationError: the model's calibration is damaged or belongs to another.
@@ -126,9 +134,7 @@ def attach_sparsity(
 def attach_uncalibrated(model: Model, kind: str) -> Sparsity:
     """Attach one predictor kind at its default threshold, whatever was calibrated.
 
-    Args:
-        model: loaded with the sparsity `exact`.
-        kind: name; `mlp` runs at the threshold in the file.
+    The model is loaded with the sparsity `exact`; `mlp` runs at the threshold in the file.
 
     Raises:
         UnsupportedError: the kind does not fit the model.
@@ -145,17 +151,15 @@ def _attached(asked: _Request) -> Sparsity:
     if options.sparsity is None:
         return _by_default(asked)
     if options.sparsity == AUTO:
-        return _calibrated(asked, _stored(asked) or _brief(asked))
+        return _calibrated(asked, asked.stored() or asked.brief())
     return _forced(asked, _full_name(options.sparsity))
 
 
 def _by_default(asked: _Request) -> Sparsity:
-    stored = _stored(asked)
-    if stored is not None:
-        return _calibrated(asked, stored)
-    if asked.dial is not None:
-        # Some loss is allowed, and only measuring shows how much it saves.
-        return _calibrated(asked, _brief(asked))
+    # If some loss is allowed, only measuring shows how much it saves.
+    calibration = asked.stored() or (None if asked.dial is None else asked.brief())
+    if calibration is not None:
+        return _calibrated(asked, calibration)
     model = asked.model
     has_predictors = model.weights.has_predictors
     name = default_sparsity(model.config, asked.file.magic, has_predictors=has_predictors)
@@ -185,7 +189,7 @@ def _thresholds_by_default(kind: str) -> str:
 
 
 def _calibrated(asked: _Request, calibration: Calibration) -> Sparsity:
-    """Run what a calibration chose, or would choose for the user's dial."""
+    """Run the choice of a calibration, or its choice for the user's dial."""
     if asked.dial is not None and asked.dial != calibration.dial:
         calibration = choose_for_model(calibration, asked.dial)
     _check_kinds(asked, calibration)
@@ -197,11 +201,7 @@ def _calibrated(asked: _Request, calibration: Calibration) -> Sparsity:
 
 
 def _check_kinds(asked: _Request, calibration: Calibration) -> None:
-    """Check that every kind that was chosen is there: packages can be removed.
-
-    Raises:
-        CalibrationError: one is missing.
-    """
+    """Check that every chosen kind is there: packages can be removed."""
     for kind in {choice.kind: None for choice in calibration.choices}:
         problem = missing_kind(kind)
         if problem is not None:
@@ -214,17 +214,20 @@ def _check_kinds(asked: _Request, calibration: Calibration) -> None:
 
 
 def _forced(asked: _Request, kind: str) -> Sparsity:
-    """One kind in every layer, at calibrated thresholds where there are any."""
-    has_thresholds = parse_kind(kind)[0].kind.scorer is not None
-    calibration = _stored(asked) if has_thresholds else None
-    if not has_thresholds:
-        _check_no_dial(asked, kind)
+    """Run one kind in every layer, at calibrated thresholds if there are any."""
+    if parse_kind(kind)[0].kind.scorer is None:
+        if asked.dial is not None:
+            raise UnsupportedError(
+                f"sparsity {kind} has no threshold, so there is nothing to set",
+                remedy="leave {max_ffn_error} and {recall} out",
+            )
         return _uncalibrated(asked.model, kind)
+    calibration = asked.stored()
     is_measured = calibration is not None and all(kind in ly.curves for ly in calibration.layers)
     if not is_measured and asked.dial is not None:
-        # What the file cannot serve shows at the first layer: before anything is measured.
+        # A kind that the file cannot serve fails at the first layer: before anything is measured.
         build_predictor(asked.model.ops, layer_source(asked.model, 0, None), LayerChoice(kind))
-        calibration, is_measured = _brief(asked, (kind,)), True
+        calibration, is_measured = asked.brief((kind,)), True
     if calibration is None:
         return _uncalibrated(asked.model, kind)
     dial = asked.dial or calibration.dial
@@ -234,36 +237,10 @@ def _forced(asked: _Request, kind: str) -> Sparsity:
     return Sparsity(model, f"{kind}: {thresholds}{_source(calibration)}", calibration)
 
 
-def _check_no_dial(asked: _Request, kind: str) -> None:
-    if asked.dial is not None:
-        raise UnsupportedError(
-            f"sparsity {kind} has no threshold, so there is nothing to set",
-            remedy="leave {max_ffn_error} and {recall} out",
-        )
-
-
 def _choices_of(kind: str, calibration: Calibration, dial: Dial) -> list[LayerChoice]:
-    """Thresholds of one kind per layer; the default ones where it was not measured."""
-    choices = []
-    for layer in calibration.layers:
-        point = closest_point(layer.curves.get(kind, ()), dial)
-        choices.append(LayerChoice(kind, point.thresholds if point else ()))
-    return choices
-
-
-def _stored(asked: _Request) -> Calibration | None:
-    return stored_calibration(asked.file, asked.model.config)
-
-
-def _brief(asked: _Request, kinds: Sequence[str] | None = None) -> Calibration:
-    return brief_calibration(
-        asked.model,
-        asked.file,
-        asked.tokenizer,
-        dial=asked.dial or DEFAULT_DIAL,
-        kinds=kinds,
-        progress=asked.progress,
-    )
+    """Thresholds of one kind per layer; the default ones if it was not measured."""
+    points = [closest_point(layer.curves.get(kind, ()), dial) for layer in calibration.layers]
+    return [LayerChoice(kind, point.thresholds if point else ()) for point in points]
 
 
 def _statistics(calibration: Calibration) -> tuple[InputStatistics, ...]:

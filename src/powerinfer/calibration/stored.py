@@ -25,7 +25,7 @@ from powerinfer.tokenizer import Tokenizer
 
 __all__ = ["brief_calibration", "brief_text", "calibration_fits", "stored_calibration"]
 
-# What a calibration in passing may cost: enough to tell kinds apart, not to be sure.
+# Size of a calibration in passing: enough to tell kinds apart, not to be sure.
 _BRIEF_TOKENS = 512
 _BRIEF_WINDOW = 128
 
@@ -33,11 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 def stored_calibration(file: GGUFFile, config: ModelConfig) -> Calibration | None:
-    """What was calibrated before, or None.
-
-    Args:
-        file: of the model.
-        config: with the activation that runs.
+    """The stored calibration of a model that runs with this configuration, or None.
 
     Raises:
         CalibrationError: it is damaged, of another model, or of another activation.
@@ -70,15 +66,9 @@ def brief_calibration(
     kinds: Sequence[str] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Calibration:
-    """Calibrate on a few hundred tokens, or take what an earlier run so measured.
+    """Calibrate on a few hundred tokens, or take such a calibration of an earlier run.
 
-    Args:
-        model: to measure.
-        file: of the model.
-        tokenizer: of the same file.
-        dial: what may be lost.
-        kinds: to measure; None for all that make sense.
-        progress: told after each layer.
+    Without `kinds`, all that make sense are measured.
 
     Raises:
         UnsupportedError: a kind does not fit the model.
@@ -103,11 +93,7 @@ def brief_calibration(
 
 
 def brief_text(model: Model, tokenizer: Tokenizer) -> CalibrationText:
-    """A few hundred tokens of the text in the package.
-
-    Raises:
-        PromptError: the model's context is too short for any.
-    """
+    """A few hundred tokens of the text in the package."""
     return cut_windows(
         BUNDLED_TEXT,
         tokenizer.encode(bundled_text(), add_bos=False),
@@ -118,19 +104,19 @@ def brief_text(model: Model, tokenizer: Tokenizer) -> CalibrationText:
 
 
 def _serves(known: Calibration, model: Model, kinds: Sequence[str]) -> bool:
-    """Whether a brief calibration has what is wanted; a damaged one is measured again."""
+    """Check that a brief calibration has all kinds; a damaged one is measured again."""
     has_kinds = all(kind in layer.curves for layer in known.layers for kind in kinds)
     return has_kinds and calibration_fits(known, model.config)
 
 
 def calibration_fits(calibration: Calibration, config: ModelConfig) -> bool:
-    """Whether a calibration is of a model's sizes and activation."""
+    """Compare a calibration with a model's sizes and activation."""
     has_activation = calibration.activation == str(config.activation)
     return has_activation and _misfit(calibration, config) is None
 
 
 def _misfit(calibration: Calibration, config: ModelConfig) -> str | None:
-    """What is wrong with the sizes of a calibration, or None."""
+    """The difference in sizes between a calibration and a model, or None."""
     if len(calibration.layers) != config.num_layers:
         return f"{len(calibration.layers)} layers, the model {config.num_layers}"
     used = 1 if config.experts is None else config.experts.num_used
@@ -140,13 +126,10 @@ def _misfit(calibration: Calibration, config: ModelConfig) -> str | None:
             f"model {used} of {config.num_experts or 1}"
         )
     for number, layer in enumerate(calibration.layers):
-        if len(layer.num_active) != config.num_neurons:
-            return (
-                f"{len(layer.num_active)} neurons in layers[{number}].active, the model "
-                f"{config.num_neurons}"
-            )
-        if len(layer.mean) != config.hidden_size:
-            return (
-                f"{len(layer.mean)} inputs in layers[{number}].mean, the model {config.hidden_size}"
-            )
+        for found, wanted, what in (
+            (layer.num_active, config.num_neurons, f"neurons in layers[{number}].active"),
+            (layer.mean, config.hidden_size, f"inputs in layers[{number}].mean"),
+        ):
+            if len(found) != wanted:
+                return f"{len(found)} {what}, the model {wanted}"
     return None

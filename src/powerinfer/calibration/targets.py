@@ -13,12 +13,7 @@ __all__ = ["check_activation", "check_target"]
 
 
 def check_activation(file: GGUFFile, activation: str | None, *, purpose: str = "calibrate") -> None:
-    """Check that a model has neurons that can be skipped.
-
-    Args:
-        file: the open model.
-        activation: overrides the file's.
-        purpose: what there is nothing to do with otherwise.
+    """Check that a model has neurons that can be skipped; `activation` overrides the file's.
 
     Raises:
         GGUFError: the file's configuration is damaged.
@@ -37,10 +32,8 @@ def check_activation(file: GGUFFile, activation: str | None, *, purpose: str = "
 def check_target(file: GGUFFile, output: Path | None, *, is_inside: bool) -> None:
     """Check that writing a calibration replaces nothing but an older one.
 
-    Args:
-        file: the open model.
-        output: file to write; None for the default.
-        is_inside: the calibration goes into a model file: into `output`, else into the model.
+    It goes to the file `output`, or to the default one. If it goes inside a model, that is
+    `output`, or the model itself.
 
     Raises:
         CalibrationError: something else would be replaced, or the model cannot be rewritten.
@@ -93,11 +86,7 @@ def _check_file(file: GGUFFile, target: Path) -> None:
 
 
 def _is_regular_file(path: Path) -> bool:
-    """Whether a file would be replaced.
-
-    Raises:
-        CalibrationError: there is something, but no regular file.
-    """
+    """Check that a file would be replaced."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:

@@ -9,14 +9,22 @@ import numpy as np
 from powerinfer.errors import PromptError
 from powerinfer.values import IntArray
 
-__all__ = ["BUNDLED_TEXT", "CalibrationText", "bundled_text", "cut_windows", "default_tokens"]
+__all__ = [
+    "BUNDLED_TEXT",
+    "WINDOW",
+    "CalibrationText",
+    "bundled_text",
+    "cut_windows",
+    "default_tokens",
+]
 
 BUNDLED_TEXT = "the text in the package"
 """Name of `bundled_text` in reports."""
 
-# Errors grow with the context; longer windows cost more than they reveal.
 WINDOW = 512
-# A few tokens make most of the error, so many are needed where they cost little.
+"""Tokens of a window, unless the context is shorter; longer ones cost more than they reveal."""
+
+# A few tokens make most of the error, so take many if they cost little.
 _MANY_TOKENS = 4096
 _FEW_TOKENS = 1024
 _SMALL_LAYER = 16 << 20
@@ -25,30 +33,22 @@ _SHORTEST_WINDOW = 16
 
 @dataclass(frozen=True, slots=True)
 class CalibrationText:
-    """A text cut into windows.
-
-    Attributes:
-        name: for reports.
-        windows: i32[num_windows, window], at least two.
-    """
+    """A text, by its name in reports, cut into windows i32[num_windows, window], at least two."""
 
     name: str
     windows: IntArray
 
 
 def bundled_text() -> str:
-    """The text that models are calibrated on by default."""
+    """Read the text that models are calibrated on by default."""
     folder = importlib.resources.files("powerinfer").joinpath("data")
     return folder.joinpath("calibration.txt").read_text(encoding="utf-8")
 
 
 def default_tokens(hidden_size: int, num_neurons: int) -> int:
-    """How many tokens of text a calibration uses by default.
+    """Number of tokens that a calibration uses by default.
 
-    Args:
-        hidden_size: of the model.
-        num_neurons: of one layer, in all experts; large ones get fewer tokens, or they would take
-            an hour.
+    Layers with many neurons, in all experts, get fewer tokens, or they would take an hour.
     """
     is_small = hidden_size * num_neurons <= _SMALL_LAYER
     return _MANY_TOKENS if is_small else _FEW_TOKENS
@@ -62,14 +62,10 @@ def cut_windows(
     context_length: int,
     bos_id: int | None,
 ) -> CalibrationText:
-    """Cut a text into windows that do not overlap, an even number of them.
+    """Cut a tokenized text into an even number of windows that do not overlap.
 
-    Args:
-        name: of the text.
-        token_ids: the whole text.
-        num_tokens: most tokens to take.
-        context_length: most tokens of a window.
-        bos_id: put in place of the first token of each window; None for nothing.
+    They take at most `num_tokens`, and each at most `context_length`. `bos_id` replaces the first
+    token of each.
 
     Raises:
         PromptError: the text has too few tokens.

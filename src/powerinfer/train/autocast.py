@@ -1,4 +1,4 @@
-"""Which type to compute in while training: bfloat16 where the device multiplies it, else f32."""
+"""The type to compute in while training: bfloat16 where the device multiplies it, else f32."""
 
 import os
 from contextlib import AbstractContextManager
@@ -10,7 +10,7 @@ __all__ = ["autocast", "compute_repeatably", "has_bf16", "working"]
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether the device has instructions for bfloat16; others are slower with it than with f32."""
+    """Check for bfloat16 instructions; a device without them is slower with it than with f32."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     known = torch.cpu.get_capabilities()
@@ -23,14 +23,14 @@ def autocast(device: torch.device, *, is_on: bool) -> AbstractContextManager[Non
 
 
 def compute_repeatably(device: torch.device) -> None:
-    """Have a GPU give the same bits each time, as far as torch can; a CPU does so anyway."""
+    """Make a GPU repeat its bits, as far as torch can; a CPU does so anyway."""
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(mode=True, warn_only=True)
 
 
 def working(x: Tensor) -> Tensor:
-    """Cast x once to the type autocast computes in, not once for each matrix that reads it."""
+    """Cast x once to autocast's type, not once for each matrix that reads it."""
     if torch.is_autocast_enabled(x.device.type):
         return x.to(torch.get_autocast_dtype(x.device.type))
     return x

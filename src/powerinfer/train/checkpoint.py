@@ -1,4 +1,4 @@
-"""Saving a training run so that it continues exactly, and never from a half-written file."""
+"""Checkpoints from which a training run resumes exactly, never half-written."""
 
 import ctypes
 import io
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SavedState",
+    "first_line",
     "keep_freed_memory",
     "load_checkpoint",
     "save_checkpoint",
@@ -23,30 +24,20 @@ __all__ = [
 ]
 
 SavedState: TypeAlias = dict[str, Any]
-"""What a run saves: tensors, numbers, texts, and lists and dicts of them, by name."""
+"""State that a run saves: tensors, numbers, texts, and lists and dicts of them, by name."""
 
 
 def save_checkpoint(path: Path, recipe: str, state: Mapping[str, object]) -> None:
     """Write a state and torch's random state to ``path``, atomically.
 
-    Args:
-        path: of the checkpoint.
-        recipe: text of everything that decides the run, by which it is known.
-        state: what `load_checkpoint` is to return.
-
-    Raises:
-        PowerInferError: it cannot be written; the older one stays.
+    `recipe` is the text of everything that decides the run; only a run with the same one resumes.
     """
     checkpoint = {"recipe": recipe, "state": dict(state), "random": torch.get_rng_state()}
     write_torch_file(path, checkpoint)
 
 
 def write_torch_file(path: Path, value: object) -> None:
-    """Write what `torch.save` makes of a value, atomically.
-
-    Raises:
-        PowerInferError: it cannot be written, the disk being full for example; an older file stays.
-    """
+    """Write a value in `torch.save`'s format, atomically."""
     with replacing(path, error=PowerInferError) as file:
         disk = _Disk(file)
         try:
@@ -59,7 +50,7 @@ def write_torch_file(path: Path, value: object) -> None:
 
 
 class _Disk(io.RawIOBase):
-    """Writes to a file, and remembers why that failed."""
+    """A file that remembers why writing to it failed."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -90,9 +81,9 @@ def load_checkpoint(path: Path, recipe: str) -> SavedState | None:
         state: SavedState = checkpoint["state"]
         random = checkpoint["random"]
     except Exception as error:  # noqa: BLE001 - a damaged file may make torch raise anything
-        lines = str(error).splitlines() or [type(error).__name__]
         raise PowerInferError(
-            f"{path}: is no checkpoint of a training run ({lines[0]:.100}); remove it to start anew"
+            f"{path}: is no checkpoint of a training run ({first_line(error):.100}); remove it to "
+            "start anew"
         ) from None
     if found != recipe:
         raise PowerInferError(
@@ -103,11 +94,17 @@ def load_checkpoint(path: Path, recipe: str) -> SavedState | None:
     return state
 
 
+def first_line(error: Exception) -> str:
+    """The first line that an error of another library has, or its name."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines or [type(error).__name__])[0]
+
+
 def keep_freed_memory() -> None:
     """Tell glibc to reuse large freed blocks; other C libraries are left as they are.
 
     A training step frees and allocates the same tens of megabytes again and again. By default every
-    such block goes back to the kernel and is cleared when it is touched anew, a third of the step.
+    such block goes back to the kernel and is cleared when it is touched again, a third of the step.
     """
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt

@@ -7,7 +7,7 @@ __all__ = ["DensityPenalty"]
 
 
 class DensityPenalty:
-    """How dense the neurons of a forward pass are, differentiably and whatever their scale.
+    """A differentiable measure of the density of a forward pass, whatever the scale of its neurons.
 
     For a token with neuron values n, ``sum(|n|)**2 / (size * sum(n**2))`` is the share of active
     neurons if all active ones are equal, and less if few dominate. Each layer's mean over tokens of
@@ -15,7 +15,6 @@ class DensityPenalty:
     """
 
     def __init__(self) -> None:
-        """Start with no layer observed."""
         self._layers: list[Tensor] = []
 
     def __call__(self, layer: int, neurons: Tensor) -> None:

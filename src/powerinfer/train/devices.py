@@ -1,4 +1,4 @@
-"""Where training computes."""
+"""The device to train on."""
 
 from powerinfer._extras import how_to_install
 from powerinfer.errors import DeviceError
@@ -7,11 +7,7 @@ __all__ = ["training_device"]
 
 
 def training_device(name: str, *, command: str) -> str:
-    """The device of torch to train on.
-
-    Args:
-        name: `cpu`, `cuda`, `cuda:N`, or `auto` for a GPU if there is one.
-        command: that wants to train, for messages.
+    """Check torch's device `cpu`, `cuda` or `cuda:N`; `auto` is a GPU if there is one.
 
     Raises:
         DeviceError: torch is not installed, or has no such device.

@@ -15,7 +15,7 @@ __all__ = ["DualReLU", "GroupedAttention"]
 
 
 class _Context(Protocol):
-    """What torch hands from a forward pass to its backward pass."""
+    """The context between torch's forward and backward pass."""
 
     # Torch declares it as a tuple of one tensor.
     saved_tensors: tuple[Tensor, ...]

@@ -13,7 +13,7 @@ from powerinfer.errors import PowerInferError
 __all__ = ["SEPARATOR", "Piece", "read_pieces", "text_identity", "text_size"]
 
 SEPARATOR = "<|endoftext|>"
-"""What stands alone on the line between two documents."""
+"""Alone on a line, it separates two documents."""
 
 PIECE_BYTES = 1 << 18
 _SEPARATOR_LINE = f"\n{SEPARATOR}\n".encode()
@@ -25,14 +25,14 @@ _SAMPLE_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some of a text.
+    """A piece of a text.
 
     Attributes:
-        text: at most `PIECE_BYTES` of it. It ends after a separator, else before the end of a
-            line, else before a space.
+        text: at most `PIECE_BYTES`. It ends after a separator, else before the end of a line, else
+            before a space.
         end: byte of the text where the next piece begins.
-        done_bytes: of the file, which may be compressed, read for this piece and those before it.
-        is_last: whether the text ends here.
+        done_bytes: bytes of the file, which may be compressed, read up to the end of this piece.
+        is_last: the text ends here.
     """
 
     text: str
@@ -44,11 +44,8 @@ class Piece:
 def read_pieces(path: Path, start: int = 0) -> Iterator[Piece]:
     """Read a text in constant memory.
 
-    Who starts where a piece ends gets the pieces after it.
-
-    Args:
-        path: UTF-8, or where its name ends in `.zst` that compressed with zstd.
-        start: byte of the text to begin at.
+    The file is UTF-8, or zstd of that if its name ends in `.zst`. Beginning at the byte where a
+    piece ends yields the pieces after it.
 
     Raises:
         PowerInferError: the file cannot be read, is no file, is damaged or not UTF-8.
@@ -74,11 +71,7 @@ def read_pieces(path: Path, start: int = 0) -> Iterator[Piece]:
 
 
 def text_size(paths: Sequence[Path]) -> int:
-    """Bytes of all files, as they lie there.
-
-    Raises:
-        PowerInferError: one is missing or no file.
-    """
+    """Bytes of all files as stored."""
     total = 0
     for path in paths:
         with _open(path) as file:
@@ -87,14 +80,7 @@ def text_size(paths: Sequence[Path]) -> int:
 
 
 def text_identity(paths: Sequence[Path]) -> str:
-    """Tells texts apart: a SHA-256, in hex, of the sizes of the files and of samples of them.
-
-    Args:
-        paths: in the order of reading; their names do not count.
-
-    Raises:
-        PowerInferError: one cannot be read.
-    """
+    """Identify texts by the sizes of the files, in order, and samples of them: a SHA-256."""
     digest = hashlib.sha256()
     for path in paths:
         with _open(path) as file:
@@ -122,7 +108,7 @@ def _open(path: Path) -> Iterator[BinaryIO]:
 
 
 def _chunks(path: Path, file: BinaryIO, start: int) -> Iterator[bytes]:
-    """The bytes of the text from `start` on; none of them is empty."""
+    """The bytes of the text from `start` on, in chunks that are not empty."""
     if path.suffix != ".zst":
         file.seek(start)
         while chunk := file.read(PIECE_BYTES):
@@ -157,15 +143,15 @@ def _decompress(path: Path, file: BinaryIO) -> Iterator[bytes]:
 
 
 def _cut(block: bytes) -> int:
-    """Where a block is to end that the text goes on after."""
+    """The end of a block after which the text can go on."""
     if (found := block.rfind(_SEPARATOR_LINE)) >= 0:
         return found + len(_SEPARATOR_LINE)
-    # Line ends stay together, and with a separator behind them.
+    # Line ends stay together, and with a separator after them.
     if lines := block[: max(block.rfind(b"\n"), 0)].rstrip(b"\r\n"):
         return len(lines)
     if (found := block.rfind(b" ")) > 0:
         return found
-    # Before the last character, which may go on; bytes that are not UTF-8 are found later.
+    # Before the last character, which may continue; bytes that are not UTF-8 are found later.
     end = len(block) - 1
     while end > len(block) - 4 and block[end] & 0xC0 == 0x80:
         end -= 1

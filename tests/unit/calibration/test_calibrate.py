@@ -116,7 +116,7 @@ def test_counts_are_of_all_tokens_but_the_first_that_fit(
         ffn = model.weights.layers[number].ffn
         x = recorder.inputs[Stage.FFN_INPUT, number][np.concatenate([fit, test])]
         seen = _seen(recorder, number, np.concatenate([fit, test]))
-        truth = GroundTruth.measure(model.ops, ffn, x, None, seen)
+        truth = GroundTruth(model.ops, ffn, x, None, seen)
         np.testing.assert_array_equal(layer.num_active, truth.num_active)
         assert 0 < measured.active_share(number) < 1
         used_share = measured.num_experts_used / measured.num_experts
@@ -131,7 +131,7 @@ def test_a_point_says_what_the_predictor_does(model: Model, measured: Calibratio
         source = layer_source(model, number, InputStatistics(layer.mean, layer.variance))
         x = recorder.inputs[Stage.FFN_INPUT, number][test]
         seen = _seen(recorder, number, test)
-        truth = GroundTruth.measure(model.ops, source.ffn, x, None, seen)
+        truth = GroundTruth(model.ops, source.ffn, x, None, seen)
         exact = build_predictor(model.ops, source, LayerChoice("exact")).ffn
         dense = truth.ops.to_host(truth.ops.ffn(x, exact, None, None, seen))
         for kind, curve in layer.curves.items():
@@ -179,7 +179,7 @@ def test_the_limit_of_an_error_follows_its_spread(bamboo: Model) -> None:
     """The same loss is less certain where few tokens make it, or where the first one hides it."""
     ffn = bamboo.weights.layers[0].ffn
     x = np.random.default_rng(3).normal(size=(128, 32)).astype(np.float32)
-    truth = GroundTruth.measure(bamboo.ops, ffn, x)
+    truth = GroundTruth(bamboo.ops, ffn, x)
     assert truth.ffn_error(truth.active) == FFNError(0.0, 0.0)
     some = truth.active & (np.arange(48) % 3 > 0)
     late = np.where(np.arange(128)[:, None] >= 96, some, truth.active)
@@ -187,10 +187,9 @@ def test_the_limit_of_an_error_follows_its_spread(bamboo: Model) -> None:
     assert everywhere.value < everywhere.high < 1.5 * everywhere.value
     assert at_the_end.high > 1.5 * at_the_end.value
     # As models with an attention sink: what is written for the first token outweighs all else.
-    firsts = np.arange(128) == 0
-    outputs = truth._output_squares.copy()
-    outputs[0] = 1e3 * outputs.sum()
-    sink = replace(truth, firsts=firsts, _output_squares=outputs).ffn_error(some)
+    truth.firsts = np.arange(128) == 0
+    truth._output_squares[0] = 1e3 * truth._output_squares.sum()
+    sink = truth.ffn_error(some)
     assert sink.value < 0.1 * everywhere.value
     assert sink.high == pytest.approx(everywhere.high, rel=0.1)
 

@@ -61,7 +61,7 @@ def _ffn(
 
 def _truth(*x: tuple[float, float], firsts: list[int] | None = None) -> GroundTruth:
     is_first = None if firsts is None else np.isin(np.arange(len(x)), firsts)
-    return GroundTruth.measure(OPS, _ffn(), np.array(x, np.float32), is_first)
+    return GroundTruth(OPS, _ffn(), np.array(x, np.float32), is_first)
 
 
 HALVES = [(1.0, 0.0)] * 32 + [(0.0, 1.0)] * 32
@@ -83,19 +83,19 @@ def test_values_of_neurons_are_what_the_activation_leaves() -> None:
 
 def test_with_a_gate_firing_and_being_active_differ() -> None:
     x = np.array([(1, 2), (2, -1)], np.float32)
-    truth = GroundTruth.measure(OPS, _ffn(gate=[[0, 1], [1, 0], [0, 0]]), x)
+    truth = GroundTruth(OPS, _ffn(gate=[[0, 1], [1, 0], [0, 0]]), x)
     # Gates 2, 1, 0 and -1, 2, 0; up 1, 2, 3 and 2, -1, 1: the products of what fires.
     assert truth.fires.tolist() == [[True, True, False], [False, True, False]]
     assert truth.energy.tolist() == [4, 4, 4]
     both = _ffn(gate=[[0, 1], [1, 0], [0, 0]], kind=ActivationKind.DRELU)
-    drelu = GroundTruth.measure(OPS, both, x)
+    drelu = GroundTruth(OPS, both, x)
     assert drelu.active.tolist() == [[True, True, False], [False, False, False]]
 
 
 def test_activity_is_counted_over_any_number_of_tokens() -> None:
     x = np.array(HALVES * 5, np.float32)
     assert count_active(OPS, _ffn(), x).tolist() == [160, 160, 320]
-    truth = GroundTruth.measure(OPS, _ffn(), x)
+    truth = GroundTruth(OPS, _ffn(), x)
     assert truth.num_active.tolist() == [160, 160, 320]
     assert truth.active.shape == (320, 3)
 
@@ -161,7 +161,7 @@ def test_large_errors_are_measured_on_every_nth_token(monkeypatch: pytest.Monkey
 def test_a_bias_of_down_is_not_lost_with_the_neurons() -> None:
     """The output of (1, 2) is (10, 4) and the bias (1, 1); (1, 0) of (11, 5) is missed."""
     ffn = OPS.ffn_weights(replace(_ffn(), down=_linear([[1, 0], [0, 2], [3, 0]], [1, 1])))
-    truth = GroundTruth.measure(OPS, ffn, np.array([(1, 2)], np.float32))
+    truth = GroundTruth(OPS, ffn, np.array([(1, 2)], np.float32))
     error = truth.ffn_error(WITHOUT_FIRST[np.newaxis])
     assert error.value == pytest.approx(np.sqrt(1 / 146))
 

@@ -98,7 +98,7 @@ def test_only_neurons_of_the_own_experts_count(
     kind: ActivationKind, num_used: int, seen: FloatArray | None
 ) -> None:
     ffn = _ffn(kind, num_used)
-    truth = GroundTruth.measure(OPS, ffn, X, None, seen)
+    truth = GroundTruth(OPS, ffn, X, None, seen)
     experts, weights = OPS.route(X if seen is None else seen, ffn)
     values = _values(kind)
     counts = np.zeros(EXPERTS * SIZE, np.int64)
@@ -126,7 +126,7 @@ def _firsts(ids: list[int]) -> range:
 def test_the_error_is_what_skipping_loses(seen: FloatArray | None) -> None:
     """Against two runs of the block, one of them over the neurons that were predicted."""
     ffn = _ffn()
-    truth = GroundTruth.measure(OPS, ffn, X, None, seen)
+    truth = GroundTruth(OPS, ffn, X, None, seen)
     predicted = np.random.default_rng(7).random(truth.active.shape) < 0.6
     full = OPS.to_host(OPS.ffn(X, ffn, None, None, seen)).astype(np.float64)
     ids = truth.routing.ids(predicted)
@@ -141,8 +141,8 @@ def test_the_error_is_what_skipping_loses(seen: FloatArray | None) -> None:
 def test_damage_in_the_router_is_seen() -> None:
     seen = SEEN.copy()
     seen[3] = np.nan
-    assert GroundTruth.measure(OPS, _ffn(), X, None, SEEN).is_finite
-    assert not GroundTruth.measure(OPS, _ffn(), X, None, seen).is_finite
+    assert GroundTruth(OPS, _ffn(), X, None, SEEN).is_finite
+    assert not GroundTruth(OPS, _ffn(), X, None, seen).is_finite
 
 
 def test_time_is_of_the_neurons_that_a_token_may_run() -> None:
@@ -189,7 +189,7 @@ def test_what_passes_is_what_the_backend_lets_pass(
     make: Callable[[], Scorer], threshold: float
 ) -> None:
     scorer = make()
-    truth = GroundTruth.measure(OPS, _ffn(), X, None, SEEN)
+    truth = GroundTruth(OPS, _ffn(), X, None, SEEN)
     scores = PartScores.measure(OPS, scorer, X, truth.routing)
     predictor = fused_predictor(OPS, (scorer,), (threshold,))
     expected = truth.routing.mask(OPS.predict(X, predictor))
@@ -201,7 +201,7 @@ def test_what_passes_is_what_the_backend_lets_pass(
 @SCORERS
 def test_points_of_a_curve_are_shares_of_the_own_experts(make: Callable[[], Scorer]) -> None:
     ffn = _ffn()
-    truth = GroundTruth.measure(OPS, ffn, X, None, SEEN)
+    truth = GroundTruth(OPS, ffn, X, None, SEEN)
     parts = (PartScores.measure(OPS, make(), X, truth.routing),)
     curve = measure_curve(parts, truth, FFNBytes.of(OPS, ffn), Dial(max_ffn_error=0.3))
     chosen, values = _chosen(SEEN), _values(ActivationKind.RELU)

@@ -116,7 +116,7 @@ def imatrix(
 
 
 def _measure(llm: "LLM", content: bytes, name: str, chunks: int | None) -> "ImportanceMatrix":
-    """Run the model over all windows behind a progress bar."""
+    """Run the model over all windows with a progress bar."""
     from powerinfer.calibration.linear_inputs import measure_inputs
     from powerinfer.convert.quantize.imatrix import Importance, ImportanceMatrix
     from powerinfer.engine.perplexity import count_windows, text_windows

@@ -1,9 +1,9 @@
 """Importance matrices: how large the inputs of each matrix are, in llama.cpp's GGUF form.
 
-Of a tensor NAME the file has ``NAME.in_sum2``, f32[num_matrices, columns], sums of the squares of
-what the columns are multiplied with, and ``NAME.counts``, f32[num_matrices, 1], how many inputs
-were summed. Matrices of experts have one row each; an expert that no token chose has the count 0.
-Three keys say what text it was; llama.cpp's quantizer refuses files without them.
+For a tensor NAME the file has ``NAME.in_sum2``, f32[num_matrices, columns], sums of the squares of
+the inputs of each column, and ``NAME.counts``, f32[num_matrices, 1], the number of inputs summed.
+Matrices of experts have one row each; an expert that no token chose has the count 0. Three keys
+describe the text; llama.cpp's quantizer refuses files without them.
 """
 
 import os
@@ -39,7 +39,7 @@ _OF_ONE_EXPERT = re.compile(r"(blk\.[0-9]+\.ffn_(?:gate|up|down))\.([0-9]{1,6})\
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Importance:
-    """Of one tensor.
+    """The importance of one tensor's columns.
 
     Attributes:
         sums: f32[num_matrices, columns], sums of squares of inputs; finite, not negative.
@@ -50,7 +50,7 @@ class Importance:
     counts: npt.NDArray[np.float32]
 
     def means(self) -> npt.NDArray[np.float32]:
-        """f32[num_matrices, columns], means of squares; ones where nothing was counted."""
+        """Means of squares f32[num_matrices, columns]; ones where nothing was counted."""
         counts = self.counts[:, np.newaxis]
         ones = np.ones_like(self.sums)
         means: npt.NDArray[np.float32] = np.divide(self.sums, counts, out=ones, where=counts > 0)
@@ -59,7 +59,7 @@ class Importance:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImportanceMatrix:
-    """Of a model.
+    """The importance of all tensors of a model.
 
     Attributes:
         entries: by name of the tensor.
@@ -76,10 +76,10 @@ class ImportanceMatrix:
     path: Path = field(default=Path("imatrix"))
 
     def of(self, tensor: Tensor) -> npt.NDArray[np.float32] | None:
-        """f32[num_matrices, columns] for a tensor of a model; None if it has no entry.
+        """Means f32[num_matrices, columns] for a tensor of a model; None if it has no entry.
 
         Raises:
-            GGUFError: the entry is of a tensor of another shape.
+            GGUFError: the entry belongs to a tensor of another shape.
         """
         single = _OF_ONE_EXPERT.fullmatch(tensor.name)
         name = tensor.name if single is None else f"{single[1]}_exps.weight"
@@ -117,11 +117,7 @@ def check_imatrix_target(path: Path) -> None:
 
 
 def write_imatrix(path: str | os.PathLike[str], matrix: ImportanceMatrix) -> None:
-    """Write an importance matrix, atomically.
-
-    Raises:
-        GGUFError: the file cannot be written.
-    """
+    """Write an importance matrix, atomically."""
     tensors: list[TensorSpec] = []
     for name, entry in sorted(matrix.entries.items()):
         tensors.append(encode_tensor(f"{name}{_SUMS}", entry.sums))
@@ -139,7 +135,7 @@ def read_imatrix(path: str | os.PathLike[str]) -> ImportanceMatrix:
     """Read an importance matrix.
 
     Raises:
-        GGUFError: the file cannot be read, is none, or says what cannot be.
+        GGUFError: the file cannot be read, is no importance matrix, or has impossible values.
     """
     try:
         file = open_gguf(path)
@@ -160,7 +156,7 @@ def read_imatrix(path: str | os.PathLike[str]) -> ImportanceMatrix:
 
 
 def _names(file: GGUFFile) -> list[str]:
-    """The tensors that a file has an entry, or half of one, for."""
+    """Tensors with an entry, or half of one, in a file."""
     names = (
         name.removesuffix(end)
         for name in file.tensors

@@ -1,4 +1,4 @@
-"""One rank tried: the stored matrices at their best working point, and what they do."""
+"""One rank tried: the stored matrices at their best working point, and their figures."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,9 +9,8 @@ from torch import Tensor
 
 from powerinfer.train.predictors.batches import BLOCK, read_tokens, unpack
 from powerinfer.train.predictors.goal import THRESHOLD, Goal
-from powerinfer.train.predictors.layer_data import LayerData
-from powerinfer.train.predictors.network import Network
-from powerinfer.train.predictors.storing import stored
+from powerinfer.train.predictors.layer_data import HalfArray, LayerData
+from powerinfer.train.predictors.network import Network, stored
 from powerinfer.train.predictors.training import Training
 from powerinfer.train.predictors.working_point import (
     ScoreCounts,
@@ -19,31 +18,31 @@ from powerinfer.train.predictors.working_point import (
     choose_thresholds,
 )
 
-__all__ = ["Attempt", "LayerFigures", "finish"]
+__all__ = ["FittedLayer", "LayerFigures", "finish"]
 
-# Tokens that are looked at; of more a part.
+# Most tokens that are looked at.
 _MOST_TOKENS = 1 << 16
 # Numbers for tokens times neurons, or times hidden units, that are in memory at once.
 _CHUNK = 1 << 22
-# Above the goal, as the text of tomorrow is not exactly that of today.
+# Added to the goal, as tomorrow's text is not exactly today's.
 _MARGIN = 0.002
-# How often to aim higher, where the FFN's error is too large or rounding to F16 cost recall.
+# Attempts to aim higher, if the FFN's error is too large or rounding to F16 cost recall.
 _TRIES = 6
 
 
 @dataclass(frozen=True, slots=True)
 class LayerFigures:
-    """How well a predictor as stored does at the file's threshold, on held-out text.
+    """Figures of a predictor as stored, at the file's threshold, on held-out text.
 
     Attributes:
         active: share of the neurons that fire.
         density: share of the neurons that pass.
-        recall: share of those that fire which pass; 1 if none fires.
-        precision: share of those that pass which fire; 1 if none passes.
-        ffn_error: relative error of the FFN's output. Where the layer's data cannot measure it an
+        recall: share of the firing neurons that pass; 1 if none fires.
+        precision: share of the passing neurons that fire; 1 if none passes.
+        ffn_error: relative error of the FFN's output. Where the layer's data cannot measure it, an
             estimate from the mean squares of what each neuron adds: too high, as what is missed is
             mostly small.
-        is_error_measured: whether it is not an estimate.
+        is_error_measured: it is not an estimate.
     """
 
     active: float
@@ -54,26 +53,29 @@ class LayerFigures:
     is_error_measured: bool = False
 
     def reaches(self, goal: Goal) -> bool:
-        """Whether all is as it must be."""
-        return self.is_sparse(goal) and self.is_complete(goal)
-
-    def is_sparse(self, goal: Goal) -> bool:
-        """Whether no more neurons pass than may."""
-        return self.density <= goal.max_density * self.active
+        """Check all of the goal: no more neurons pass than may, and enough of the firing ones."""
+        return self.density <= goal.max_density * self.active and self.is_complete(goal)
 
     def is_complete(self, goal: Goal) -> bool:
-        """Whether enough of what fires passes."""
+        """Check that enough of the firing neurons pass."""
         is_close = not self.is_error_measured or self.ffn_error <= goal.max_ffn_error
         return self.recall >= goal.recall and is_close
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Attempt:
-    """A predictor at one rank: f16 matrices on the CPU, and its figures."""
+class FittedLayer:
+    """A trained predictor: a neuron passes if ``fc2 @ relu(fc1 @ x)`` is at least `THRESHOLD`.
 
-    fc1: Tensor
-    fc2: Tensor
+    Attributes:
+        fc1: f16[rank, hidden_size].
+        fc2: f16[num_neurons, rank].
+        warning: one sentence if it misses the goal, as no larger rank is allowed; otherwise empty.
+    """
+
+    fc1: HalfArray
+    fc2: HalfArray
     figures: LayerFigures
+    warning: str = ""
 
     @property
     def rank(self) -> int:
@@ -81,12 +83,8 @@ class Attempt:
         return len(self.fc1)
 
 
-def finish(training: Training, data: LayerData, goal: Goal) -> Attempt:
-    """Choose the working points of a trained network and measure it as it will be stored.
-
-    Raises:
-        NumericsError: an input is NaN or infinite, or a weight beyond what F16 can hold.
-    """
+def finish(training: Training, data: LayerData, goal: Goal) -> FittedLayer:
+    """Choose the working points of a trained network and measure it as it will be stored."""
     network, device = training.network, training.device
     tuned, held_out = (ScoreCounts(data.num_neurons, device) for _ in range(2))
     for counts, first, last in (
@@ -101,15 +99,15 @@ def finish(training: Training, data: LayerData, goal: Goal) -> Attempt:
         thresholds = choose_thresholds(points, held_out, recall, goal.max_density)
         halves = stored(network, training.input_scale / data.scale, thresholds, data.number)
         figures = measure(halves, data, device)
-        # Where the density is at its limit, recall stays below what was asked for.
+        # If the density is at its limit, recall stays below what was asked for.
         if figures.is_complete(goal) or figures.recall < recall - 2 * _MARGIN:
             break
         recall += (1 - recall) / 4
-    return Attempt(halves.fc1.cpu(), halves.fc2.cpu(), figures)
+    return FittedLayer(halves.fc1.cpu().numpy(), halves.fc2.cpu().numpy(), figures)
 
 
 def measure(halves: Network, data: LayerData, device: torch.device) -> LayerFigures:
-    """What stored matrices do on held-out text."""
+    """Measure stored matrices on held-out text."""
     # In F64 the sums below are exact, and the same on all devices.
     fired, hit = (
         torch.zeros(data.num_neurons, dtype=torch.float64, device=device) for _ in range(2)
@@ -142,7 +140,7 @@ def measure(halves: Network, data: LayerData, device: torch.device) -> LayerFigu
 def _chunks(
     data: LayerData, first: int, last: int, device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Inputs as f32 and bits as u8 of 0 and 1, of the tokens of a range or, evenly, of some."""
+    """Inputs as f32 and bits as u8 of 0 and 1, for a range of tokens or an even sample of it."""
     starts = np.arange(first, last, BLOCK)
     starts = starts[:: max(1, -(-len(starts) * BLOCK // _MOST_TOKENS))]
     tokens = (starts[:, None] + np.arange(BLOCK)).ravel()

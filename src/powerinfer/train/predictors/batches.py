@@ -18,27 +18,21 @@ _BLOCKS = 512
 
 
 class Batches:
-    """The training tokens in endless shuffled epochs; what a step gets depends on its number alone.
+    """The training tokens in endless shuffled epochs; a step's batch depends on its number alone.
 
-    Blocks of neighbouring tokens are shuffled, read a group at a time, and the tokens of a group
-    shuffled again. What fills no batch at the end of a group waits for the next epoch.
+    Blocks of neighbouring tokens are shuffled and read a group at a time; the tokens of a group are
+    shuffled again. Tokens that fill no batch at the end of a group wait for the next epoch.
     """
 
     def __init__(self, data: LayerData, size: int, seed: int) -> None:
-        """Plan batches of `size` tokens, or of all training tokens if there are fewer."""
         self.size = min(size, data.num_learned)
         self._data, self._seed = data, seed
         blocks = max(1, data.num_learned // BLOCK)
         self._num_groups = -(-blocks // _BLOCKS)
-        self._group: tuple[int, npt.NDArray[np.int64]] | None = None
-        self._held: tuple[Tensor, Tensor] | None = None
+        self._group: tuple[int, tuple[Tensor, Tensor]] | None = None
 
     def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
-        """Inputs f16[size, hidden_size] and bits u8[size, ceil(num_neurons / 8)] of a step from 0.
-
-        Raises:
-            NumericsError: an input is NaN or infinite.
-        """
+        """Read inputs f16[size, hidden_size] and bits u8[size, ceil(num_neurons / 8)] of a step."""
         epoch, rest = divmod(step, self._epoch_steps)
         group, place = divmod(rest, self._group_steps)
         held = self._read(epoch * self._num_groups + group, step)
@@ -59,14 +53,13 @@ class Batches:
         return self._num_groups * self._group_steps
 
     def _read(self, number: int, step: int) -> tuple[Tensor, Tensor]:
-        if self._held is None or self._group is None or self._group[0] != number:
-            tokens = self._tokens(number)
-            self._held = read_tokens(self._data, tokens, f"step {step + 1}")
-            self._group = (number, tokens)
-        return self._held
+        if self._group is None or self._group[0] != number:
+            found = read_tokens(self._data, self._tokens(number), f"step {step + 1}")
+            self._group = number, found
+        return self._group[1]
 
     def _tokens(self, number: int) -> npt.NDArray[np.int64]:
-        """Numbers of a group's tokens, of all groups of all epochs: i64[group_tokens]."""
+        """Token numbers of a group, counted over all epochs: i64[group_tokens]."""
         epoch, group = divmod(number, self._num_groups)
         blocks = np.arange(0, self._data.num_learned, BLOCK)
         np.random.default_rng((self._seed, epoch)).shuffle(blocks)
@@ -79,16 +72,7 @@ class Batches:
 def read_tokens(
     data: LayerData, tokens: npt.NDArray[np.int64], place: str
 ) -> tuple[Tensor, Tensor]:
-    """Read inputs f16[n, hidden_size] and bits u8[n, ceil(num_neurons / 8)] of some tokens.
-
-    Args:
-        data: of a layer.
-        tokens: i64[n], their numbers.
-        place: what an error calls the time.
-
-    Raises:
-        NumericsError: an input is NaN or infinite.
-    """
+    """Read inputs f16[n, hidden_size] and bits u8[n, ceil(num_neurons / 8)] of tokens i64[n]."""
     order = np.argsort(tokens)
     back = np.argsort(order)
     inputs = np.asarray(data.inputs[tokens[order]])
@@ -103,6 +87,6 @@ def read_tokens(
 
 
 def unpack(fired: Tensor, num_neurons: int) -> Tensor:
-    """Bits as numbers 0 and 1: u8[n, num_neurons]."""
+    """Unpack bits to numbers 0 and 1: u8[n, num_neurons]."""
     shifts = torch.arange(8, dtype=torch.uint8, device=fired.device)
     return ((fired[:, :, None] >> shifts) & 1).flatten(1)[:, :num_neurons]

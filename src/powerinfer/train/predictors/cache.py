@@ -1,4 +1,4 @@
-"""Files on disk between collecting and training; a killed run finds there what it had done."""
+"""Files on disk between collecting and training, from which a killed run resumes."""
 
 import json
 import os
@@ -12,9 +12,9 @@ from typing import BinaryIO
 import numpy as np
 
 from powerinfer._files import format_bytes, read_small_file, write_atomically
-from powerinfer._locks import try_lock
 from powerinfer._replacing import remove_abandoned
 from powerinfer.errors import PowerInferError
+from powerinfer.train.folder_lock import lock_folder
 from powerinfer.train.predictors.layer_data import HalfArray
 from powerinfer.values import ByteArray
 
@@ -28,63 +28,45 @@ _LARGEST_JSON = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What is kept of a layer.
-
-    Attributes:
-        num_tokens: of the text.
-        hidden_size: numbers the predictor sees of each.
-        num_neurons: of the layer.
-    """
+    """The sizes of the collected data of a layer."""
 
     num_tokens: int
     hidden_size: int
     num_neurons: int
 
     @property
-    def fired_bytes(self) -> int:
-        """Bytes of the bits of one token."""
-        return -(-self.num_neurons // 8)
+    def widths(self) -> dict[str, int]:
+        """Bytes per token in both files, by the end of their names."""
+        return {"inputs": 2 * self.hidden_size, "fired": -(-self.num_neurons // 8)}
 
     @property
     def num_bytes(self) -> int:
-        """Of both files of a layer."""
-        return self.num_tokens * (2 * self.hidden_size + self.fired_bytes)
+        """Bytes of both files of a layer."""
+        return self.num_tokens * sum(self.widths.values())
 
 
 class Cache:
-    """A folder of one run; all that is in it can be made again.
+    """A folder of one run, all of which can be made again.
 
-    `windows.i32` is the text, `survey.npz` what a first look found, `layer_N.inputs` and
-    `layer_N.fired` what was collected, `layer_N.fit` where the training of a layer stood.
+    `windows.i32` is the text, `survey.npz` the survey, `layer_N.inputs` and `layer_N.fired` the
+    collected data, `layer_N.fit` the state of a layer's training.
     """
 
     def __init__(self, folder: Path, recipe: str) -> None:
-        """Open a folder, or make it.
+        """Open a folder, or make it; files of others in it are left alone.
 
-        Args:
-            folder: of the run; may hold other files, which are left alone.
-            recipe: text of everything that decides what is collected.
+        `recipe` is the text of everything that decides the collected data.
 
         Raises:
             PowerInferError: it belongs to another run, another process uses it, or it cannot be
                 written.
         """
         self.folder = folder
-        self._lock: BinaryIO | None = None
+        busy = f"{folder}: another process uses it; wait for it, or name another folder"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._lock = (folder / "lock").open("ab")
+            self._lock = lock_folder(folder, busy)
         except OSError as error:
             raise self._problem(error) from None
-        try:
-            try_lock(self._lock)
-        except BlockingIOError:
-            self.close()
-            raise PowerInferError(
-                f"{folder}: another process uses it; wait for it, or name another folder"
-            ) from None
-        except OSError:
-            pass  # a file system without locks
         try:
             self._check(recipe)
         except BaseException:
@@ -111,18 +93,16 @@ class Cache:
         )
 
     def path(self, name: str) -> Path:
-        """Of a file in it."""
+        """Path of a file in it."""
         return self.folder / name
 
     def close(self) -> None:
         """Let other processes use it."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        self._lock.close()
 
     def remove(self) -> None:
-        """Remove everything of this run, and the folder if nothing else is in it."""
-        # What says whose files these are goes last.
+        """Remove all files of this run, and the folder if nothing else is in it."""
+        # The files that say whose folder this is go last.
         names = [name for name in self._names() if _OURS.fullmatch(name)]
         for name in sorted(names, key=lambda name: (name in ("run.json", "lock"), name == "lock")):
             with suppress(OSError):
@@ -132,19 +112,19 @@ class Cache:
             self.folder.rmdir()
 
     def remove_layer(self, number: int) -> None:
-        """Remove what was collected of a layer, and the state of its training."""
+        """Remove the collected data of a layer, and the state of its training."""
         for end in ("inputs", "fired", "fit"):
             self.path(f"layer_{number}.{end}").unlink(missing_ok=True)
 
     def remove_layers_but(self, kept: Sequence[int]) -> None:
-        """Remove what a killed run left of other layers than these."""
+        """Remove files that a killed run left for other layers than these."""
         for name in self._names():
             found = re.fullmatch(r"layer_(\d+)\..+", name)
             if found and int(found[1]) not in kept:
                 self.remove_layer(int(found[1]))
 
     def collected(self) -> tuple[range, int]:
-        """The layers of the current pass, and the windows that are collected of each."""
+        """The layers of the current pass, and the number of windows collected for each."""
         path = self.path("collected.json")
         if not path.exists():
             return range(0), 0
@@ -156,7 +136,7 @@ class Cache:
             raise PowerInferError(f"{path}: is damaged; remove the folder to start anew") from None
 
     def has_layers(self, numbers: Sequence[int]) -> bool:
-        """Whether the files of these layers are there."""
+        """Check that the files of these layers exist."""
         return all(
             self.path(f"layer_{number}.{end}").exists()
             for number in numbers
@@ -164,51 +144,34 @@ class Cache:
         )
 
     def note_collected(self, layers: range, windows: int) -> None:
-        """Say which windows of which layers lie safely on disk."""
-        state = {"first": layers.start, "end": layers.stop, "windows": windows}
-        write_atomically(
-            self.path("collected.json"), json.dumps(state).encode(), error=PowerInferError
-        )
+        """Record which windows of which layers are safely on disk."""
+        state = json.dumps({"first": layers.start, "end": layers.stop, "windows": windows})
+        write_atomically(self.path("collected.json"), state.encode(), error=PowerInferError)
 
     def reserve(self, number: int, shape: LayerShape) -> None:
-        """Make the files of a layer, so that a full disk shows at once.
-
-        Raises:
-            PowerInferError: there is no room.
-        """
-        for end, width in (("inputs", 2 * shape.hidden_size), ("fired", shape.fired_bytes)):
-            path = self.path(f"layer_{number}.{end}")
+        """Allocate the files of a layer, so that a full disk shows at once."""
+        for end, width in shape.widths.items():
             try:
-                with path.open("wb") as file:
+                with self.path(f"layer_{number}.{end}").open("wb") as file:
                     _allocate(file, shape.num_tokens * width)
             except OSError as error:
                 raise self._problem(error, shape) from None
 
     def layer(self, number: int, shape: LayerShape) -> tuple[HalfArray, ByteArray]:
-        """What was collected of a layer: f16[num_tokens, hidden_size] and the bits, mapped.
-
-        Raises:
-            PowerInferError: the files cannot be read.
-        """
+        """Map the collected data of a layer: f16[num_tokens, hidden_size] and the bits."""
         try:
-            inputs = np.memmap(
-                self.path(f"layer_{number}.inputs"),
-                "<f2",
-                "r",
-                shape=(shape.num_tokens, shape.hidden_size),
-            )
-            fired = np.memmap(
-                self.path(f"layer_{number}.fired"),
-                np.uint8,
-                "r",
-                shape=(shape.num_tokens, shape.fired_bytes),
+            inputs, fired = (
+                np.memmap(
+                    self.path(f"layer_{number}.{end}"), "u1", "r", shape=(shape.num_tokens, width)
+                )
+                for end, width in shape.widths.items()
             )
         except (OSError, ValueError) as error:
             raise PowerInferError(
                 f"{self.folder}: layer_{number} cannot be read ({error!s:.100}); remove the folder "
                 "to collect it again"
             ) from None
-        return inputs, fired
+        return inputs.view("<f2"), fired
 
     def _problem(self, error: OSError, shape: LayerShape | None = None) -> PowerInferError:
         needed = "" if shape is None else f" (each layer takes {format_bytes(shape.num_bytes)})"
@@ -223,7 +186,7 @@ class Cache:
 
 
 def _allocate(file: BinaryIO, num_bytes: int) -> None:
-    """Take room for a file on the disk, as far as the platform can."""
+    """Allocate a file's blocks on the disk, as far as the platform can."""
     if hasattr(os, "posix_fallocate") and num_bytes:
         os.posix_fallocate(file.fileno(), 0, num_bytes)
     else:

@@ -3,19 +3,20 @@
 import hashlib
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from powerinfer.calibration.firing import unpack
 from powerinfer.errors import PowerInferError, ShapeError
 from powerinfer.train.checkpoint import SavedState, load_checkpoint, save_checkpoint
-from powerinfer.train.predictors.attempt import Attempt, LayerFigures, finish
+from powerinfer.train.predictors.attempt import FittedLayer, LayerFigures, finish
 from powerinfer.train.predictors.batches import BLOCK
 from powerinfer.train.predictors.goal import RANK_STEP, Goal
-from powerinfer.train.predictors.ladder import first_rank, next_rank
-from powerinfer.train.predictors.layer_data import HalfArray, LayerData
+from powerinfer.train.predictors.layer_data import LayerData
+from powerinfer.train.predictors.ranks import first_rank, next_rank
 from powerinfer.train.predictors.training import Training
 from powerinfer.values import FloatArray
 
@@ -27,38 +28,9 @@ SAVE_SECONDS = 60.0
 _SAMPLE_BLOCKS = 1024
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FittedLayer:
-    """A trained predictor: a neuron passes if ``fc2 @ relu(fc1 @ x)`` is not below `THRESHOLD`.
-
-    Attributes:
-        fc1: f16[rank, hidden_size].
-        fc2: f16[num_neurons, rank].
-        figures: on held-out text.
-        warning: one sentence if it misses the goal, as no larger rank is allowed; otherwise empty.
-    """
-
-    fc1: HalfArray
-    fc2: HalfArray
-    figures: LayerFigures
-    warning: str = ""
-
-    @property
-    def rank(self) -> int:
-        """Rows of fc1."""
-        return len(self.fc1)
-
-
 @dataclass(frozen=True, slots=True)
 class FitStep:
-    """How far fitting is.
-
-    Attributes:
-        rank: that is being trained.
-        step: made at this rank, from 1.
-        num_steps: of this rank.
-        loss: of the last step.
-    """
+    """Progress of a fit: the steps made at the current rank, from 1."""
 
     rank: int
     step: int
@@ -81,22 +53,13 @@ def fit_layer(
 ) -> FittedLayer:
     """Train a layer's predictor at the smallest rank that reaches the goal.
 
-    The same data, goal, limit, device, seed and number of threads give the same bits, however
-    often the run was killed and started again.
-
-    Args:
-        data: inputs and firing neurons.
-        goal: what to reach; of it the share of parameters has become `rank_limit`.
-        rank_limit: largest rank, a multiple of `RANK_STEP`; wins over the recall.
-        device: of torch, where to train.
-        seed: of what is random.
-        checkpoint: file to save to now and then, and to go on from if it is there; it is not
-            removed at the end. None to save nothing.
-        progress: called after each step.
+    No rank exceeds `rank_limit`, a multiple of `RANK_STEP`, whatever the recall. The same data,
+    goal, limit, device, seed and number of threads give the same bits, however often the run was
+    killed and resumed from `checkpoint`, which is not removed at the end.
 
     Raises:
-        NumericsError: an input or the loss is NaN or infinite; says layer and step. What was saved
-            before stays.
+        NumericsError: an input or the loss is NaN or infinite; says layer and step. The last
+            checkpoint stays.
         PowerInferError: the checkpoint cannot be written, is damaged or of another run.
         ShapeError: there are no tokens to train on or none held out, or the limit is no rank.
     """
@@ -117,39 +80,41 @@ def _check(data: LayerData, rank_limit: int) -> None:
         raise ShapeError(f"the largest rank is {rank_limit}; it must be a multiple of {RANK_STEP}")
 
 
+@dataclass
 class _Search:
-    """The ranks tried so far, the best predictor among them, and the training that goes on."""
+    """The ranks tried so far, the best predictor among them, and the unfinished training."""
 
-    def __init__(
-        self,
-        data: LayerData,
-        goal: Goal,
-        limit: int,
-        device: torch.device,
-        seed: int,
-        checkpoint: Path | None,
-    ) -> None:
-        self._data, self._goal, self._limit = data, goal, limit
-        self._device, self._seed, self._checkpoint = device, seed, checkpoint
-        self._reached: dict[int, bool] = {}
-        self._best: Attempt | None = None
-        self._unfinished: SavedState | None = None
-        self._recipe = _recipe(data, goal, limit, seed)
-        if checkpoint is not None and (state := load_checkpoint(checkpoint, self._recipe)):
-            self._restore(state)
+    data: LayerData
+    goal: Goal
+    limit: int
+    device: torch.device
+    seed: int
+    checkpoint: Path | None
+    reached: dict[int, bool] = field(default_factory=dict)
+    best: FittedLayer | None = None
+    unfinished: SavedState | None = None
+
+    def __post_init__(self) -> None:
+        self.recipe = _recipe(self.data, self.goal, self.limit, self.seed)
+        state = None if self.checkpoint is None else load_checkpoint(self.checkpoint, self.recipe)
+        if state:
+            self.reached, self.unfinished = state["reached"], state["training"]
+            if (best := state["best"]) is not None:
+                fc1, fc2 = (best[name].numpy() for name in ("fc1", "fc2"))
+                self.best = FittedLayer(fc1, fc2, LayerFigures(**best["figures"]))
 
     def rank(self) -> int | None:
         """The rank to train now; None at the end."""
-        if not self._reached:
-            return first_rank(_frequencies(self._data), self._data.hidden_size, self._limit)
-        return next_rank(self._reached, self._limit)
+        if not self.reached:
+            return first_rank(_frequencies(self.data), self.data.hidden_size, self.limit)
+        return next_rank(self.reached, self.limit)
 
     def train(self, rank: int, progress: FitProgress | None) -> None:
-        """Train at a rank, or go on with it, and note what came of it."""
-        training = Training(self._data, rank, self._device, self._seed)
-        if self._unfinished is not None:
-            training.restore(self._unfinished)
-            self._unfinished = None
+        """Train at a rank, or resume that, and record the result."""
+        training = Training(self.data, rank, self.device, self.seed)
+        if self.unfinished is not None:
+            training.restore(self.unfinished)
+            self.unfinished = None
         saved_at = time.monotonic()
         while training.step < training.num_steps:
             loss = training.advance()
@@ -158,48 +123,40 @@ class _Search:
                 saved_at = time.monotonic()
             if progress is not None:
                 progress(FitStep(rank, training.step, training.num_steps, loss))
-        attempt = finish(training, self._data, self._goal)
-        is_reached = attempt.figures.reaches(self._goal)
+        attempt = finish(training, self.data, self.goal)
+        is_reached = attempt.figures.reaches(self.goal)
         # Ranks rise until one reaches the goal; what is tried after that is smaller.
-        if is_reached or not any(self._reached.values()):
-            self._best = attempt
-        self._reached[rank] = is_reached
+        if is_reached or not any(self.reached.values()):
+            self.best = attempt
+        self.reached[rank] = is_reached
         self._save(None)
 
     def result(self) -> FittedLayer:
         """The smallest predictor that reached the goal, or else the largest."""
-        best = self._best
-        if best is None:
-            raise PowerInferError(f"layer {self._data.number}: no rank was tried")
-        warning = ""
-        if not best.figures.reaches(self._goal):
-            warning = _shortcoming(best.figures, self._goal, self._limit)
-        return FittedLayer(best.fc1.numpy(), best.fc2.numpy(), best.figures, warning)
+        if self.best is None:
+            raise PowerInferError(f"layer {self.data.number}: no rank was tried")
+        if self.best.figures.reaches(self.goal):
+            return self.best
+        return replace(self.best, warning=_shortcoming(self.best.figures, self.goal, self.limit))
 
     def _save(self, training: Training | None) -> None:
-        if self._checkpoint is None:
+        if self.checkpoint is None:
             return
-        best = self._best and {
-            "fc1": self._best.fc1,
-            "fc2": self._best.fc2,
-            "figures": asdict(self._best.figures),
+        best = self.best and {
+            "fc1": torch.from_numpy(self.best.fc1),
+            "fc2": torch.from_numpy(self.best.fc2),
+            "figures": asdict(self.best.figures),
         }
         state = {
-            "reached": self._reached,
+            "reached": self.reached,
             "best": best,
             "training": training and training.state(),
         }
-        save_checkpoint(self._checkpoint, self._recipe, state)
-
-    def _restore(self, state: SavedState) -> None:
-        self._reached, self._unfinished = state["reached"], state["training"]
-        if state["best"] is not None:
-            found = state["best"]
-            self._best = Attempt(found["fc1"], found["fc2"], LayerFigures(**found["figures"]))
+        save_checkpoint(self.checkpoint, self.recipe, state)
 
 
 def _shortcoming(figures: LayerFigures, goal: Goal, limit: int) -> str:
-    """What a predictor misses, and why."""
+    """The part of the goal that a predictor misses, and why."""
     found = f"recall {figures.recall:.3f} instead of {goal.recall:g}"
     if figures.recall >= goal.recall and figures.is_error_measured:
         found = f"FFN error {figures.ffn_error:.3f} instead of {goal.max_ffn_error:g}"
@@ -208,20 +165,20 @@ def _shortcoming(figures: LayerFigures, goal: Goal, limit: int) -> str:
 
 
 def _frequencies(data: LayerData) -> FloatArray:
-    """How often each neuron fires, in a sample of the training text: f32[num_neurons]."""
+    """Firing frequency of each neuron in a sample of the training text: f32[num_neurons]."""
     starts = np.arange(0, data.num_train, BLOCK)
     starts = starts[:: max(1, len(starts) // _SAMPLE_BLOCKS)]
     counts, num_tokens = np.zeros(data.num_neurons, np.int64), 0
     for start in starts:
         bits = data.fired[start : min(start + BLOCK, data.num_train)]
-        fires = np.unpackbits(bits, axis=1, count=data.num_neurons, bitorder="little")
+        fires = unpack(bits, data.num_neurons)
         counts += fires.sum(axis=0, dtype=np.int64)
         num_tokens += len(bits)
     return (counts / num_tokens).astype(np.float32)
 
 
 def _recipe(data: LayerData, goal: Goal, limit: int, seed: int) -> str:
-    """Text of what decides a fit; of the data a sample."""
+    """Text of everything that decides a fit, with a sample of the data."""
     digest = hashlib.sha256(data.weights.tobytes())
     for part in (slice(0, BLOCK), slice(data.num_tokens - BLOCK, None)):
         digest.update(np.ascontiguousarray(data.inputs[part]).tobytes())

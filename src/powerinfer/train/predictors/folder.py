@@ -1,4 +1,4 @@
-"""The folder of predictors that training writes: PowerInfer's files, and a report beside them.
+"""The folder of predictors that training writes: PowerInfer's files, and a report next to them.
 
 `model_N.pt` and `config.json` are what PowerInfer's converter and ours read; `predictors.json` says
 whose predictors these are, how good they are, and how far the training is.
@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 from powerinfer._files import read_small_file, write_atomically
-from powerinfer._replacing import remove_abandoned, replacing
+from powerinfer._replacing import make_folder_of, replacing
 from powerinfer.errors import PowerInferError
 from powerinfer.sidecar import Field
+from powerinfer.train.checkpoint import first_line
 from powerinfer.train.predictors.fitting import LayerFigures
 from powerinfer.train.predictors.goal import THRESHOLD
 from powerinfer.train.predictors.layer_data import HalfArray
@@ -27,21 +28,13 @@ REPORT = "predictors.json"
 _VERSION = 1
 _LARGEST_REPORT = 1 << 24
 _MOST = 1 << 20
+_SHARES = ("active", "recall", "precision", "density")
 _STATE = ("tokens", "held_out_tokens", "sparse_threshold", "finished", "layers")
 
 
 @dataclass(frozen=True, slots=True)
 class LayerReport:
-    """One layer of the report.
-
-    Attributes:
-        active: share of the neurons that fire.
-        rank: of the predictor.
-        recall: share of those that fire which pass.
-        precision: share of those that pass which fire.
-        density: share of the neurons that pass.
-        ffn_error: relative error of the FFN's output.
-    """
+    """One layer of the report; its figures are those of `LayerFigures`."""
 
     active: float
     rank: int
@@ -52,26 +45,18 @@ class LayerReport:
 
     @classmethod
     def of(cls, rank: int, figures: LayerFigures) -> "LayerReport":
-        """Of a layer that was just trained."""
-        return cls(
-            active=figures.active,
-            rank=rank,
-            recall=figures.recall,
-            precision=figures.precision,
-            density=figures.density,
-            ffn_error=figures.ffn_error,
-        )
+        """Report a layer that was just trained."""
+        shown = {name: getattr(figures, name) for name in (*_SHARES, "ffn_error")}
+        return cls(rank=rank, **shown)
 
 
 @dataclass(frozen=True, slots=True)
 class FolderState:
-    """What the report says.
+    """The variable part of the report.
 
     Attributes:
-        tokens: of the text.
-        held_out_tokens: of these, not trained on.
-        layers: that are trained; figures of their training, or of the whole model at the end.
-        is_finished: all are, and the model was measured with them.
+        layers: the trained ones; figures of their training, or of the whole model at the end.
+        is_finished: all are trained, and the model was measured with them.
     """
 
     tokens: int = 0
@@ -84,18 +69,15 @@ class PredictorFolder:
     """Reads and writes such a folder; each file appears whole or not at all."""
 
     def __init__(self, path: Path, run: Mapping[str, object]) -> None:
-        """Take a folder.
+        """Take a folder, made on the first write, and everything that decides the predictors.
 
-        Args:
-            path: of the folder; made when something is written.
-            run: everything that decides the predictors, as `predictors.json` shows it: objects of
-                numbers and texts.
+        `run` has objects of numbers and texts, as `predictors.json` shows them.
         """
         self.path = path
         self._run = json.loads(json.dumps(run))
 
     def read(self) -> FolderState:
-        """What an earlier run left; nothing in a new folder.
+        """The state that an earlier run left; an empty one in a new folder.
 
         Raises:
             PowerInferError: it belongs to another run, or is damaged.
@@ -105,7 +87,10 @@ class PredictorFolder:
             self._check_is_free()
             return FolderState()
         data = read_small_file(path, _LARGEST_REPORT, noun="report", error=PowerInferError)
-        top = Field.parse(data, lambda problem: _damaged(path, problem))
+        top = Field.parse(
+            data,
+            lambda problem: PowerInferError(f"{path}: {problem}; remove the folder to start anew"),
+        )
         found = top.exactly("version", *self._run, *_STATE)
         version = found["version"].integer(0, _MOST)
         if version != _VERSION:
@@ -137,52 +122,37 @@ class PredictorFolder:
                 )
 
     def write_layer(self, number: int, fc1: HalfArray, fc2: HalfArray) -> None:
-        """Write the predictor of a layer: f16[rank, hidden_size] and f16[num_neurons, rank].
-
-        Raises:
-            PowerInferError: it cannot be written.
-        """
+        """Write the predictor of a layer: f16[rank, hidden_size] and f16[num_neurons, rank]."""
         matrices = {"fc1.weight": fc1, "fc2.weight": fc2}
         tensors = {
             name: torch.from_numpy(np.array(matrix, np.float16, order="C"))
             for name, matrix in matrices.items()
         }
         path = self.path / f"model_{number}.pt"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise PowerInferError(f"{path}: cannot write: {error.strerror or error}") from None
+        make_folder_of(path, error=PowerInferError)
         with replacing(path, error=PowerInferError) as file:
             torch.save(tensors, file)
 
     def read_layer(self, number: int) -> tuple[HalfArray, HalfArray]:
-        """What `write_layer` wrote.
-
-        Raises:
-            PowerInferError: the file is missing or damaged.
-        """
+        """Read what `write_layer` wrote."""
         path = self.path / f"model_{number}.pt"
         try:
             found = torch.load(path, map_location="cpu", weights_only=True)
             return found["fc1.weight"].numpy(), found["fc2.weight"].numpy()
         except Exception as error:  # noqa: BLE001 - a damaged file may make torch raise anything
-            reason = (str(error) or type(error).__name__).splitlines()[0]
             raise PowerInferError(
-                f"{path}: cannot be read ({reason:.100}); remove {self.path} and train again"
+                f"{path}: cannot be read ({first_line(error):.100}); remove {self.path} and train "
+                "again"
             ) from None
 
     def write_report(self, state: FolderState) -> None:
-        """Write `predictors.json`, and `config.json` where it is missing.
-
-        Raises:
-            PowerInferError: they cannot be written.
-        """
+        """Write `predictors.json`, and `config.json` where it is missing."""
         if not (self.path / "config.json").exists():
             self._write_json("config.json", {"sparse_threshold": THRESHOLD})
         self._write_json(REPORT, self.report(state))
 
     def report(self, state: FolderState) -> dict[str, object]:
-        """The content of `predictors.json`."""
+        """Content of `predictors.json`."""
         return {
             "version": _VERSION,
             **self._run,
@@ -193,33 +163,22 @@ class PredictorFolder:
             "layers": [asdict(layer) for layer in state.layers],
         }
 
-    def remove_leftovers(self) -> None:
-        """Remove temporary files of killed runs."""
-        remove_abandoned(self.path)
-
     def _write_json(self, name: str, value: object) -> None:
         text = json.dumps(value, indent=1, allow_nan=False) + "\n"
         write_atomically(self.path / name, text.encode(), error=PowerInferError)
 
 
 def _layer(field: Field) -> LayerReport:
-    found = field.exactly("active", "rank", "recall", "precision", "density", "ffn_error")
+    found = field.exactly("rank", "ffn_error", *_SHARES)
     return LayerReport(
-        active=found["active"].number(0, 1),
         rank=found["rank"].integer(1, _MOST),
-        recall=found["recall"].number(0, 1),
-        precision=found["precision"].number(0, 1),
-        density=found["density"].number(0, 1),
         ffn_error=found["ffn_error"].number(0),
+        **{name: found[name].number(0, 1) for name in _SHARES},
     )
 
 
-def _damaged(path: Path, problem: str) -> PowerInferError:
-    return PowerInferError(f"{path}: {problem}; remove the folder to start anew")
-
-
 def _difference(found: object, wanted: object) -> str:
-    """What differs between two parts of a run, but for names; empty if nothing does."""
+    """The first difference between two parts of a run, names apart; empty if there is none."""
     if not isinstance(found, dict) or not isinstance(wanted, dict):
         return "" if found == wanted else f"{found!s:.40}, now {wanted!s:.40}"
     for key, value in wanted.items():

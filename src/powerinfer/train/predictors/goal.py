@@ -1,4 +1,4 @@
-"""What predictors must reach, and how large they may become."""
+"""The goal of predictors, and their largest size."""
 
 from dataclasses import dataclass
 
@@ -17,10 +17,10 @@ neurons pass. Each neuron's own working point is its row of `fc2`, scaled so tha
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What predictors must reach on held-out text.
+    """The goal that predictors must reach on held-out text.
 
     Attributes:
-        recall: share of the neurons that fire which must pass.
+        recall: least share of the firing neurons that pass.
         max_density: most neurons that may pass, as a multiple of those that fire.
         max_share: most parameters of all predictors together, as a share of the model's; wins over
             the others.

@@ -1,4 +1,4 @@
-"""What one layer's predictor is trained on."""
+"""The training data of one layer's predictor."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,16 +25,14 @@ class LayerData:
     The large arrays may be memory maps: they are read in blocks of neighbouring tokens.
 
     Attributes:
-        number: of the layer, from 0.
-        inputs: f16[num_tokens, hidden_size], what the predictor sees divided by `scale`.
+        inputs: f16[num_tokens, hidden_size], inputs of the predictor divided by `scale`.
         fired: u8[num_tokens, ceil(num_neurons / 8)], a bit for each neuron, the lowest first.
-        num_neurons: of the layer.
-        num_train: tokens to train on, the first ones; those from there on are held out.
-        weights: f32[num_neurons], what it costs to miss a neuron that fires: mean square of what it
+        num_train: tokens to train on, the first ones; the others are held out.
+        weights: f32[num_neurons], the cost of missing a neuron that fires: mean square of what it
             then adds to the FFN's output.
         scale: a power of two, so that residual streams beyond f16 fit.
         ffn_error: measures the relative error of the FFN's output with matrices fc1 and fc2 as
-            stored; None where only an estimate from `weights` is wanted, which is no goal.
+            stored; None if an estimate from `weights` is enough, which is no goal.
     """
 
     number: int
@@ -48,12 +46,12 @@ class LayerData:
 
     @property
     def num_tokens(self) -> int:
-        """Of training and held-out text together."""
+        """Tokens of training and held-out text together."""
         return len(self.inputs)
 
     @property
     def num_learned(self) -> int:
-        """The first tokens of the training text: those that weights are fitted to.
+        """The first tokens of the training text, which weights are fitted to.
 
         Thresholds are fitted to the rest of it, where the network is no better than it will be on
         other text.
@@ -62,5 +60,5 @@ class LayerData:
 
     @property
     def hidden_size(self) -> int:
-        """Numbers the predictor sees of a token."""
+        """Numbers that the predictor sees of a token."""
         return int(self.inputs.shape[1])

@@ -1,4 +1,4 @@
-"""The predictor while it is trained: two matrices, their gradients worked out by hand.
+"""The predictor during training: two matrices, gradients worked out by hand, the stored form.
 
 By hand, because the largest arrays, tokens times neurons, then take one pass each and half the
 memory of automatic differentiation.
@@ -10,16 +10,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["OFFSET", "Network"]
+from powerinfer.errors import NumericsError
+from powerinfer.train.predictors.goal import THRESHOLD
+
+__all__ = ["OFFSET", "Network", "stored"]
 
 OFFSET = 2.0
-"""What is added to a neuron's score while training, so that useful working points are negative.
+"""Added to a neuron's score while training, so that useful working points are negative.
 
 Only those can be moved to the stored threshold, which is negative, by a positive factor.
 """
 
-# What a neuron that fires counts more than one that does not: moves the point where the loss is
-# steepest to where few that fire are missed.
+# Weight of a neuron that fires over one that does not: moves the point where the loss is steepest
+# to where few that fire are missed.
 _FIRING_WEIGHT = 12.0
 
 
@@ -48,15 +51,10 @@ class Network:
         return torch.relu(x @ self.fc1.T) @ self.fc2.T
 
     def learn(self, x: Tensor, fires: Tensor, dtype: torch.dtype) -> Tensor:
-        """Set the gradients of both matrices.
+        """Set the gradients of both matrices, and return the mean loss, a scalar.
 
-        Args:
-            x: f32[n, hidden_size].
-            fires: u8[n, num_neurons], 0 or 1.
-            dtype: to multiply matrices in.
-
-        Returns:
-            The mean loss (weighted binary cross-entropy per neuron), a scalar.
+        The loss is the weighted binary cross-entropy per neuron, for inputs f32[n, hidden_size] and
+        bits u8[n, num_neurons]. Matrices are multiplied in `dtype`.
         """
         x, fc1, fc2 = x.to(dtype), self.fc1.to(dtype), self.fc2.to(dtype)
         before = x @ fc1.T
@@ -71,3 +69,24 @@ class Network:
         self.fc2.grad = (slope.T @ hidden).float()
         self.fc1.grad = (((slope @ fc2) * (before > 0)).T @ x).float()
         return loss
+
+
+def stored(network: Network, input_scale: float, thresholds: Tensor, layer: int) -> Network:
+    """Matrices as a file stores them, f16, for unscaled inputs and its one threshold.
+
+    `input_scale` is the factor of the model's inputs in training; `thresholds` f32[num_neurons] are
+    negative, or -infinity for neurons that always pass.
+    """
+    fc1 = network.fc1 * input_scale
+    fc2 = network.fc2 * (THRESHOLD / thresholds)[:, None]
+    # A unit's row of fc1 may be made larger if its column of fc2 is made smaller: where both are
+    # equally large, both are farthest from the limits of F16. Powers of two round nothing.
+    first, second = fc1.abs().amax(1), fc2.abs().amax(0)
+    is_alive = (first > 0) & (second > 0)
+    ratio = torch.where(is_alive, second / first.clamp_min(1e-30), torch.ones_like(first))
+    factor = torch.exp2((torch.log2(ratio) / 2).round())
+    # Adding 0 leaves no negative zeros.
+    halves = Network((fc1 * factor[:, None]).half() + 0.0, (fc2 / factor).half() + 0.0)
+    if not (halves.fc1.isfinite().all() and halves.fc2.isfinite().all()):
+        raise NumericsError(f"layer {layer}: weights of the predictor are too large for F16")
+    return halves

@@ -1,4 +1,4 @@
-"""What to train predictors with, and what of it fits a model."""
+"""The plan of a training, and the models that it fits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,17 +15,12 @@ __all__ = ["TrainingPlan", "check_model", "count_parameters", "parameter_limit"]
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """What to train, and with what.
+    """The text, goal and folders of a training.
 
     Attributes:
         texts: files, see `TokenWindows`.
-        num_tokens: most of them to use.
-        goal: of all layers.
-        output: folder to write.
-        cache: folder for what is collected; removed at the end.
-        cache_bytes: that it may take.
-        device: of torch, to train on.
-        seed: of what is random.
+        num_tokens: most of their tokens to use.
+        cache: folder for the collected data; removed at the end.
     """
 
     texts: Sequence[Path]
@@ -39,7 +34,7 @@ class TrainingPlan:
 
 
 def check_model(config: ModelConfig) -> None:
-    """Check that a model is of a kind that can have predictors.
+    """Check that a model can have predictors.
 
     Raises:
         UnsupportedError: it has experts, or neurons that are never zero.
@@ -58,7 +53,7 @@ def check_model(config: ModelConfig) -> None:
 
 
 def count_parameters(file: GGUFFile) -> int:
-    """Of a model, but for the predictors that its file carries."""
+    """Parameters of a model, without the predictors that its file has."""
     return sum(
         tensor.num_elements
         for tensor in file.tensors.values()
@@ -69,13 +64,8 @@ def count_parameters(file: GGUFFile) -> int:
 def parameter_limit(goal: Goal, config: ModelConfig, num_parameters: int) -> int:
     """Most parameters of the predictors of all layers together.
 
-    Args:
-        goal: with the share of the model's.
-        config: of the model.
-        num_parameters: that it has.
-
     Raises:
-        UnsupportedError: the share is less than the smallest predictors take.
+        UnsupportedError: the share of the model's is less than the smallest predictors take.
     """
     limit = int(goal.max_share * num_parameters)
     cost = rank_parameters(config.hidden_size, config.intermediate_size)

@@ -3,23 +3,25 @@
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 
 import torch
 
 from powerinfer._files import format_bytes
-from powerinfer.errors import PowerInferError, UnsupportedError
+from powerinfer._replacing import remove_abandoned
+from powerinfer.calibration.text import WINDOW
+from powerinfer.errors import PowerInferError, PromptError, UnsupportedError
 from powerinfer.gguf import model_identity
 from powerinfer.loading.loader import LoadedModel
 from powerinfer.train.predictors.cache import Cache, LayerShape
 from powerinfer.train.predictors.collecting import collect, input_scales
-from powerinfer.train.predictors.fitting import FitProgress, FitStep, fit_layer
+from powerinfer.train.predictors.fitting import fit_layer
 from powerinfer.train.predictors.folder import FolderState, LayerReport, PredictorFolder
 from powerinfer.train.predictors.goal import THRESHOLD
 from powerinfer.train.predictors.layer_data import LayerData
-from powerinfer.train.predictors.measuring import attach_predictors, measure_predictors
-from powerinfer.train.predictors.output_error import OutputError
+from powerinfer.train.predictors.measuring import OutputError, attach_predictors, measure_predictors
 from powerinfer.train.predictors.plan import (
     TrainingPlan,
     check_model,
@@ -28,17 +30,19 @@ from powerinfer.train.predictors.plan import (
 )
 from powerinfer.train.predictors.ranks import rank_limits, rank_parameters
 from powerinfer.train.predictors.survey import Survey, load_survey, make_survey, save_survey
-from powerinfer.train.predictors.training_text import TrainingText, open_text, store_text
-from powerinfer.train.texts import TokenWindows, text_identity
+from powerinfer.train.stored_windows import StoredWindows, open_windows, store_windows
+from powerinfer.train.token_windows import TokenWindows, text_identity
+from powerinfer.values import IntArray
 
 __all__ = ["Progress", "TrainedPredictors", "train_predictors"]
 
 Progress = Callable[[int, int, str], None]
 """Called with (done, in all, what is going on)."""
 
-# As a calibration's: errors grow with the context, longer windows cost more than they reveal.
-_WINDOW = 512
-# Of the state of a layer's training, per parameter of its predictor, while it is replaced.
+_LEAST_TOKENS = 4096
+# One window in this many is held out.
+_HELD_OUT = 10
+# State of a layer's training, per parameter of its predictor, while its file is replaced.
 _STATE_BYTES = 40
 
 _log = logging.getLogger(__name__)
@@ -46,11 +50,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TrainedPredictors:
-    """What training did.
+    """The result of a training.
 
     Attributes:
         layers: measured on held-out text with all predictors attached.
-        report: content of `predictors.json`.
         share: parameters of all predictors as a share of the model's.
         seconds: of this run; an earlier one that was stopped does not count.
     """
@@ -64,15 +67,11 @@ class TrainedPredictors:
 def train_predictors(
     loaded: LoadedModel, plan: TrainingPlan, progress: Progress
 ) -> TrainedPredictors:
-    """Train and measure the predictors of all layers; goes on where a killed run stood.
+    """Train and measure the predictors of all layers, or resume that.
 
     The same model, text, goal and seed give the same files, bit for bit, on the same machine with
-    as many threads, however often the run was killed.
-
-    Args:
-        loaded: on the CPU, with `exact` sparsity.
-        plan: what to do.
-        progress: told how far each step is.
+    as many threads, however often the run was killed. The model is loaded on the CPU, with `exact`
+    sparsity.
 
     Raises:
         UnsupportedError: the model has experts or an activation that is never zero, or the share
@@ -95,7 +94,7 @@ def train_predictors(
 
 
 class _Run:
-    """One run; what it did is in its folder and its cache."""
+    """One run; its results are in its folder and its cache."""
 
     def __init__(self, loaded: LoadedModel, plan: TrainingPlan, progress: Progress) -> None:
         self._loaded = loaded
@@ -106,14 +105,14 @@ class _Run:
         check_model(config)
         self._limit = parameter_limit(plan.goal, config, count_parameters(loaded.file))
         self._rank_cost = rank_parameters(config.hidden_size, config.num_neurons)
-        self._window = min(_WINDOW, self._model.context_length)
+        self._window = min(WINDOW, self._model.context_length)
         data = self._describe_data()
         run = {**data, "goal": asdict(plan.goal), "seed": plan.seed}
         self.folder = PredictorFolder(plan.output, run)
         self._recipe = json.dumps(_without_names(data))
 
     def _describe_data(self) -> dict[str, dict[str, object]]:
-        """What decides what is collected."""
+        """Everything that decides the collected data."""
         plan = self._plan
         return {
             "model": {
@@ -130,26 +129,24 @@ class _Run:
         }
 
     def count_used(self, state: FolderState) -> int:
-        """Parameters of the predictors that are trained."""
+        """Parameters of the predictors trained so far."""
         return self._rank_cost * sum(layer.rank for layer in state.layers)
 
     def finish(self, state: FolderState) -> FolderState:
-        """Do what is left to do."""
+        """Do the remaining work."""
         cache = Cache(self._plan.cache, self._recipe)
         threads = torch.get_num_threads()
         torch.set_num_threads(self._loaded.threads)
         try:
-            self.folder.remove_leftovers()
+            remove_abandoned(self._plan.output)
             text = self._open_text(cache)
-            state = replace(
-                state, tokens=text.num_tokens, held_out_tokens=text.num_tokens - text.num_train
-            )
+            state = replace(state, tokens=text.all.size, held_out_tokens=text.held_out.size)
             state = self._train(state, cache, text)
             state = self._measure(state, text)
             self.folder.write_report(state)
             cache.remove()
         except PowerInferError:
-            # What is refused at the beginning must not stand in the way of a better try.
+            # A run refused at the beginning must not block a better try.
             if not cache.collected()[0]:
                 cache.remove()
             raise
@@ -158,22 +155,17 @@ class _Run:
             cache.close()
         return state
 
-    def _open_text(self, cache: Cache) -> TrainingText:
-        path = cache.path("windows.i32")
+    def _open_text(self, cache: Cache) -> StoredWindows:
+        path, window = cache.path("windows.i32"), self._window
         if not path.exists():
-            tokenizer = self._loaded.tokenizer
-            windows = TokenWindows(
-                self._plan.texts,
-                lambda text: tokenizer.encode(text, add_bos=False),
-                self._window,
-                tokenizer.bos_id if tokenizer.add_bos else None,
-            )
-            told = self._told("reading text")
-            store_text(path, windows, self._window, self._plan.num_tokens, told)
-        return open_text(path, self._window)
+            told, most = self._told("reading text"), self._plan.num_tokens
+            windows = TokenWindows.of_model(self._plan.texts, self._loaded.tokenizer, window)
+            chosen = _enough(islice(windows, most // window), window)
+            store_windows(path, chosen, lambda count: told(count * window, most))
+        return open_windows(path, window, lambda count: max(1, count // _HELD_OUT))
 
-    def _train(self, state: FolderState, cache: Cache, text: TrainingText) -> FolderState:
-        """Train the layers that are left, in groups that fit the cache."""
+    def _train(self, state: FolderState, cache: Cache, text: StoredWindows) -> FolderState:
+        """Train the remaining layers, in groups that fit the cache."""
         num_layers = self._model.config.num_layers
         if len(state.layers) == num_layers:
             return state
@@ -187,19 +179,18 @@ class _Run:
                 state = self._train_layer(state, cache, text, survey)
         return state
 
-    def _survey(self, cache: Cache, text: TrainingText) -> Survey:
+    def _survey(self, cache: Cache, text: StoredWindows) -> Survey:
         path = cache.path("survey.npz")
         survey = load_survey(path)
         if survey is None:
-            windows = text.windows[: text.num_train_windows]
-            survey = make_survey(self._model, self._loaded.file, windows)
+            survey = make_survey(self._model, self._loaded.file, text.train)
             save_survey(path, survey)
         return survey
 
-    def _collect(self, first: int, cache: Cache, text: TrainingText, survey: Survey) -> range:
-        """Collect a group of layers that begins with this one, or the one that it is in."""
+    def _collect(self, first: int, cache: Cache, text: StoredWindows, survey: Survey) -> range:
+        """Collect a group of layers from this one on, or resume the group that it is in."""
         known, done = cache.collected()
-        is_whole = done == len(text.windows)
+        is_whole = done == len(text.all)
         is_there = first in known and cache.has_layers(range(first, known.stop))
         if is_there and (is_whole or first == known.start):
             group = known
@@ -210,31 +201,31 @@ class _Run:
         cache.remove_layers_but(range(first, group.stop))
         if group != known or not (is_whole and is_there):
             told = self._told(f"collecting layers {group.start} to {group.stop - 1}")
-            collect(self._model, text.windows, group, cache, input_scales(survey.largest), told)
+            collect(self._model, text.all, group, cache, input_scales(survey.largest), told)
         return group
 
-    def _group_size(self, text: TrainingText, survey: Survey) -> int:
+    def _group_size(self, text: StoredWindows, survey: Survey) -> int:
         """Layers that fit the cache at once."""
         shape = self._shape(text)
         largest = max(rank_limits(self._limit, self._rank_cost, list(survey.densities)))
-        other = text.windows.nbytes + survey.weights.nbytes
+        other = text.all.nbytes + survey.weights.nbytes
         other += _STATE_BYTES * largest * self._rank_cost
         count = (self._plan.cache_bytes - other) // shape.num_bytes
         if count < 1:
             needed = other + shape.num_bytes
             raise UnsupportedError(
-                f"collecting a layer for {text.num_tokens} tokens takes {format_bytes(needed)}, "
+                f"collecting a layer for {text.all.size} tokens takes {format_bytes(needed)}, "
                 f"and {format_bytes(self._plan.cache_bytes)} are allowed",
                 remedy="allow more with {cache_size}, or take fewer tokens with {num_tokens}",
             )
         return int(count)
 
-    def _shape(self, text: TrainingText) -> LayerShape:
+    def _shape(self, text: StoredWindows) -> LayerShape:
         config = self._model.config
-        return LayerShape(text.num_tokens, config.hidden_size, config.num_neurons)
+        return LayerShape(text.all.size, config.hidden_size, config.num_neurons)
 
     def _train_layer(
-        self, state: FolderState, cache: Cache, text: TrainingText, survey: Survey
+        self, state: FolderState, cache: Cache, text: StoredWindows, survey: Survey
     ) -> FolderState:
         """Train the next layer and store it."""
         number = len(state.layers)
@@ -246,7 +237,11 @@ class _Run:
             device=self._plan.device,
             seed=self._plan.seed,
             checkpoint=cache.path(f"layer_{number}.fit"),
-            progress=self._told_of(number),
+            progress=lambda at: self._progress(
+                at.step,
+                at.num_steps,
+                f"training layer {number}, rank {at.rank}, loss {at.loss:.4f}",
+            ),
         )
         if fitted.warning:
             _log.warning("layer %d: %s", number, fitted.warning)
@@ -257,14 +252,14 @@ class _Run:
         cache.remove_layer(number)
         return state
 
-    def _data(self, number: int, cache: Cache, text: TrainingText, survey: Survey) -> LayerData:
+    def _data(self, number: int, cache: Cache, text: StoredWindows, survey: Survey) -> LayerData:
         inputs, fired = cache.layer(number, self._shape(text))
         return LayerData(
             number=number,
             inputs=inputs,
             fired=fired,
             num_neurons=self._model.config.num_neurons,
-            num_train=text.num_train,
+            num_train=text.train.size,
             weights=survey.weights[number],
             scale=input_scales(survey.largest)[number],
             ffn_error=OutputError(self._model, text.held_out, number),
@@ -273,16 +268,7 @@ class _Run:
     def _told(self, what: str) -> Callable[[int, int], None]:
         return lambda done, total: self._progress(done, total, what)
 
-    def _told_of(self, number: int) -> FitProgress:
-        name = f"training layer {number}"
-
-        def tell(step: FitStep) -> None:
-            what = f"{name}, rank {step.rank}, loss {step.loss:.4f}"
-            self._progress(step.step, step.num_steps, what)
-
-        return tell
-
-    def _measure(self, state: FolderState, text: TrainingText) -> FolderState:
+    def _measure(self, state: FolderState, text: StoredWindows) -> FolderState:
         """Run the held-out text with all predictors attached."""
         predictors = [self.folder.read_layer(number) for number in range(len(state.layers))]
         model = attach_predictors(self._model, predictors, THRESHOLD)
@@ -290,8 +276,25 @@ class _Run:
         return replace(state, layers=tuple(layers), is_finished=True)
 
 
+def _enough(windows: Iterable[IntArray], window: int) -> Iterator[IntArray]:
+    """The same windows, which must be enough to train on.
+
+    Raises:
+        PromptError: the text is too short.
+    """
+    done = 0
+    for ids in windows:
+        yield ids
+        done += window
+    if done < _LEAST_TOKENS:
+        raise PromptError(
+            f"the text has {done} tokens in whole windows of {window}; training predictors needs "
+            f"at least {_LEAST_TOKENS}, and good ones some hundred thousand"
+        )
+
+
 def _without_names(data: Mapping[str, Mapping[str, object]]) -> dict[str, dict[str, object]]:
-    """Files may be called anything."""
+    """The same data without names: files may be called anything."""
     return {
         part: {key: value for key, value in found.items() if key not in ("name", "names")}
         for part, found in data.items()

@@ -1,7 +1,7 @@
-"""A first look at a model: how often each neuron fires, and what it then adds."""
+"""A first look at a model: how often each neuron fires, and how much it then adds."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +10,7 @@ from powerinfer._replacing import replacing
 from powerinfer.calibration.firing import FiringLayer, watch_firing
 from powerinfer.calibration.ground_truth import neuron_values, token_chunks
 from powerinfer.calibration.routing import Routing
+from powerinfer.calibration.window_pass import batches
 from powerinfer.errors import PowerInferError
 from powerinfer.gguf import GGUFFile, Tensor
 from powerinfer.models import Model
@@ -26,13 +27,13 @@ _DECODED_BYTES = 1 << 26
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Survey:
-    """What a sample of the text shows of all layers.
+    """Statistics of all layers on a sample of the text.
 
     Attributes:
         densities: f32[num_layers], share of the neurons that fire.
-        weights: f32[num_layers, num_neurons], mean square of what each adds when it fires; of one
+        weights: f32[num_layers, num_neurons], mean square of what each adds when it fires; for one
             that never did, the mean of its layer.
-        largest: f32[num_layers], largest magnitude of what predictors look at.
+        largest: f32[num_layers], largest magnitude of the predictors' inputs.
     """
 
     densities: FloatArray
@@ -41,21 +42,15 @@ class Survey:
 
 
 def make_survey(model: Model, file: GGUFFile, windows: IntArray) -> Survey:
-    """Run some of the windows through a model.
+    """Run an even sample of windows i32[num_windows, window] through a model.
 
-    Args:
-        model: on the CPU, with `exact` sparsity and no experts.
-        file: of the model.
-        windows: i32[num_windows, window] to choose from, evenly.
-
-    Raises:
-        NumericsError: the model makes NaN or infinity.
+    The model has no experts and runs on the CPU with `exact` sparsity.
     """
     step = max(1, windows.size // _TOKENS)
-    chosen = np.ascontiguousarray(windows[::step])
+    chosen = windows[::step]
     counts = _Counts(model)
-    for start in range(0, len(chosen), _BATCH_WINDOWS):
-        watch_firing(model, chosen[start : start + _BATCH_WINDOWS], counts.see)
+    for batch in batches(chosen, _BATCH_WINDOWS):
+        watch_firing(model, batch, counts.see)
     fired = np.maximum(counts.fired, 1)
     norms = np.stack([_row_squares(file, number) for number in range(model.config.num_layers)])
     squares = counts.squares / fired * norms
@@ -112,26 +107,13 @@ def _decoded(tensor: Tensor) -> Iterator[FloatArray]:
 
 
 def save_survey(path: Path, survey: Survey) -> None:
-    """Write it to a file, atomically.
-
-    Raises:
-        PowerInferError: it cannot be written.
-    """
+    """Write a survey to a file, atomically."""
     with replacing(path, error=PowerInferError) as file:
-        np.savez(
-            file,
-            densities=survey.densities,
-            weights=survey.weights,
-            largest=survey.largest,
-        )
+        np.savez(file, **asdict(survey))
 
 
 def load_survey(path: Path) -> Survey | None:
-    """Read what `save_survey` wrote; None if there is none.
-
-    Raises:
-        PowerInferError: it is damaged.
-    """
+    """Read what `save_survey` wrote; None if there is none."""
     if not path.exists():
         return None
     try:

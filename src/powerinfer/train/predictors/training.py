@@ -1,4 +1,4 @@
-"""One training of one layer's predictor at one rank, step by step; can go on from any of them."""
+"""One training of one layer's predictor at one rank, step by step; can resume at any of them."""
 
 import math
 
@@ -13,7 +13,7 @@ from powerinfer.train.predictors.network import Network
 
 __all__ = ["Training"]
 
-# What one layer of the embedded model was found to need; more of each did not help there.
+# Enough for a layer of the embedded model; more of each did not help there.
 _BATCH = 1024
 _EPOCHS = 1
 _LEAST_STEPS, _MOST_STEPS = 600, 20_000
@@ -28,19 +28,11 @@ class Training:
 
     Attributes:
         network: the weights so far, on the device.
-        input_scale: what the stored inputs are multiplied by, so that their mean square is 1.
+        input_scale: factor of the stored inputs that makes their mean square 1.
         step: steps made.
-        num_steps: steps in all.
-        rank: of the network.
-        device: where it is.
     """
 
     def __init__(self, data: LayerData, rank: int, device: torch.device, seed: int) -> None:
-        """Begin with random weights.
-
-        Raises:
-            NumericsError: an input is NaN or infinite.
-        """
         self._data, self.device, self.rank = data, device, rank
         self._batches = Batches(data, _BATCH, seed)
         self.num_steps = min(
@@ -58,11 +50,7 @@ class Training:
         self._dtype = _fast_dtype(device)
 
     def advance(self) -> float:
-        """Make one step; returns its loss.
-
-        Raises:
-            NumericsError: an input or the loss is NaN or infinite.
-        """
+        """Make one step; returns its loss."""
         inputs, fired = self._batches[self.step]
         x = inputs.to(self.device).float() * self.input_scale
         loss = self.network.learn(x, self._unpack(fired), self._dtype)
@@ -78,7 +66,7 @@ class Training:
         return value
 
     def state(self) -> SavedState:
-        """What `restore` needs."""
+        """The state that `restore` needs."""
         return {
             "rank": self.rank,
             "step": self.step,
@@ -88,7 +76,7 @@ class Training:
         }
 
     def restore(self, state: SavedState) -> None:
-        """Go on from a state of a training of the same data, rank and seed."""
+        """Resume from a state of a training of the same data, rank and seed."""
         self.step = state["step"]
         self.network.fc1.copy_(state["fc1"])
         self.network.fc2.copy_(state["fc2"])

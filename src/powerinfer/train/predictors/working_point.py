@@ -1,4 +1,4 @@
-"""Chooses from which score on each neuron passes, and writes that into the stored matrices.
+"""Chooses the score from which each neuron passes, and writes it into the stored matrices.
 
 The file has one threshold for all neurons. A row of `fc2` times a positive number only moves that
 neuron's own working point, so rows are scaled until all of them lie at the file's threshold.
@@ -27,15 +27,14 @@ _NUM_LEVELS = _NUM_PRICES + _NUM_BINS
 
 
 class ScoreCounts:
-    """How often each neuron scored what, apart for tokens it fired for and all tokens.
+    """Counts of each neuron's scores, apart for tokens it fired for and all tokens.
 
     Attributes:
         fired: i64[num_neurons, num_bins], scores of tokens that the neuron fired for.
-        all: i64[num_neurons, num_bins], of all tokens.
+        all: i64[num_neurons, num_bins], scores of all tokens.
     """
 
     def __init__(self, num_neurons: int, device: torch.device) -> None:
-        """Start with nothing counted."""
         shape = (num_neurons, _NUM_BINS)
         self.fired = torch.zeros(shape, dtype=torch.int64, device=device)
         self.all = torch.zeros(shape, dtype=torch.int64, device=device)
@@ -75,9 +74,9 @@ class WorkingPoints:
     every hit there has been bought, all thresholds go down by the same steps.
 
     Attributes:
-        hits: f32[num_neurons, num_bins], that pass at each edge and fired.
-        passes: f32[num_neurons, num_bins], that pass.
-        cost: f32[num_neurons, 1], of missing one, 1 on average.
+        hits: f32[num_neurons, num_bins], tokens that pass at each edge and fired.
+        passes: f32[num_neurons, num_bins], tokens that pass.
+        cost: f32[num_neurons, 1], cost of a miss, 1 on average.
     """
 
     hits: Tensor
@@ -86,7 +85,7 @@ class WorkingPoints:
 
     @classmethod
     def of(cls, counts: ScoreCounts, weights: Tensor) -> "WorkingPoints":
-        """From counts on text to fit thresholds to, and weights f32[num_neurons] of a miss."""
+        """Plan from counts on text to fit thresholds to, and weights f32[num_neurons] of a miss."""
         fired = counts.fired.sum(1).double()
         total = float((fired * weights).sum())
         mean = total / float(fired.sum()) if total > 0 else 0.0
@@ -98,7 +97,7 @@ class WorkingPoints:
         """Edge of each neuron's threshold, at a level below `_NUM_LEVELS`: i64[num_neurons]."""
         price = _LEAST_PRICE * _NEXT_PRICE ** min(level, _NUM_PRICES - 1)
         gain = self.hits * (self.cost * price) - self.passes
-        # Of equal ones the highest threshold: fewest pass.
+        # The highest of equal thresholds: fewest pass.
         best = gain.shape[1] - 1 - gain.flip(1).argmax(1)
         return (best - max(0, level - _NUM_PRICES + 1)).clamp_min(0)
 
@@ -108,11 +107,7 @@ def choose_thresholds(
 ) -> Tensor:
     """Thresholds that reach the recall on held-out text: f32[num_neurons], negative or `PASS_ALL`.
 
-    Args:
-        points: to choose among.
-        held_out: counts on held-out text.
-        recall: to reach.
-        max_density: most neurons that may pass, as a multiple of those that fire; wins.
+    No more than `max_density` neurons pass for each that fires, whatever that costs in recall.
     """
     hits, passes = _from_above(held_out.fired), _from_above(held_out.all)
     num_fired = held_out.num_fired
@@ -131,5 +126,5 @@ def choose_thresholds(
 
 
 def _from_above(counts: Tensor) -> Tensor:
-    """At each edge how many scores are not below it: f32[num_neurons, num_bins]."""
+    """Number of scores at or above each edge: f32[num_neurons, num_bins]."""
     return counts.flip(1).cumsum(1).flip(1).float()

@@ -1,4 +1,4 @@
-"""How alike two profiles are: which neurons are hot in both."""
+"""The overlap of two profiles: neurons that are hot in both."""
 
 from dataclasses import dataclass
 
@@ -15,12 +15,9 @@ TOPS = (0.1, 0.2, 0.5)
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Which share of the hottest neurons of one profile is among the hottest of another.
+    """The share of the hottest neurons of one profile that is among the hottest of another.
 
-    Attributes:
-        top: share of the neurons that are called the hottest.
-        layers: of each layer's neurons.
-        all: of the neurons of all layers together.
+    The hottest are the share `top` of the neurons: of each layer's, and of all together.
     """
 
     top: float
@@ -31,16 +28,12 @@ class Overlap:
 def hot_overlaps(
     ours: npt.NDArray[np.floating], theirs: npt.NDArray[np.floating]
 ) -> tuple[Overlap, ...]:
-    """Compare two profiles for each share of `TOPS`.
+    """Compare two profiles [num_layers, num_neurons] for each share of `TOPS`.
 
-    Of neurons that fire equally often the one with the lower number counts as hotter.
-
-    Args:
-        ours: [num_layers, num_neurons], how often each neuron fires.
-        theirs: the same; only the order of its numbers matters.
+    Only the order of the numbers matters; of equal ones the lower neuron counts as hotter.
 
     Raises:
-        ShapeError: they are of models of different sizes.
+        ShapeError: they belong to models of different sizes.
     """
     if ours.shape != theirs.shape:
         raise ShapeError(

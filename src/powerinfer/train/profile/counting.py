@@ -11,31 +11,21 @@ import numpy.typing as npt
 import torch
 
 from powerinfer.calibration.firing import FiringLayer, count_fired, watch_firing
+from powerinfer.calibration.window_pass import batch_size, batches
 from powerinfer.errors import PowerInferError
 from powerinfer.models import Model
 from powerinfer.placement.activation_record import ActivationProfile, ActivationRecord, Counted
 from powerinfer.train.checkpoint import SavedState, load_checkpoint, save_checkpoint
-from powerinfer.train.texts import TokenWindows
+from powerinfer.train.token_windows import TokenWindows
 from powerinfer.values import IntArray
 
 __all__ = ["ProfileRun", "count_firing"]
 
-# A pass over few tokens is slow, one over many needs memory for each of them.
-_BATCH_TOKENS = 2048
-
 
 def count_firing(model: Model, windows: IntArray) -> npt.NDArray[np.int64]:
-    """Count for how many tokens each neuron fires, the first of each window included.
+    """Count the tokens for which each neuron fires: i64[num_layers, num_neurons].
 
-    Args:
-        model: on the CPU.
-        windows: i32[num_windows, window], token ids; no window sees another.
-
-    Returns:
-        i64[num_layers, num_neurons].
-
-    Raises:
-        NumericsError: the input of an FFN holds NaN or infinity.
+    The first token of each window counts too. The model runs on the CPU.
     """
     shape = (model.config.num_layers, model.config.num_neurons)
     counts = np.zeros(shape, np.int64)
@@ -49,7 +39,7 @@ def count_firing(model: Model, windows: IntArray) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _State:
-    """What is counted so far, and where the next window begins; replaced as one."""
+    """The counts so far, and where the next window begins; replaced as one."""
 
     counts: npt.NDArray[np.int64]
     num_tokens: int
@@ -57,18 +47,12 @@ class _State:
 
 
 class ProfileRun:
-    """Counts over texts; stopped at any moment, it goes on from its last checkpoint."""
+    """Counts over texts; a run stopped at any moment resumes from its last checkpoint."""
 
     def __init__(
         self, model: Model, windows: TokenWindows, counted: Counted, checkpoint: Path
     ) -> None:
-        """Begin, or go on where the checkpoint of the same run stands.
-
-        Args:
-            model: on the CPU.
-            windows: over the texts, of `counted.window` tokens.
-            counted: what decides the counts.
-            checkpoint: file that `save` writes.
+        """Begin, or resume from the checkpoint of a run with the same `counted`.
 
         Raises:
             PowerInferError: the checkpoint is damaged, or that of another run.
@@ -88,23 +72,18 @@ class ProfileRun:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that were counted."""
+        """Tokens counted so far."""
         return self._state.num_tokens
 
     @property
     def done_share(self) -> float:
-        """How much of the text is counted, or of the tokens that are wanted."""
+        """Share of the text, or of the tokens that are wanted, that is counted."""
         share = self._windows.done_bytes / max(1, self._windows.num_bytes)
         limit = self._counted.limit
         return share if limit is None else max(share, self.num_tokens / limit)
 
     def advance(self) -> bool:
-        """Count the next batch; False where there is none.
-
-        Raises:
-            NumericsError: the model produced NaN or infinity.
-            PowerInferError: a text cannot be read, or all have no whole window.
-        """
+        """Count the next batch; False if there is none."""
         batch = next(self._batches, None)
         if batch is None:
             return False
@@ -115,11 +94,7 @@ class ProfileRun:
         return True
 
     def save(self) -> None:
-        """Write the checkpoint.
-
-        Raises:
-            PowerInferError: it cannot be written; the older one stays.
-        """
+        """Write the checkpoint."""
         state = self._state
         save_checkpoint(
             self._checkpoint,
@@ -132,11 +107,7 @@ class ProfileRun:
         )
 
     def profile(self, texts: tuple[str, ...]) -> ActivationProfile:
-        """What was counted.
-
-        Args:
-            texts: names of the texts.
-        """
+        """The counts so far, with the names of the texts."""
         config = self._model.config
         record = ActivationRecord(
             counted=self._counted,
@@ -149,20 +120,14 @@ class ProfileRun:
         return ActivationProfile(record, self._state.counts)
 
     def _read_batches(self) -> Iterator[IntArray]:
-        """i32[at most so many windows, window]."""
+        """The batches i32[num_windows, window] that are left."""
         window, limit = self._counted.window, self._counted.limit
         left = None if limit is None else (limit - self.num_tokens) // window
-        windows = islice(self._windows, left)
-        while batch := list(islice(windows, max(1, _BATCH_TOKENS // window))):
-            yield np.stack(batch)
+        return batches(islice(self._windows, left), batch_size(window))
 
 
 def _restored(stored: SavedState, shape: tuple[int, int], path: Path) -> _State:
-    """The state of a checkpoint.
-
-    Raises:
-        PowerInferError: it does not hold what `save` writes.
-    """
+    """The state of a checkpoint."""
     try:
         counts = stored["counts"].numpy()
         num_tokens, position = stored["num_tokens"], stored["position"]

@@ -1,4 +1,4 @@
-"""The whole of a profile: count, keep what is counted, write the folder."""
+"""A whole profile: count, save now and then, write the folder."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -6,24 +6,26 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from powerinfer._replacing import make_folder_of
-from powerinfer.errors import PowerInferError
+from powerinfer.calibration.text import WINDOW
+from powerinfer.errors import PlacementError, PowerInferError
 from powerinfer.gguf import model_identity
 from powerinfer.loading.loader import LoadedModel
-from powerinfer.placement.activation_record import MOST_TOKENS, ActivationProfile, Counted
-from powerinfer.train.profile.counting import ProfileRun
-from powerinfer.train.profile.folder import (
-    check_target,
-    checkpoint_path,
-    finished_profile,
-    write_profile,
+from powerinfer.placement.activation_folder import has_counts, read_profile
+from powerinfer.placement.activation_record import (
+    ACTIVATION,
+    MOST_TOKENS,
+    ActivationProfile,
+    Counted,
+    record_path,
 )
-from powerinfer.train.texts import TokenWindows, text_identity
+from powerinfer.train.checkpoint import write_torch_file
+from powerinfer.train.profile.counting import ProfileRun
+from powerinfer.train.token_windows import TokenWindows, text_identity
 
-__all__ = ["WINDOW", "Outcome", "Progress", "make_profile"]
-
-WINDOW = 512
-"""Tokens of a window, unless the model's context is shorter."""
+__all__ = ["Outcome", "Progress", "make_profile"]
 
 Progress = Callable[[float, int, float], None]
 """Called with the share that is done, tokens counted, and tokens per second."""
@@ -36,9 +38,8 @@ class Outcome:
     """A profile, and what it took.
 
     Attributes:
-        profile: of all tokens.
-        new_tokens: that were counted now and not by an earlier run.
-        seconds: it took to count them.
+        new_tokens: counted now and not by an earlier run.
+        seconds: time it took to count these.
     """
 
     profile: ActivationProfile
@@ -47,7 +48,7 @@ class Outcome:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Speed of counting; None where nothing was counted."""
+        """Speed of counting; None if nothing was counted."""
         return self.new_tokens / self.seconds if self.new_tokens else None
 
 
@@ -63,16 +64,9 @@ def make_profile(
 ) -> Outcome:
     """Count how often each neuron fires over texts, and write the folder `activation`.
 
-    A run that was stopped goes on from its last checkpoint, a finished one is only read.
-
-    Args:
-        loaded: a model on the CPU whose activation is sparse.
-        texts: files, one after the other.
-        folder: to write.
-        window: tokens that see each other.
-        limit: most tokens to count; None for all.
-        progress: told after each batch.
-        stopped: told how many tokens are counted and saved, where a signal ends it.
+    A run that was stopped resumes from its last checkpoint, a finished one is only read. The model
+    is on the CPU, with a sparse activation. At most `limit` tokens are counted. `progress` is
+    called after each batch, `stopped` with the tokens counted and saved if a signal ends the run.
 
     Raises:
         PlacementError: the folder has counts of another model or program.
@@ -80,34 +74,31 @@ def make_profile(
         PowerInferError: a text cannot be read or is too short, a file cannot be written, or the
             folder has an unfinished profile of something else.
     """
-    model, tokenizer = loaded.model, loaded.tokenizer
+    model = loaded.model
     if limit is not None:
         limit = min(limit, MOST_TOKENS)
         window = max(2, min(window, limit))
-    bos_id = tokenizer.bos_id if tokenizer.add_bos else None
-    windows = TokenWindows(
-        texts, lambda text: tokenizer.encode(text, add_bos=False), window, bos_id
-    )
+    windows = TokenWindows.of_model(texts, loaded.tokenizer, window)
     identity = model_identity(loaded.file)
     counted = Counted(identity, str(model.config.activation), text_identity(texts), window, limit)
-    check_target(folder, identity)
-    found = finished_profile(folder, counted, model.config.num_layers, model.config.num_neurons)
+    _check_target(folder, identity)
+    found = _finished_profile(folder, counted, model.config.num_layers, model.config.num_neurons)
     if found is not None:
         return Outcome(found, 0, 0.0)
-    make_folder_of(checkpoint_path(folder), error=PowerInferError)
-    run = ProfileRun(model, windows, counted, checkpoint_path(folder))
+    make_folder_of(_checkpoint_path(folder), error=PowerInferError)
+    run = ProfileRun(model, windows, counted, _checkpoint_path(folder))
     before, began = run.num_tokens, time.perf_counter()
     _count(run, progress, stopped)
     seconds = time.perf_counter() - began
     profile = run.profile(tuple(path.name for path in texts))
-    write_profile(folder, profile)
+    _write_profile(folder, profile)
     return Outcome(profile, run.num_tokens - before, seconds)
 
 
 def _count(
     run: ProfileRun, progress: Progress | None, stopped: Callable[[int], None] | None
 ) -> None:
-    """Count to the end, and save now and then, also where a signal ends it."""
+    """Count to the end, and save now and then, also when a signal ends it."""
     before = run.num_tokens
     began = saved = time.monotonic()
     try:
@@ -124,3 +115,52 @@ def _count(
             if stopped is not None:
                 stopped(run.num_tokens)
         raise
+
+
+def _checkpoint_path(folder: Path) -> Path:
+    """Path of the counts of an unfinished profile."""
+    return folder / "profile.checkpoint"
+
+
+def _check_target(folder: Path, model_identity: str) -> None:
+    """Check that nothing is replaced but an older profile of the same model."""
+    path = record_path(folder)
+    if path.exists():
+        found = ACTIVATION.read(path).counted.model_identity
+        if found != model_identity:
+            raise PlacementError(
+                f"{folder}: has the profile of another model (identity {found[:12]}..., this one's "
+                f"is {model_identity[:12]}...), which would be lost",
+                remedy="name another folder with {output}, or remove that one",
+            )
+    elif has_counts(folder) and not _checkpoint_path(folder).exists():
+        raise PlacementError(
+            f"{folder}: has counts that another program wrote, which would be lost",
+            remedy="name another folder with {output}, or remove that one",
+        )
+
+
+def _finished_profile(
+    folder: Path, counted: Counted, num_layers: int, num_neurons: int
+) -> ActivationProfile | None:
+    """The profile that an earlier run finished; None if it has to be counted."""
+    try:
+        found = read_profile(folder, num_layers=num_layers, num_neurons=num_neurons)
+    except PlacementError:
+        return None  # it is counted again
+    return found if found is not None and found.record.counted == counted else None
+
+
+def _write_profile(folder: Path, profile: ActivationProfile) -> None:
+    """Write `activation_N.pt` of each layer, then `activation.json`; remove the checkpoint.
+
+    The older `activation.json` says of newer counts that they do not belong to it, so that a kill
+    at any moment leaves nothing that could be misread.
+    """
+    for number, counts in enumerate(profile.counts):
+        path = folder / f"activation_{number}.pt"
+        make_folder_of(path, error=PowerInferError)
+        write_torch_file(path, torch.from_numpy(counts.copy()))
+    ACTIVATION.write(record_path(folder), profile.record)
+    with suppress(OSError):
+        _checkpoint_path(folder).unlink(missing_ok=True)

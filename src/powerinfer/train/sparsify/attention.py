@@ -8,7 +8,7 @@ from powerinfer.train.fused import GroupedAttention
 __all__ = ["ATTENTION", "attend", "register_attention"]
 
 ATTENTION = "powerinfer_grouped"
-"""What a configuration of transformers calls `attend`."""
+"""Name of `attend` in a configuration of transformers."""
 
 # Longer sequences would hold too many scores at once.
 _LONGEST_GROUPED = 1024
@@ -31,14 +31,10 @@ def attend(
     sliding_window: int | None = None,
     **_more: object,
 ) -> tuple[Tensor, None]:
-    """Mix the values of whole sequences; dropout is left out.
+    """Mix the values of whole sequences, in the dtype of `v`; dropout is left out.
 
-    Args:
-        module: the attention of a layer; not looked at.
-        q: [batch, num_heads, seq_len, head_dim].
-        k: [batch, num_kv_heads, seq_len, head_dim].
-        v: like k; its dtype is computed in.
-        sliding_window: a token sees so many, itself among them; None for all before it.
+    The three are [batch, num_heads, seq_len, head_dim], k and v with num_kv_heads. A token sees
+    `sliding_window` tokens, itself among them; with None all before it.
 
     Returns:
         [batch, seq_len, num_heads, head_dim], and no shares.
@@ -57,7 +53,7 @@ def attend(
 
 
 def _mask_of(like: Tensor, seq_len: int, window: int | None) -> Tensor:
-    """What is added to scores: 0, or minus infinity where a token must not look."""
+    """The mask to add to scores: 0, or minus infinity for tokens that must not be seen."""
     mask = like.new_full((seq_len, seq_len), float("-inf"))
     mask = mask.triu(1)
     if window is not None:

@@ -24,15 +24,12 @@ class GatedFFN(nn.Module):
 
     Attributes:
         activation: `silu` (SwiGLU), `relu` (ReGLU) or `drelu` (``relu(gate) * relu(up)``).
-        layer: number of the layer.
-        observer: sees the neurons.
-        kept: of each token so many neurons with the largest values are kept; None for all.
+        kept: number of largest values kept for each token; None for all.
     """
 
     def __init__(
         self, projections: tuple[nn.Linear, nn.Linear, nn.Linear], layer: int, name: ActivationName
     ) -> None:
-        """Take over the three projections gate, up and down of one layer."""
         super().__init__()
         self.gate_proj, self.up_proj, self.down_proj = projections
         self.layer = layer

@@ -16,12 +16,12 @@ LOG_FILE = "training.jsonl"
 
 @dataclass(frozen=True)
 class StepFigures:
-    """What a step measured.
+    """The figures of one step.
 
     Attributes:
         step: Steps made, this one among them.
         loss: Mean cross entropy of its tokens, in nats.
-        zeros: Share of the neurons that were zero, of each layer, over some of its tokens.
+        zeros: Share of zero neurons in each layer, over some of its tokens.
         tokens_per_s: Tokens of the step by the seconds it took.
     """
 
@@ -35,16 +35,11 @@ class TrainingLog:
     """Means over every `every` steps, written to `training.jsonl` in a folder."""
 
     def __init__(self, folder: Path, every: int = 10) -> None:
-        """Write nothing yet."""
         self._path, self._every = folder / LOG_FILE, every
         self._since: list[StepFigures] = []
 
     def add(self, figures: StepFigures, *, is_last: bool) -> None:
-        """Note a step; write a line when it is time.
-
-        Raises:
-            PowerInferError: the line cannot be written.
-        """
+        """Note a step; write a line when it is time."""
         self._since.append(figures)
         if figures.step % self._every and not is_last:
             return
@@ -63,7 +58,7 @@ class TrainingLog:
         return [dict(vars(figures)) for figures in self._since]
 
     def restore(self, state: list[SavedState], step: int) -> None:
-        """Go on after a step: what a run that was killed later wrote is taken back."""
+        """Resume after a step: lines that a killed run wrote later are removed."""
         self._since = [StepFigures(**figures) for figures in state]
         lines = self._path.read_bytes().splitlines() if self._path.exists() else []
         kept = [line for line in lines if _step_of(line) <= step]
@@ -84,7 +79,7 @@ def _means(steps: list[StepFigures]) -> dict[str, object]:
 
 
 def _step_of(line: bytes) -> float:
-    """Of a line; a line that was cut off is after everything."""
+    """The step of a line; a line that was cut off comes after everything."""
     with suppress(ValueError, KeyError, TypeError):
         return float(json.loads(line)["step"])
     return float("inf")

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from powerinfer._extras import how_to_install
 from powerinfer.errors import CheckpointError, DeviceError, UnsupportedError
 from powerinfer.models.checkpoints.config import CheckpointConfig
+from powerinfer.train.checkpoint import first_line
 from powerinfer.train.sparsify.attention import ATTENTION, register_attention
 from powerinfer.train.sparsify.ffn import (
     ACTIVATIONS,
@@ -24,7 +26,7 @@ from powerinfer.train.sparsify.source import Source, as_source, read_source
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-__all__ = ["SparseModel", "load_model", "random_model", "set_activation"]
+__all__ = ["SparseModel", "load_model", "quiet_transformers", "random_model", "set_activation"]
 
 
 @dataclass(eq=False)
@@ -34,8 +36,7 @@ class SparseModel:
     Attributes:
         network: transformers' `LlamaForCausalLM` or `MistralForCausalLM`, weights in f32, its FFNs
             replaced by `GatedFFN`.
-        source: the configuration it was made from.
-        dtype: in which the checkpoint holds its weights, and in which they are saved.
+        dtype: type of the checkpoint's weights, in which they are saved, too.
     """
 
     network: "PreTrainedModel"
@@ -49,12 +50,12 @@ class SparseModel:
 
     @property
     def activation(self) -> ActivationName:
-        """Of the FFNs: `silu`, `relu` or `drelu`."""
+        """The activation of the FFNs: `silu`, `relu` or `drelu`."""
         return self.ffns[0].activation
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         device: torch.device = self.network.device
         return device
 
@@ -76,11 +77,7 @@ class SparseModel:
 
 
 def load_model(folder: Path, device: str | torch.device = "cpu") -> SparseModel:
-    """Load a checkpoint with its weights in f32.
-
-    Args:
-        folder: of a Llama, Mistral or bamboo checkpoint.
-        device: where to put the weights.
+    """Load a Llama, Mistral or bamboo checkpoint with its weights in f32.
 
     Raises:
         CheckpointError: it is damaged, or tensors are missing or of another shape.
@@ -101,33 +98,22 @@ def load_model(folder: Path, device: str | torch.device = "cpu") -> SparseModel:
             output_loading_info=True,
         )
     except Exception as error:  # noqa: BLE001 - a damaged checkpoint may raise anything
-        raise CheckpointError(f"{folder}: cannot be loaded: {_first_line(error)}") from None
+        raise CheckpointError(f"{folder}: cannot be loaded: {first_line(error):.200}") from None
     _check_tensors(folder, report)
-    return _sparse_model(network, source, _stored_dtype(source), device)
+    return _sparse_model(network, source, device)
 
 
 def random_model(
     config: Mapping[str, object], seed: int, device: str | torch.device = "cpu"
 ) -> SparseModel:
-    """Make a model with random weights, to train from scratch.
-
-    Args:
-        config: values of a `config.json`; `model_type` and the sizes at least.
-        seed: decides the weights.
-        device: where to put the weights.
-
-    Raises:
-        CheckpointError: a value is missing or of the wrong type.
-        UnsupportedError: see `read_source`.
-        DeviceError: transformers is not installed.
-    """
+    """Make a model with random weights from values of a `config.json`, to train from scratch."""
     source = as_source(CheckpointConfig("the configuration", config))
     classes = _classes(source.kind)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         values = classes[0](**source.arguments)
         network = classes[1]._from_config(values, attn_implementation=ATTENTION)
-    return _sparse_model(network, source, _stored_dtype(source), device)
+    return _sparse_model(network, source, device)
 
 
 def set_activation(model: SparseModel, name: ActivationName) -> None:
@@ -138,25 +124,33 @@ def set_activation(model: SparseModel, name: ActivationName) -> None:
         ffn.activation = name
 
 
-def _classes(kind: str) -> "tuple[type[PretrainedConfig], type[PreTrainedModel]]":
-    """Transformers' configuration and model."""
+def quiet_transformers() -> ModuleType:
+    """Import transformers, which then prints nothing.
+
+    Raises:
+        DeviceError: it is not installed.
+    """
     try:
         import transformers
     except ImportError:
         raise DeviceError(
             f"sparsify needs transformers, which is not installed; {how_to_install('train')}"
         ) from None
-    register_attention()
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
+    found: ModuleType = transformers
+    return found
+
+
+def _classes(kind: str) -> "tuple[type[PretrainedConfig], type[PreTrainedModel]]":
+    """Transformers' configuration and model."""
+    transformers = quiet_transformers()
+    register_attention()
     return getattr(transformers, f"{kind}Config"), getattr(transformers, f"{kind}ForCausalLM")
 
 
 def _sparse_model(
-    network: "PreTrainedModel",
-    source: Source,
-    dtype: torch.dtype,
-    device: str | torch.device,
+    network: "PreTrainedModel", source: Source, device: str | torch.device
 ) -> SparseModel:
     for number, layer in enumerate(network.model.layers):
         own = layer.mlp
@@ -164,13 +158,9 @@ def _sparse_model(
         layer.mlp = GatedFFN(projections, number, source.activation)
     network.to(device)
     network.eval()
-    return SparseModel(network, source, dtype)
-
-
-def _stored_dtype(source: Source) -> torch.dtype:
     name = source.values.get("dtype", source.values.get("torch_dtype"))
     known = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-    return known.get(str(name), torch.float32)
+    return SparseModel(network, source, known.get(str(name), torch.float32))
 
 
 def _check_tensors(folder: Path, report: Mapping[str, Collection[object] | None]) -> None:
@@ -186,8 +176,3 @@ def _check_tensors(folder: Path, report: Mapping[str, Collection[object] | None]
             f"{folder}: tensor {name} is none of a Llama or Mistral model without biases and "
             "experts"
         )
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{(lines or [type(error).__name__])[0]:.200}"

@@ -1,4 +1,4 @@
-"""The folder that `sparsify` writes: whose it is, what is in work, what is finished."""
+"""The folder that `sparsify` writes: its owner, work in progress, the finished checkpoint."""
 
 import json
 import shutil
@@ -7,9 +7,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from powerinfer._files import read_small_file, write_atomically
-from powerinfer._locks import try_lock
-from powerinfer._replacing import make_folder_of, replacing
 from powerinfer.errors import PowerInferError
+from powerinfer.train.folder_lock import lock_folder
 from powerinfer.train.sparsify.log import LOG_FILE
 
 __all__ = ["REPORT_FILE", "OutputFolder"]
@@ -23,48 +22,29 @@ Values = Mapping[str, object]
 
 
 class OutputFolder:
-    """A folder that is to hold a checkpoint; what a run needs meanwhile is in `training`.
-
-    Attributes:
-        path: the folder.
-        work: the folder `training` in it, removed at the end.
-    """
+    """A folder for a checkpoint; a run keeps its files in `work`, the folder `training` in it."""
 
     def __init__(self, path: Path) -> None:
-        """Touch nothing yet."""
         self.path, self.work = path, path / _WORK
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Make the folders, and keep other processes out.
-
-        Raises:
-            PowerInferError: the folder cannot be made, or another process works in it.
-        """
-        make_folder_of(self.work / "lock", error=PowerInferError)
+        """Make the folders, and keep other processes out."""
+        busy = f"{self.path}: another process trains there; wait for it, or stop it"
         try:
-            file = (self.work / "lock").open("wb")
+            file = lock_folder(self.work, busy)
         except OSError as error:
-            raise _unwritable(self.path, error) from None
+            raise PowerInferError(
+                f"{self.path}: cannot write there: {error.strerror or error}"
+            ) from None
         with file:
-            try:
-                try_lock(file)
-            except BlockingIOError:
-                raise PowerInferError(
-                    f"{self.path}: another process trains there; wait for it, or stop it"
-                ) from None
-            except OSError:
-                pass  # the file system has no locks
             yield
 
     def finished(self, identity: Values) -> Values | None:
-        """The report of a run that is finished here; None where there is no checkpoint yet.
-
-        Args:
-            identity: of the run that is asked for.
+        """The report of a run that is finished here; None if there is no checkpoint yet.
 
         Raises:
-            PowerInferError: there is a checkpoint that another run made.
+            PowerInferError: there is a checkpoint that a run of another identity made.
         """
         if not (self.path / "config.json").exists():
             return None
@@ -77,7 +57,7 @@ class OutputFolder:
         return report
 
     def claim(self, identity: Values) -> None:
-        """Begin a run, or go on with it.
+        """Begin a run, or resume it.
 
         Raises:
             PowerInferError: another run is unfinished here; says in what it differs.
@@ -95,11 +75,7 @@ class OutputFolder:
                 )
 
     def read(self, path: Path) -> dict[str, object] | None:
-        """Read a JSON object; None if there is no such file.
-
-        Raises:
-            PowerInferError: it is damaged.
-        """
+        """Read a JSON object; None if there is no such file."""
         if not path.exists():
             return None
         data = read_small_file(path, _LARGEST_JSON, noun="report", error=PowerInferError)
@@ -110,36 +86,23 @@ class OutputFolder:
         raise PowerInferError(f"{path}: is damaged; remove {self.path} to start anew")
 
     def write(self, path: Path, values: Values) -> None:
-        """Write a JSON object, atomically.
-
-        Raises:
-            PowerInferError: it cannot be written.
-        """
+        """Write a JSON object, atomically."""
         data = json.dumps(values, indent=2).encode() + b"\n"
         write_atomically(path, data, error=PowerInferError)
 
     def keep_log(self) -> None:
-        """Copy the log of the training to where it stays.
-
-        Raises:
-            PowerInferError: it cannot be written.
-        """
-        replaced = replacing(self.path / LOG_FILE, error=PowerInferError)
-        with (self.work / LOG_FILE).open("rb") as source, replaced as target:
-            shutil.copyfileobj(source, target)
+        """Copy the log of the training to its final place."""
+        data = (self.work / LOG_FILE).read_bytes()
+        write_atomically(self.path / LOG_FILE, data, error=PowerInferError)
 
     def clean(self) -> None:
-        """Remove what only the training needed."""
+        """Remove files that only the training needed."""
         shutil.rmtree(self.work, ignore_errors=True)
 
 
 def _named(key: str, found: Values, value: object) -> str:
-    """What differs, and how where that can be said."""
+    """The key that differs, with both values if they are short."""
     before = found.get(key)
     if isinstance(before, str) and len(before) > 40:
         return key
     return f"{key} ({before}, here {value})"
-
-
-def _unwritable(path: Path, error: OSError) -> PowerInferError:
-    return PowerInferError(f"{path}: cannot write there: {error.strerror or error}")

@@ -1,4 +1,4 @@
-"""What a training run does, as one value."""
+"""The recipe of a training run, as one value."""
 
 import math
 from dataclasses import dataclass, fields
@@ -13,12 +13,12 @@ class Recipe:
     """Everything that decides the weights, apart from model, text and machine.
 
     Attributes:
-        tokens: To train on; rounded up to whole steps.
+        tokens: Tokens to train on; rounded up to whole steps.
         seq_len: Tokens that a training row predicts.
         batch_tokens: Tokens of one optimizer step, rounded down to whole rows, at least one.
-        learning_rate: Of AdamW, at its highest.
+        learning_rate: Highest rate of AdamW.
         min_rate: Learning rate of the last step, where the cosine ends.
-        warmup_share: Of the steps, over which the rate rises from zero.
+        warmup_share: Share of the steps over which the rate rises from zero.
         weight_decay: Decoupled; norms have none.
         distill: Weight of the divergence from the teacher's predictions; 0 for none.
         density_penalty: Weight of `powerinfer.train.density.DensityPenalty`; 0 for none.
@@ -41,11 +41,6 @@ class Recipe:
     pass_tokens: int = 8192
 
     def __post_init__(self) -> None:
-        """Check the numbers.
-
-        Raises:
-            UnsupportedError: one is outside of its range.
-        """
         for name in ("tokens", "seq_len", "batch_tokens", "pass_tokens", "learning_rate"):
             if not getattr(self, name) > 0:
                 raise UnsupportedError(f"{name} is {getattr(self, name)}; expected above 0")

@@ -17,7 +17,7 @@ from powerinfer.train.density import DensityPenalty
 from powerinfer.train.sparsify.log import StepFigures, TrainingLog
 from powerinfer.train.sparsify.model import SparseModel
 from powerinfer.train.sparsify.recipe import Recipe
-from powerinfer.train.sparsify.rows import RowOrder, TokenIds, identity_of, rows_of
+from powerinfer.train.sparsify.rows import TokenIds, identity_of, row_numbers, rows_of
 
 __all__ = ["CHECKPOINT_FILE", "SparsifyRun", "StepFigures"]
 
@@ -29,7 +29,6 @@ class SparsifyRun:
 
     Attributes:
         model: the weights so far; the caller's own.
-        recipe: what is done.
         step: optimizer steps made.
         seconds: time spent in them, all sessions together.
     """
@@ -42,14 +41,10 @@ class SparsifyRun:
         folder: Path,
         teacher: SparseModel | None = None,
     ) -> None:
-        """Begin, or continue the run in `folder` if there is one.
+        """Begin, or resume the run in `folder`, which gets `checkpoint.pt` and `training.jsonl`.
 
-        Args:
-            model: as before the first step, with the activation to train.
-            tokens: u16 or u32 [num_tokens], the text; may be mapped.
-            recipe: what to do.
-            folder: for `checkpoint.pt` and `training.jsonl`; made if missing.
-            teacher: the model to stay close to; needed where `recipe.distill` is not 0.
+        The model is as before the first step, with the activation to train. A teacher, to which it
+        stays close, is needed if `recipe.distill` is not 0.
 
         Raises:
             PowerInferError: the text is shorter than a row, or `folder` holds a run of another
@@ -58,7 +53,6 @@ class SparsifyRun:
         self.model, self.recipe, self._teacher = model, recipe, teacher
         self._folder = folder
         self._rows = rows_of(tokens, recipe.seq_len)
-        self._order = RowOrder(len(self._rows), recipe)
         self._identity = f"{recipe!r} {_fingerprint(model)} {identity_of(tokens)}"
         self._optimizer = _make_optimizer(model, recipe)
         self._is_bf16 = has_bf16(model.device)
@@ -71,7 +65,7 @@ class SparsifyRun:
 
     @property
     def is_done(self) -> bool:
-        """Whether all steps are made."""
+        """All steps are made."""
         return self.step >= self.recipe.steps
 
     def _resume(self) -> None:
@@ -85,11 +79,7 @@ class SparsifyRun:
         self._log.restore(state["log"], self.step)
 
     def save(self) -> None:
-        """Write the state, atomically.
-
-        Raises:
-            PowerInferError: it cannot be written; the one before stays.
-        """
+        """Write the state, atomically."""
         state = {
             "model": _on_cpu(self.model.network.state_dict()),
             "optimizer": _on_cpu(self._optimizer.state_dict()),
@@ -110,7 +100,7 @@ class SparsifyRun:
         began = time.monotonic()
         for group in self._optimizer.param_groups:
             group["lr"] = self.recipe.rate(self.step)
-        rows = self._rows[self._order.numbers(self.step)]
+        rows = self._rows[row_numbers(self.step, len(self._rows), self.recipe)]
         zeros = _ZeroCount(len(self.model.ffns))
         self.model.network.train()
         loss = sum((self._backward(part, zeros) for part in self._passes(rows)), 0.0)
@@ -180,19 +170,17 @@ class _ZeroCount:
     """Counts zeros in the first row of each pass: enough to watch, and nearly free."""
 
     def __init__(self, num_layers: int) -> None:
-        self._nonzero: list[Tensor | None] = [None] * num_layers
+        self._nonzero: list[int | Tensor] = [0] * num_layers
         self._total = [0] * num_layers
 
     def __call__(self, layer: int, neurons: Tensor) -> None:
-        count = torch.count_nonzero(neurons[0].detach())
-        before = self._nonzero[layer]
-        self._nonzero[layer] = count if before is None else before + count
+        self._nonzero[layer] += torch.count_nonzero(neurons[0].detach())
         self._total[layer] += neurons[0].numel()
 
     def shares(self) -> list[float]:
         """Share of zeros of each layer."""
         return [
-            1.0 - (0 if nonzero is None else int(nonzero)) / max(1, total)
+            1.0 - int(nonzero) / max(1, total)
             for nonzero, total in zip(self._nonzero, self._total, strict=True)
         ]
 
@@ -212,7 +200,7 @@ def _make_optimizer(model: SparseModel, recipe: Recipe) -> torch.optim.Optimizer
 
 
 def _fingerprint(model: SparseModel) -> str:
-    """What tells a model before its first step from others: activation, shapes, some weights."""
+    """An identity of a model before its first step: activation, shapes, some weights."""
     found = hashlib.sha256(model.activation.encode())
     for name, parameter in model.network.named_parameters():
         found.update(f"{name} {tuple(parameter.shape)}".encode())

@@ -1,7 +1,6 @@
 """Writing a trained model as a checkpoint that appears whole or not at all."""
 
 import json
-import shutil
 from pathlib import Path
 
 import torch
@@ -34,14 +33,10 @@ _STEP = 1 << 22
 
 
 def save(model: SparseModel, tokenizer: Path | None, folder: Path) -> None:
-    """Write a checkpoint; its `config.json`, without which it is none, comes last.
+    """Write a checkpoint in the model's `dtype`; its `config.json` comes last and makes it one.
 
-    With dReLU it is of type `bamboo`, so that no reader runs it with another activation.
-
-    Args:
-        model: what to write, in its `dtype`.
-        tokenizer: folder whose tokenizer files are copied; None for no tokenizer.
-        folder: to write to; made if missing. Files in it are replaced.
+    With dReLU it is of type `bamboo`, so that no reader runs it with another activation. The
+    tokenizer files of the folder `tokenizer` are copied. Files in `folder` are replaced.
 
     Raises:
         CheckpointError: a file cannot be written.
@@ -51,15 +46,14 @@ def save(model: SparseModel, tokenizer: Path | None, folder: Path) -> None:
     _write_tensors(folder / "model.safetensors", _tensors(model))
     for name in TOKENIZER_FILES:
         if tokenizer is not None and (tokenizer / name).is_file():
-            target = replacing(folder / name, error=CheckpointError)
-            with (tokenizer / name).open("rb") as source, target as file:
-                shutil.copyfileobj(source, file)
+            content = (tokenizer / name).read_bytes()
+            write_atomically(folder / name, content, error=CheckpointError)
     data = json.dumps(_config(model), indent=2).encode() + b"\n"
     write_atomically(folder / "config.json", data, error=CheckpointError)
 
 
 def _config(model: SparseModel) -> dict[str, object]:
-    """The source's configuration with what is new; foreign keys stay."""
+    """The source's configuration with the new values; foreign keys stay."""
     kind, config = model.source.kind, dict(model.source.values)
     # Names code that is not copied.
     config.pop("auto_map", None)

@@ -1,4 +1,4 @@
-"""Held-out perplexity, and how many neurons are zero, also with only the largest ones kept."""
+"""Held-out perplexity and the share of zero neurons, also with only the largest ones kept."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -20,12 +20,11 @@ _PASS_TOKENS = 4096
 
 @dataclass(frozen=True)
 class Score:
-    """What a model makes of held-out text.
+    """The score of a model on held-out text.
 
     Attributes:
-        perplexity: of the tokens behind the first one of each row.
+        perplexity: over the tokens after the first one of each row.
         zeros: share of the neurons that are exactly zero, of each layer.
-        num_tokens: predicted.
     """
 
     perplexity: float
@@ -41,13 +40,7 @@ class Score:
 def score(
     model: SparseModel, rows: TokenIds, progress: Callable[[int, int], None] | None = None
 ) -> Score:
-    """Compute rows of held-out text in f32.
-
-    Args:
-        model: to score.
-        rows: token ids [num_rows, seq_len + 1].
-        progress: called with (rows done, rows).
-    """
+    """Score rows [num_rows, seq_len + 1] of held-out text in f32."""
     zeros = [0] * len(model.ffns)
 
     def count(layer: int, neurons: Tensor) -> None:
@@ -73,10 +66,7 @@ def score(
 def keep_top(model: SparseModel, share: float) -> Iterator[None]:
     """For a while keep only the neurons with the largest values (TurboSparse, table 3).
 
-    Args:
-        model: whose FFNs are changed.
-        share: of the neurons of a layer that are kept, for each token those with the largest
-            magnitude; at least one is.
+    Of each token the `share` of a layer's neurons with the largest magnitude is kept, at least one.
     """
     for ffn in model.ffns:
         ffn.kept = max(1, round(share * ffn.up_proj.out_features))

@@ -1,11 +1,10 @@
 """The configuration of a checkpoint that is to become sparse, and what is refused."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from powerinfer._files import read_small_file
+from powerinfer.convert.checkpoint.checkpoint import read_json
 from powerinfer.errors import CheckpointError, UnsupportedError
 from powerinfer.models.checkpoints.config import CheckpointConfig
 from powerinfer.train.sparsify.ffn import ActivationName
@@ -26,9 +25,8 @@ class Source:
     """A configuration that `sparsify` can train.
 
     Attributes:
-        values: of the `config.json`, foreign keys among them.
-        kind: which of transformers' classes computes it, `Llama` or `Mistral`.
-        activation: of the FFN.
+        values: all of the `config.json`, foreign keys too.
+        kind: the class of transformers that computes it, `Llama` or `Mistral`.
     """
 
     values: Mapping[str, object]
@@ -37,7 +35,7 @@ class Source:
 
     @property
     def arguments(self) -> dict[str, object]:
-        """For transformers' configuration; its own activation is not used."""
+        """Arguments for transformers' configuration; its own activation is not used."""
         left_out = ("model_type", "architectures", "auto_map", "transformers_version")
         kept = {key: value for key, value in self.values.items() if key not in left_out}
         return kept | {"hidden_act": "silu"}
@@ -54,14 +52,7 @@ def read_source(folder: Path) -> Source:
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder; expected one with a config.json")
     path = folder / "config.json"
-    data = read_small_file(path, _LARGEST_CONFIG, noun="configuration", error=CheckpointError)
-    try:
-        values = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: is no JSON: {error!s:.80}") from None
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, got {type(values).__name__}")
-    return as_source(CheckpointConfig(path, values))
+    return as_source(CheckpointConfig(path, read_json(path, _LARGEST_CONFIG, "configuration")))
 
 
 def as_source(config: CheckpointConfig) -> Source:

@@ -1,4 +1,4 @@
-"""From a SwiGLU checkpoint and text to a sparse checkpoint, which a kill only delays."""
+"""From a SwiGLU checkpoint and text to a sparse checkpoint; a killed run resumes."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,15 +15,16 @@ from powerinfer.train.sparsify.run import SparsifyRun
 from powerinfer.train.sparsify.saving import TOKENIZER_FILES, save
 from powerinfer.train.sparsify.scoring import score
 from powerinfer.train.sparsify.source import read_source
-from powerinfer.train.sparsify.text import TrainingText, load_tokenizer, open_text, store_text
-from powerinfer.train.texts import text_identity
+from powerinfer.train.sparsify.text import load_tokenizer, open_text, store_text
+from powerinfer.train.stored_windows import StoredWindows
+from powerinfer.train.token_windows import text_identity
 
 __all__ = ["Progress", "SparsifyPlan", "sparsify"]
 
 Progress = Callable[[int, int, str], None]
 """Called with how much is done, how much there is, and what it is."""
 
-# Seconds between two saves: so many, and so often the time that the last one took.
+# Least seconds between two saves, also as a multiple of the time that the last one took.
 _SAVE_S = 30.0
 _SAVE_RATIO = 30.0
 _TEXT_FILE = "text.ids"
@@ -32,16 +33,7 @@ _BEFORE_FILE = "before.json"
 
 @dataclass(frozen=True)
 class SparsifyPlan:
-    """What is to be made from what.
-
-    Attributes:
-        checkpoint: folder of a Llama- or Mistral-shaped checkpoint.
-        texts: to train on; see `TokenWindows`.
-        output: folder to write.
-        recipe: of the training.
-        activation: `drelu` or `relu`.
-        device: of torch.
-    """
+    """A Llama- or Mistral-shaped checkpoint, texts to train on, and the folder to write."""
 
     checkpoint: Path
     texts: Sequence[Path]
@@ -52,13 +44,7 @@ class SparsifyPlan:
 
 
 def sparsify(plan: SparsifyPlan, progress: Progress) -> dict[str, object]:
-    """Train a checkpoint towards sparsity, or go on with that.
-
-    What is finished already is not done again.
-
-    Args:
-        plan: what to do.
-        progress: told how far it is.
+    """Train a checkpoint towards sparsity, or resume that; finished parts are not done again.
 
     Returns:
         The report, as it is written to `sparsify.json` in the output.
@@ -85,7 +71,7 @@ def sparsify(plan: SparsifyPlan, progress: Progress) -> dict[str, object]:
 
 
 def _identity(plan: SparsifyPlan) -> dict[str, object]:
-    """What tells this run from others."""
+    """Values that identify this run."""
     names = ("config.json", *TOKENIZER_FILES)
     files = [plan.checkpoint / name for name in names if (plan.checkpoint / name).is_file()]
     for pattern in ("*.safetensors", "*.bin"):
@@ -107,7 +93,7 @@ def _train(
     before = _score_before(model, text, output, progress)
     teacher = load_model(plan.checkpoint, plan.device) if plan.recipe.distill else None
     set_activation(model, plan.activation)
-    run = SparsifyRun(model, text.train, plan.recipe, output.work, teacher)
+    run = SparsifyRun(model, text.train.reshape(-1), plan.recipe, output.work, teacher)
     _finish(run, progress)
     after = score(model, text.held_out, lambda done, all_: progress(done, all_, "scoring"))
     tokens = run.recipe.steps * run.recipe.step_tokens
@@ -116,7 +102,7 @@ def _train(
         "activation": plan.activation,
         "steps": run.step,
         "tokens": tokens,
-        "epochs": round(tokens / len(text.train), 3),
+        "epochs": round(tokens / text.train.size, 3),
         "seconds": round(run.seconds, 1),
         "held_out_tokens": after.num_tokens,
         "perplexity_before": before["perplexity"],
@@ -131,8 +117,8 @@ def _train(
     return report
 
 
-def _read_text(plan: SparsifyPlan, output: OutputFolder, progress: Progress) -> TrainingText:
-    """The text as token ids, made once."""
+def _read_text(plan: SparsifyPlan, output: OutputFolder, progress: Progress) -> StoredWindows:
+    """Read the text as token ids, made once."""
     path = output.work / _TEXT_FILE
     if not path.exists():
         tokenizer = load_tokenizer(plan.checkpoint)
@@ -146,7 +132,7 @@ def _read_text(plan: SparsifyPlan, output: OutputFolder, progress: Progress) -> 
     return open_text(path, plan.recipe)
 
 
-def _check_sizes(plan: SparsifyPlan, model: SparseModel, text: TrainingText) -> None:
+def _check_sizes(plan: SparsifyPlan, model: SparseModel, text: StoredWindows) -> None:
     config = model.network.config
     longest = config.max_position_embeddings
     if plan.recipe.seq_len > longest:
@@ -154,7 +140,7 @@ def _check_sizes(plan: SparsifyPlan, model: SparseModel, text: TrainingText) -> 
             f"rows of {plan.recipe.seq_len} tokens; the model has {longest} positions",
             remedy="choose a smaller {seq_len}",
         )
-    largest = int(max(text.train.max(), text.held_out.max()))
+    largest = int(text.all.max())
     if largest >= config.vocab_size:
         raise CheckpointError(
             f"{plan.checkpoint}: its tokenizer gives token {largest}; the model has only "
@@ -163,9 +149,9 @@ def _check_sizes(plan: SparsifyPlan, model: SparseModel, text: TrainingText) -> 
 
 
 def _score_before(
-    model: SparseModel, text: TrainingText, output: OutputFolder, progress: Progress
+    model: SparseModel, text: StoredWindows, output: OutputFolder, progress: Progress
 ) -> dict[str, object]:
-    """Perplexity of the unchanged model, measured once."""
+    """Score the unchanged model, once."""
     path = output.work / _BEFORE_FILE
     found = output.read(path)
     if found is None:
@@ -176,7 +162,7 @@ def _score_before(
 
 
 def _finish(run: SparsifyRun, progress: Progress) -> None:
-    """Make the steps that are left; save from time to time."""
+    """Make the remaining steps; save from time to time."""
     recipe = run.recipe
     next_save = time.monotonic() + _SAVE_S
     while not run.is_done:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from patience import PATIENCE_S
 from powerinfer.errors import PowerInferError
 from powerinfer.train import text_files
-from powerinfer.train.texts import TokenWindows, text_identity
+from powerinfer.train.token_windows import TokenWindows, text_identity
 
 zstandard = pytest.importorskip("zstandard", reason="zstandard is not installed")
 
@@ -211,7 +211,7 @@ def test_identity_tells_texts_apart_not_names(tmp_path: Path) -> None:
 
 
 def test_texts_need_no_torch() -> None:
-    code = "import sys; sys.modules['torch'] = None; import powerinfer.train.texts"
+    code = "import sys; sys.modules['torch'] = None; import powerinfer.train.token_windows"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Windows of token ids from text files of any size, which can go on from where they stood."""
+"""Windows of token ids from text files of any size, resumable at every window."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from powerinfer.errors import PowerInferError
+from powerinfer.tokenizer import Tokenizer
 from powerinfer.train.text_files import SEPARATOR, Piece, read_pieces, text_identity, text_size
 from powerinfer.values import IntArray
 
 __all__ = ["TokenWindows", "text_identity"]
 
-# Where no token begins texts, this tells the model that another document begins.
+# Without a token that begins texts, this tells the model that another document begins.
 _EMPTY_LINE = "\n\n"
 _LINE_ENDS = "\r\n"
 _SEPARATOR_LINE = re.compile(rf"^{re.escape(SEPARATOR)}(?:\r?\n|\Z)", re.MULTILINE)
@@ -21,15 +22,15 @@ _SEPARATOR_LINE = re.compile(rf"^{re.escape(SEPARATOR)}(?:\r?\n|\Z)", re.MULTILI
 
 @dataclass(frozen=True, slots=True)
 class _Position:
-    """Where the next window begins.
+    """The place where the next window begins.
 
     Attributes:
-        windows: before it.
+        windows: windows before it.
         file: number of the text.
-        done_bytes: of all files, before the piece.
+        done_bytes: bytes of all files before the piece.
         piece: byte of the text where a piece begins, as `read_pieces` cuts it.
-        starts_document: whether one begins with the piece, or goes on.
-        tokens: of the piece that earlier windows hold.
+        starts_document: a document begins with the piece.
+        tokens: tokens of the piece that earlier windows hold.
     """
 
     windows: int = 0
@@ -43,17 +44,17 @@ class _Position:
 class TokenWindows:
     """Windows of token ids from text files, in constant memory.
 
-    A line ``<|endoftext|>`` separates documents and is removed, as are empty lines around them.
-    With each file a document begins, too. A document begins with `bos_id`; where there is none, an
-    empty line is put between documents. Windows do not overlap and leave nothing out: what one
-    has no room for follows in the next, behind a `bos_id`. Only what is too short for a window at
-    the end of all texts is dropped.
+    A line ``<|endoftext|>`` separates documents and is removed, as are empty lines around it. Each
+    file begins a document, too. A document begins with `bos_id` or, without one, is separated from
+    the one before by an empty line. Windows do not overlap and leave nothing out: what one has no
+    room for follows in the next, after a `bos_id`. Only a rest too short for a window at the end of
+    all texts is dropped.
 
-    Iterating goes on where the last iteration stood.
+    Iterating resumes where the last iteration stopped.
 
     Attributes:
-        num_bytes: of all files, as they lie there.
-        done_bytes: of these, how many the windows so far took.
+        num_bytes: bytes of all files as stored.
+        done_bytes: bytes of these that the windows so far took.
     """
 
     def __init__(
@@ -63,12 +64,12 @@ class TokenWindows:
         window: int,
         bos_id: int | None,
     ) -> None:
-        """Take the texts; faults inside of them show when they are read.
+        """Take the texts, `.zst` or plain UTF-8; faults inside them show when they are read.
 
         Args:
-            paths: UTF-8 files, or `.zst` of them; one after the other.
-            encode: turns some text into token ids, without adding `bos_id`.
-            window: tokens of each, at least 2.
+            paths: the files, one after the other.
+            encode: turns text into token ids, without adding `bos_id`.
+            window: tokens of each window, at least 2.
             bos_id: token that begins texts; None for none.
 
         Raises:
@@ -84,17 +85,19 @@ class TokenWindows:
         self.num_bytes = text_size(self._paths)
         self.done_bytes = 0
 
+    @classmethod
+    def of_model(cls, paths: Sequence[Path], tokenizer: Tokenizer, window: int) -> "TokenWindows":
+        """Take the texts as `__init__` does, for a model with this tokenizer."""
+        bos_id = tokenizer.bos_id if tokenizer.add_bos else None
+        return cls(paths, lambda text: tokenizer.encode(text, add_bos=False), window, bos_id)
+
     @property
     def position(self) -> dict[str, object]:
-        """Where the next window begins; `json` can write it."""
+        """The place where the next window begins; `json` can write it."""
         return asdict(self._at)
 
     def restore(self, position: dict[str, object]) -> None:
-        """Go on at the `position` of other windows of the same texts, bit for bit.
-
-        Raises:
-            PowerInferError: it is no such position.
-        """
+        """Resume at the `position` of other windows of the same texts, bit for bit."""
         wanted = {name: type(value) for name, value in asdict(_Position()).items()}
         is_position = {name: type(value) for name, value in position.items()} == wanted
         numbers = [value for value in position.values() if isinstance(value, int)]
@@ -145,18 +148,13 @@ class TokenWindows:
                 at = _Position(file=number, done_bytes=before)
             for piece in read_pieces(self._paths[number], at.piece):
                 tokens, ends_document = self._encode_piece(at, piece)
-                done_bytes = before + piece.done_bytes
+                done = before + piece.done_bytes
                 if len(tokens):
-                    yield at, tokens, done_bytes
-                at = _Position(
-                    file=number,
-                    done_bytes=done_bytes,
-                    piece=piece.end,
-                    starts_document=ends_document,
-                )
+                    yield at, tokens, done
+                at = _Position(0, number, done, piece.end, starts_document=ends_document)
 
     def _encode_piece(self, at: _Position, piece: Piece) -> tuple[IntArray, bool]:
-        """Its tokens, and whether a document ends with it."""
+        """The tokens of a piece; True if a document ends with it."""
         tokens: list[int] = []
         is_first, is_start, begin = at.file == at.piece == 0, at.starts_document, 0
         for end, after in _separators(piece, starts_line=at.starts_document):
@@ -170,12 +168,9 @@ class TokenWindows:
         return np.array(tokens, np.int32), is_start and begin == len(piece.text)
 
     def _encode_part(self, text: str, *, is_start: bool, is_first: bool) -> Sequence[int]:
-        """Tokens of a document, or of a part of one.
+        """Tokens of a document, or of a part of one that begins there if `is_start`.
 
-        Args:
-            text: of it.
-            is_start: whether the document begins here.
-            is_first: whether no other text is before it.
+        `is_first` says that no text comes before it.
         """
         if not is_start:
             return self._encode(text) if text else []
