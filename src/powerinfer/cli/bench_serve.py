@@ -23,14 +23,14 @@ Examples:
   powerinfer bench serve -m sparse.gguf --settings off,mlp --scenarios \\
     --peer llama.cpp/build/bin/llama-server --plain plain.gguf --json > result.json
 
-Every client sends a prompt of random tokens and reads its answer to the end.
-Servers are separate processes and are measured in turns, round by round; a first
-round does not count. Tokens/s are those of all clients together, from the first
-request to the end of the last answer. Close other programs first.
+Every client sends a prompt of random tokens and reads the whole answer. Servers
+are separate processes, measured in turns, round by round; a first round does not
+count. Tokens/s are those of all clients together, from the first request to the
+end of the last answer. Close other programs first.
 
-The peer runs with as many threads and slots, and as much context for each. If it
-was built without an instruction set that this machine has, that is said, and the
-comparison does not count.
+The peer runs with as many threads and slots, and the same context for each. If it
+was built without an instruction set that this machine has, the report says so, and
+the comparison does not count.
 """
 
 
@@ -49,14 +49,28 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: str) ->
     callback=read_names,
     default="",
     metavar="S,S",
-    help="Kinds of sparsity, each on a server of its own. [default: the model's own]",
+    help="Sparsity settings, each on a server of its own. [default: the model's own]",
 )
-@click.option("--peer", type=PathType(), metavar="PROGRAM", help="A llama-server to compare with.")
+@click.option("--peer", type=PathType(), metavar="PROGRAM", help="llama-server to compare with.")
 @click.option(
-    "--plain", type=PathType(), metavar="FILE", help="The file that it serves. [default: -m]"
+    "--plain", type=PathType(), metavar="FILE", help="Model file for --peer. [default: -m]"
 )
-@click.option("--clients", callback=_numbers, default="1,4,16", show_default=True, metavar="N,N")
-@click.option("--prompt-tokens", type=click.IntRange(1), default=32, show_default=True)
+@click.option(
+    "--clients",
+    callback=_numbers,
+    default="1,4,16",
+    show_default=True,
+    metavar="N,N",
+    help="Numbers of concurrent clients to measure.",
+)
+@click.option(
+    "--prompt-tokens",
+    type=click.IntRange(1),
+    default=32,
+    show_default=True,
+    metavar="N",
+    help="Tokens in each prompt.",
+)
 @click.option(
     "-n",
     "--max-tokens",
@@ -64,9 +78,16 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: str) ->
     default=64,
     show_default=True,
     metavar="N",
-    help="Tokens of each answer.",
+    help="Tokens in each answer.",
 )
-@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
+@click.option(
+    "--repeats",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="Rounds to measure.",
+)
 @click.option(
     "-c",
     "--context",
@@ -74,20 +95,20 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: str) ->
     default=512,
     show_default=True,
     metavar="N",
-    help="Positions of each text.",
+    help="Context length of each text in tokens.",
 )
 @click.option(
     "-t",
     "--threads",
     type=click.IntRange(1),
     metavar="N",
-    help="Threads of every server. [default: the processor's cores]",
+    help="CPU threads of every server. [default: physical cores]",
 )
 @click.option(
     "--scenarios",
     is_flag=True,
-    help="Also measure a long prompt beside streams, a second turn of a chat, and one stream "
-    "beside `powerinfer bench`.",
+    help="Also measure a long prompt while other answers stream, the second turn of a chat, and "
+    "one stream against `powerinfer bench`.",
 )
 @json_option
 def bench_serve(  # noqa: PLR0913  click passes every flag as an argument

@@ -48,7 +48,7 @@ Examples:
   powerinfer chat -m model.gguf --system 'You are brief.'
   powerinfer inspect model.gguf
 
-Without -m every command uses the small model that comes with the package.
+Without -m, commands use the small model that is bundled with the package.
 `powerinfer COMMAND --help` explains a command and shows examples.
 """
 

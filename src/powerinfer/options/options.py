@@ -34,7 +34,8 @@ class EngineOptions(OptionTable):
         Option(
             kinds.WholeNumber(1, 1 << 31),
             "-c --context --ctx-size N",
-            "Context in tokens, prompt and answer together. [default: the model's, at most 4096]",
+            "Context length in tokens, prompt and answer together. [default: the model's, at "
+            "most 4096]",
         ),
     ] = None
     threads: Annotated[
@@ -42,7 +43,7 @@ class EngineOptions(OptionTable):
         Option(
             kinds.WholeNumber(1, MAX_THREADS),
             "-t --threads N",
-            "Threads to compute with. [default: physical cores; two fewer beside a GPU]",
+            "CPU threads. [default: physical cores, two fewer with a GPU]",
         ),
     ] = None
     kv_type: Annotated[
@@ -68,13 +69,13 @@ class EngineOptions(OptionTable):
         Option(
             kinds.read_sparsity,
             "--sparsity MODE",
-            "Which FFN neurons to compute. off: all. exact: all gates, then only the neurons that "
-            "fire; nothing is lost. auto: what `powerinfer calibrate` chose, or a short "
-            "calibration now. The name of a predictor, which guesses the neurons that fire: mlp, "
-            "mlp:q8_0, mlp:q4_0 need a file of PowerInfer; lowbit:2, lowbit:3, lowbit:4, sign work "
+            "Which FFN neurons to compute. off: all. exact: every gate, then only the neurons "
+            "that fire; lossless. auto: as `powerinfer calibrate` chose, or after a short "
+            "calibration now. Or a predictor, which guesses the neurons that fire: mlp, "
+            "mlp:q8_0, mlp:q4_0 need a PowerInfer file; lowbit:2, lowbit:3, lowbit:4, sign work "
             "on any ReLU-family model (lowbit means lowbit:2); up to three form a cascade, from "
             "cheap to precise, such as sign+lowbit:2; oracle is an upper bound, and slow. "
-            "[default: the calibration, if the model has one; else mlp for a file of PowerInfer, "
+            "[default: the calibration, if the model has one; else mlp for a PowerInfer file, "
             "exact for other ReLU-family models; off if the activation is never zero]",
         ),
     ] = None
@@ -83,8 +84,8 @@ class EngineOptions(OptionTable):
         Option(
             kinds.read_share,
             "--max-ffn-error X",
-            "Relative error that predictors may cause in each layer's FFN output, such as 0.01, "
-            "by the curves of the calibration. [default: as calibrated]",
+            "Largest relative error that predictors may cause in each layer's FFN output, such "
+            "as 0.01, according to the calibration. [default: as calibrated]",
         ),
     ] = None
     recall: Annotated[
@@ -92,7 +93,7 @@ class EngineOptions(OptionTable):
         Option(
             kinds.read_share,
             "--recall X",
-            "Share of the firing neurons that predictors must find, such as 0.99; replaces "
+            "Share of the firing neurons that predictors must find, such as 0.99; instead of "
             "--max-ffn-error.",
         ),
     ] = None
@@ -101,8 +102,8 @@ class EngineOptions(OptionTable):
         Option(
             kinds.read_switch,
             "--measure-recall",
-            "Also compute what predictors skip, and report recall, precision and FFN error of "
-            "each layer. Speeds mean nothing then.",
+            "Also compute the neurons that predictors skip, and report recall, precision and FFN "
+            "error of each layer. Speeds mean nothing then.",
         ),
     ] = False
 
@@ -111,8 +112,8 @@ class EngineOptions(OptionTable):
         Option(
             kinds.read_device,
             "--device NAME",
-            "cpu, cuda, cuda:N, or auto: a GPU if torch is installed and sees one. torch calls "
-            "AMD GPUs cuda too.",
+            "cpu, cuda, cuda:N, or auto, which takes a GPU if torch is installed and finds one. "
+            "torch calls AMD GPUs cuda too.",
         ),
     ] = AUTO
     vram_budget: Annotated[
@@ -120,9 +121,8 @@ class EngineOptions(OptionTable):
         Option(
             read_vram_budget,
             "--vram-budget SIZE",
-            "GPU memory to use for everything, the KV cache included: 8, 8G or 8GiB (2^30 bytes, "
-            "fractions allowed), 512M, or 50% of what is free. [default: all that is free less "
-            "256 MiB]",
+            "GPU memory for everything, KV cache included: 8, 8G or 8GiB (2^30 bytes, fractions "
+            "allowed), 512M, or 50% of the free memory. [default: all free memory less 256 MiB]",
         ),
     ] = None
     gpu_index: Annotated[
@@ -130,7 +130,7 @@ class EngineOptions(OptionTable):
         Option(
             kinds.read_path,
             "--gpu-index FILE",
-            "Take the plan from this file instead of solving: a plan of `powerinfer plan` or a "
+            "Read the plan from this file instead of solving: a plan of `powerinfer plan`, or a "
             "GPU index (.gpuidx) of PowerInfer.",
         ),
     ] = None
@@ -139,7 +139,7 @@ class EngineOptions(OptionTable):
         Option(
             kinds.read_switch,
             "--reset-gpu-index",
-            "Ignore the stored plan: solve again and overwrite it.",
+            "Ignore the stored plan; solve again and overwrite it.",
         ),
     ] = False
     disable_gpu_index: Annotated[
@@ -147,7 +147,8 @@ class EngineOptions(OptionTable):
         Option(
             kinds.read_switch,
             "--disable-gpu-index",
-            "Put no FFN neurons on the GPU, only attention, KV cache and output head.",
+            "Keep all FFN neurons on the CPU; the GPU gets attention, KV cache and output head "
+            "only.",
         ),
     ] = False
     online: Annotated[
@@ -164,9 +165,9 @@ class EngineOptions(OptionTable):
         Option(
             kinds.read_solver,
             "--solver NAME",
-            f"How to choose what goes to the GPU: {kinds.SOLVER_NAMES}. latency minimises the "
-            "predicted time of a token, paper is PowerInfer's formulation, greedy takes the "
-            "neurons that fire most often first. [default: latency]",
+            f"How to choose what goes to the GPU: {kinds.SOLVER_NAMES}. latency minimizes the "
+            "predicted time per token, paper is PowerInfer's formulation, greedy takes the "
+            "neurons that fire most often. [default: latency]",
         ),
     ] = None
 
@@ -183,7 +184,7 @@ class EngineOptions(OptionTable):
         Option(
             kinds.WholeNumber(0, 1 << 31),
             "--keep N",
-            "Tokens at the start that --context-shift keeps; it always keeps BOS.",
+            "Tokens at the start that --context-shift keeps; BOS is always kept.",
         ),
     ] = 0
     # Keep the previous call's keys and values for the prompt tokens at the start that the next one
@@ -200,8 +201,8 @@ class EngineOptions(OptionTable):
         Option(
             kinds.read_switch,
             "--mmap/--no-mmap",
-            "--no-mmap copies the weights into huge pages instead of using the mapped file: "
-            "slower to start, faster to decode, sparse F16 models most of all. [default: --mmap]",
+            "--no-mmap copies the weights into huge pages instead of mapping the file: slower to "
+            "start, faster to decode, sparse F16 models most of all. [default: --mmap]",
         ),
     ] = True
     kernels: Annotated[
@@ -210,7 +211,7 @@ class EngineOptions(OptionTable):
             kinds.read_kernels,
             "--kernels SET",
             "Instruction set of the kernels, or 'reference' for plain numpy. [default: the best "
-            "that this machine has]",
+            "on this machine]",
             variable="POWERINFER_KERNELS",
         ),
     ] = None

@@ -86,7 +86,7 @@ class SamplingParams(OptionTable):
         Option(
             kinds.Number(0.0, None, "a finite number, 0 or more"),
             "--temp --temperature T",
-            "Temperature; 0 always takes the likeliest token.",
+            "Sampling temperature; 0 always takes the likeliest token.",
         ),
     ] = 0.8
     top_k: Annotated[
@@ -102,7 +102,7 @@ class SamplingParams(OptionTable):
         Option(
             kinds.Number(0.0, 1.0, "above 0 and at most 1", is_open=True),
             "--top-p P",
-            "Keep the likeliest tokens that together reach probability P.",
+            "Keep the likeliest tokens whose probabilities add up to P.",
         ),
     ] = 0.95
     min_p: Annotated[
@@ -118,13 +118,15 @@ class SamplingParams(OptionTable):
         Option(
             kinds.Number(1e-3, 1e3, "from 0.001 to 1000 (1 changes nothing)"),
             "--repeat-penalty X",
-            "Divide the scores of recent tokens by X; 1 leaves them.",
+            "Divide the scores of recent tokens by X; 1 changes nothing.",
         ),
     ] = 1.0
     repeat_last_n: Annotated[
         int,
         Option(
-            kinds.WholeNumber(0), "--repeat-last-n N", "How many recent tokens the penalties see."
+            kinds.WholeNumber(0),
+            "--repeat-last-n N",
+            "Number of recent tokens that the penalties see.",
         ),
     ] = 64
     presence_penalty: Annotated[
@@ -132,7 +134,7 @@ class SamplingParams(OptionTable):
         Option(
             _PENALTY,
             "--presence-penalty X",
-            "Subtract X from the scores of recent tokens; 0 leaves them.",
+            "Subtract X from the scores of recent tokens; 0 changes nothing.",
         ),
     ] = 0.0
     frequency_penalty: Annotated[
@@ -140,8 +142,7 @@ class SamplingParams(OptionTable):
         Option(
             _PENALTY,
             "--frequency-penalty X",
-            "Subtract X from the score of a token for each time it occurs among the recent ones; "
-            "0 leaves it.",
+            "Subtract X from a recent token's score for each time it occurs; 0 changes nothing.",
         ),
     ] = 0.0
     # Mappings have no hash, so it does not contribute to that of the parameters.
@@ -154,7 +155,8 @@ class SamplingParams(OptionTable):
         Option(
             kinds.WholeNumber(0, note=", or None for no log probabilities"),
             "--logprobs N",
-            "Add the log probability of each token to --json, and the N likeliest in its place.",
+            "Add to --json the log probability of each token and of the N likeliest at its "
+            "position.",
         ),
     ] = None
     n: Annotated[int, Option(kinds.WholeNumber(1))] = 1
@@ -163,7 +165,7 @@ class SamplingParams(OptionTable):
         Option(
             kinds.WholeNumber(0, note=", or None for a random one"),
             "-s --seed N",
-            "Seed of the sampler; the same seed gives the same text. [default: -1, a new one]",
+            "Seed of the sampler; the same seed gives the same text. [default: -1, a random one]",
             none=-1,
         ),
     ] = None
@@ -172,15 +174,13 @@ class SamplingParams(OptionTable):
         Option(
             kinds.WholeNumber(0, note=", or None for no limit"),
             "-n --max-tokens --n-predict --predict N",
-            "Tokens to generate; 0 only reads the prompt, -1 has no limit.",
+            "Most tokens to generate; 0 only computes the prompt, -1 means no limit.",
             none=-1,
         ),
     ] = 128
     stop: Annotated[
         str | Sequence[str],
-        Option(
-            kinds.read_texts, "--stop TEXT", "Stop before this text; may be given several times."
-        ),
+        Option(kinds.read_texts, "--stop TEXT", "Stop before this text; repeatable."),
     ] = ()
     ignore_eos: Annotated[
         bool,

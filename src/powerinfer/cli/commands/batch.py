@@ -29,21 +29,27 @@ Examples:
   powerinfer batch -m model.gguf -i in.jsonl -o out.jsonl -np 16 --json
 
 \b
-A line of in.jsonl (on one line), whose custom_id no other line has:
+Each line of in.jsonl is one request, here on two lines, with a custom_id of its own:
   {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions",
    "body": {"messages": [{"role": "user", "content": "Hello"}]}}
 
-The url may also be /v1/completions; bodies are those of `powerinfer serve`, and
-the model is always -m. Each answer is added to out.jsonl when it is there. After
-Ctrl-C or a kill, the same command goes on: lines with an answer are left out.
-A line that cannot be answered gets one that says why; remove it from out.jsonl
-to have it tried again.
+The url may also be /v1/completions. Bodies are those that `powerinfer serve` takes;
+the model is always -m. Each answer is added to out.jsonl as soon as it is done. After
+Ctrl-C or a kill, run the same command again: requests with an answer are skipped. A
+request that cannot be answered gets a line that says why; delete this line from
+out.jsonl to retry the request.
 """
 
 
 @click.command(epilog=_EPILOG)
 @click.option(
-    "-i", "--input", "source", type=PathType(), required=True, metavar="PATH", help="Requests."
+    "-i",
+    "--input",
+    "source",
+    type=PathType(),
+    required=True,
+    metavar="PATH",
+    help="File of requests, one JSON object per line.",
 )
 @click.option(
     "-o",
@@ -52,10 +58,10 @@ to have it tried again.
     type=PathType(),
     required=True,
     metavar="PATH",
-    help="Answers, in the order in which they are done; kept and added to if it exists.",
+    help="File of answers, written as they are done; an existing file is added to.",
 )
 @parallel_options
-@flag("max_tokens", help="Most tokens of an answer in a chat, -1 for no limit.", default=-1)
+@flag("max_tokens", help="Most tokens in a chat answer; -1 for no limit.", default=-1)
 @engine_options
 @sampling_options
 @json_option
@@ -66,7 +72,7 @@ def batch(
     as_json: bool,  # noqa: FBT001
     **flags: object,
 ) -> None:
-    """Answer a file of requests (OpenAI's batch format), many side by side."""
+    """Answer a file of requests in OpenAI's batch format, several at a time."""
     from powerinfer.serve.batch import AnswerFile, read_requests, run_batch
     from powerinfer.serve.settings import ServerSettings
 

@@ -43,18 +43,17 @@ Examples:
   powerinfer bench --quality -f text.txt --tasks copa,./mine.jsonl --data tasks/ -o table.json
   powerinfer bench serve -m model.gguf --clients 1,4,16
 
-
 `powerinfer bench serve` measures a server with many clients; see its --help.
 
-Prompts are random tokens. Figures are medians over the repeats; one round
-before them does not count. Close other programs first: decoding is bound by
-memory bandwidth, which all cores share.
+Prompts are random tokens. Figures are medians over the repeats, after one round
+that does not count. Close other programs first: decoding is bound by memory
+bandwidth, which all cores share.
 
 --quality scores windows of -c tokens (512) as `powerinfer perplexity` does, and
 decodes along the same text, so that all settings compute the same tokens. Give
-a text that the model was not calibrated on. Its rows run one after the other,
-so tokens/s of two rows do not compare: the machine may have been busier during
-one of them. Speedups compare; --repeats shows how far they spread.
+a text that the model was not calibrated on. Rows are measured one after the
+other, so do not compare their tokens/s: the machine may have been busier during
+one of them. Compare speedups; --repeats shows their spread.
 """
 
 
@@ -87,32 +86,31 @@ _QUALITY_OPTIONS = (
     click.option(
         "--quality",
         is_flag=True,
-        help="Measure speed and quality of several sparsity settings on one text, a row for each.",
+        help="Measure speed and quality of several sparsity settings on one text, one row each.",
     ),
     click.option(
         "-f",
         "--file",
         type=PathType(),
         metavar="PATH",
-        help="Text for --quality, UTF-8; - is stdin. [default: the one in the package]",
+        help="Text for --quality, UTF-8; - is stdin. [default: the bundled text]",
     ),
     click.option(
         "--settings",
         callback=read_names,
         default="",
         metavar="S,S",
-        help="Settings for --quality: off, exact, default, auto or predictor kinds. "
-        "[default: off, exact, default, oracle, and each kind of this package that the model can "
-        "run]",
+        help="Sparsity settings for --quality: off, exact, default, auto or predictor kinds. "
+        "[default: off, exact, default, oracle, and each built-in kind that the model can run]",
     ),
     click.option(
         "--errors",
         callback=_errors,
         default="",
         metavar="X,X",
-        help="Also measure each predictor kind at these values of --max-ffn-error; default, which "
-        "replaces the row without one, is its own threshold, that in the file for mlp, even where "
-        "there is a calibration.",
+        help="Also measure each predictor kind at these values of --max-ffn-error. default means "
+        "the kind's own threshold, for mlp the one in the file, even with a calibration; it "
+        "replaces the row without a limit.",
     ),
     task_options,
     click.option(
@@ -120,8 +118,9 @@ _QUALITY_OPTIONS = (
         "--output",
         type=PathType(),
         metavar="FILE",
-        help="Keep each row of --quality in this JSON file as soon as it is measured. The same "
-        "command again, with other --settings and --errors too, measures what the file lacks.",
+        help="Save each row of --quality to this JSON file as soon as it is measured. The same "
+        "command again, also with other --settings and --errors, measures only what the file "
+        "lacks.",
     ),
     click.option(
         "--windows",
@@ -147,7 +146,7 @@ def _quality_options(command: Command) -> Command:
     default="128,512",
     show_default=True,
     metavar="N,N",
-    help="Prompt lengths to measure; '' measures none.",
+    help="Prompt lengths to measure, in tokens; '' measures none.",
 )
 @click.option(
     "--decode",
@@ -164,7 +163,7 @@ def _quality_options(command: Command) -> Command:
     default=3,
     show_default=True,
     metavar="N",
-    help="Rounds that are counted.",
+    help="Rounds to measure.",
 )
 @_quality_options
 @engine_options
@@ -186,7 +185,7 @@ def bench(  # noqa: PLR0913  click passes every flag as an argument
     as_json: bool,  # noqa: FBT001
     **flags: object,
 ) -> None:
-    """Measure how fast a model runs on this machine, and what sparsity does to its quality."""
+    """Measure how fast a model runs on this machine, and what sparsity costs in quality."""
     options = llm_options(flags)
     if quality:
         from powerinfer.bench.quality_row import QualityPlan

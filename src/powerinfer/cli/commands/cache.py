@@ -25,13 +25,14 @@ Examples:
   powerinfer cache --clear -m model.gguf
 
 Everything in the cache is made again when it is needed. It holds calibrations
-and plans of models whose own folder is not writable, and of the model in the
-package; the short calibrations of --sparsity auto; profiles, which say how often
-each neuron runs; the measured speeds of this machine; and unfinished files of
-processes that were killed.
+and plans of models whose own folder is not writable, and of the bundled model;
+the short calibrations of --sparsity auto; profiles, which count how often each
+neuron fires; the measured speeds of this machine; and leftovers of processes
+that were killed.
 
-Calibrations and plans beside a model, as MODEL.calibration.json, MODEL.plan.json
-and MODEL.generated.gpuidx, are not in the cache: remove these files yourself.
+Calibrations and plans next to a model, such as MODEL.calibration.json,
+MODEL.plan.json and MODEL.generated.gpuidx, are not in the cache: delete these
+files yourself.
 """
 
 
@@ -41,16 +42,16 @@ and MODEL.generated.gpuidx, are not in the cache: remove these files yourself.
     "--model",
     type=ModelPath(),
     metavar="PATH",
-    help="Only the files of this model. [default: those of all]",
+    help="Only files of this model. [default: files of all models]",
 )
-@click.option("--clear", is_flag=True, help="Remove the files.")
+@click.option("--clear", is_flag=True, help="Delete the files.")
 @json_option
 def cache(
     model: Path | None,
     clear: bool,  # noqa: FBT001
     as_json: bool,  # noqa: FBT001
 ) -> None:
-    """Show how much is in the cache and for which models, or remove it."""
+    """Show what the cache holds and for which models, or empty it."""
     from powerinfer._files import cache_root
     from powerinfer.cli.cached_files import cached_files, ignored_setting
 

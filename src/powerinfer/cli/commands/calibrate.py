@@ -35,17 +35,17 @@ Examples:
 
 \b
 The model runs without loss over windows of the text. Half of the windows give
-statistics of each layer's inputs. The other half measures of each predictor:
+statistics of each layer's inputs, the other half measures each predictor:
   density    share of the neurons that it lets pass
-  recall     share of the neurons that fire (are not zero) which it lets pass
-  precision  share of those that pass which fire
-  error      relative error of the FFN's output
+  recall     share of the firing neurons (not zero) that it lets pass
+  precision  share of the neurons it lets pass that fire
+  error      relative error of the FFN output
 Each layer gets the predictor that reads the fewest bytes within the allowed
 error, or `exact` if none is faster.
 
 Separators between documents, such as <|endoftext|>, are read as plain text:
-remove them first. Take text like what the model will read. Other commands can choose again with
---max-ffn-error or --recall; that measures nothing again.
+remove them first. Use text like what the model will read. Other commands can
+choose again with --max-ffn-error or --recall, without measuring again.
 """
 
 

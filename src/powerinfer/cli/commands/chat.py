@@ -29,26 +29,28 @@ Examples:
   printf 'Hello\\nAnd now?\\n' | powerinfer chat -m model.gguf
 
 \b
-Keys: Enter sends, Alt-Enter or a backslash before Enter makes a new line,
+Keys: Enter sends, Alt-Enter or a backslash before Enter starts a new line,
 Ctrl-C stops an answer, Ctrl-D leaves. /help lists the commands: /retry, /undo,
-/set NAME VALUE, /save FILE, /clear, /stats, /exit. A message that begins with a
-slash and letters is written with two slashes.
+/set NAME VALUE, /save FILE, /clear, /stats, /exit. To send a message that begins
+with a slash and letters, type two slashes.
 
-Uses the chat template of the model file; a model without one gets a plain
-dialogue of `User:` and `Assistant:`, and the embedded one goes on with what you
-write. When the context has no room for an answer of -n tokens, without -n a
-quarter of the context, the oldest messages are forgotten until half is free.
+Uses the chat template of the model file; a model without one gets a plain dialogue
+of `User:` and `Assistant:`, and the bundled model continues what you write. When the
+context has no room for an answer of -n tokens (without -n, a quarter of the
+context), the oldest messages are forgotten until half of it is free.
 """
 
 
 @click.command(epilog=_EPILOG)
-@click.option("--system", metavar="TEXT", help="Instruction before the conversation.")
-@flag("max_tokens", help="Most tokens of an answer, -1 for no limit.", default=-1)
+@click.option(
+    "--system", metavar="TEXT", help="System message: an instruction before the conversation."
+)
+@flag("max_tokens", help="Most tokens in an answer; -1 for no limit.", default=-1)
 @engine_options
 @sampling_options
 @flag(
     "context_shift",
-    help="Let an answer that fills the context go on, by dropping the oldest text; else it ends.",
+    help="When an answer fills the context, drop the oldest text and continue; otherwise it ends.",
 )
 def chat(
     model: Path | None,

@@ -27,10 +27,11 @@ Examples:
   powerinfer convert ReluLLaMA-7B --predictors ReluLLaMA-7B-Predictor -o relu.gguf
   powerinfer convert Llama-3.2-1B -o for-llama-cpp.gguf --plain --outtype q8_0
 
-Models whose activation makes neurons exactly zero (ReLU, dReLU, FatReLU, ReLU^2)
-get a transposed down projection, so that these neurons are never read; --plain
-leaves that out. With predictors the file is one of PowerInfer's own format, which
-the original program runs too. Code of a checkpoint is never run.
+SOURCE is the folder of a checkpoint, or hf:ORG/NAME[@REVISION]. Models whose
+activation makes neurons exactly zero (ReLU, dReLU, FatReLU, ReLU^2) get a transposed
+down projection, so that these neurons are never read; --plain leaves it out. With
+predictors the file is in PowerInfer's own format, which the original program runs
+too. Code in a checkpoint is never run.
 """
 
 
@@ -49,15 +50,19 @@ the original program runs too. Code of a checkpoint is never run.
     type=click.Choice(["auto", "f32", "f16", "bf16", "q8_0"]),
     default="auto",
     show_default=True,
-    help="Type of matrices; auto is that of the checkpoint, with predictors f16.",
+    help="Format of the matrices; auto keeps that of the checkpoint, or takes f16 with predictors.",
 )
 @click.option(
     "--predictors",
     type=PathType(),
     metavar="DIR",
-    help="Folder of PowerInfer's predictors: model_0.pt, model_1.pt, ... (needs torch).",
+    help="Folder of PowerInfer predictors: model_0.pt, model_1.pt, ... (needs torch).",
 )
-@click.option("--plain", is_flag=True, help="Write what llama.cpp reads: no transposed tensors.")
+@click.option(
+    "--plain",
+    is_flag=True,
+    help="Write no transposed tensors, so that llama.cpp can read the file.",
+)
 @json_option
 def convert(
     source: str,

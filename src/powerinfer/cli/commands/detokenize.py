@@ -18,9 +18,9 @@ Examples:
   powerinfer tokenize 'Once upon a time' | powerinfer detokenize
   powerinfer detokenize -m model.gguf --special -f ids.txt
 
-Separate ids by spaces, commas or line ends; the output of `tokenize --json`
-works too. The bytes of the text are printed as they are, UTF-8 or not, without a
-line end after them (except on a terminal).
+Separate ids by spaces, commas or newlines; the output of `tokenize --json` works
+too. The bytes of the text are printed unchanged, UTF-8 or not, and without a final
+newline (except on a terminal).
 """
 
 _SEPARATORS = re.compile(r"[\s,]+")

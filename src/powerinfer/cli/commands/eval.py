@@ -1,4 +1,4 @@
-"""Measure accuracy on tasks, and what sparsity costs of it.
+"""Measure accuracy on tasks, and how much of it sparsity costs.
 
 lm-eval asks, our engine answers. Task files are local; nothing is downloaded.
 """
@@ -22,19 +22,19 @@ Examples:
   powerinfer eval -m model.gguf --tasks piqa --data tasks/ --settings default,lowbit:3
   powerinfer eval -m model.gguf -f wiki.test.raw --json
 
-Tasks with names: arc_challenge, arc_easy, boolq, commonsenseqa, copa,
-hellaswag, openbookqa, piqa, rte, siqa, winograd. They are worded as lm-eval
-words them, and read files in --data, such as piqa.jsonl and rte_dev.tsv.
+Named tasks: arc_challenge, arc_easy, boolq, commonsenseqa, copa, hellaswag,
+openbookqa, piqa, rte, siqa, winograd. They are worded as in lm-eval, and read
+files in --data, such as piqa.jsonl and rte_dev.tsv.
 
 \b
-A file of your own has one JSON object on each line, all with the same keys:
+A file of your own has one JSON object per line, all with the same keys:
   {"query": "2 + 2 =", "choices": ["4", "5"], "gold": 0}
   {"context_options": ["A dog", "A cat"], "continuation": "meows.", "gold": 1}
   {"context": "Once upon a", "continuation": "time"}
 
-gold is the index of the right one; a continuation counts as right if greedy
-decoding writes it. The dense model, off, is measured first; the difference to
-it has the standard error of paired answers. Needs lm-eval: the extra `eval`.
+gold is the index of the right choice; a continuation counts as right if greedy
+decoding produces it. The dense model, off, is measured first; differences to it
+have the standard error of paired answers. Needs lm-eval: the extra `eval`.
 """
 
 
@@ -52,8 +52,8 @@ def _engine_options(command: Command) -> Command:
     default="off,default",
     show_default=True,
     metavar="S,S",
-    help="What to compare: off, exact, default, auto or predictor kinds. off comes first in any "
-    "case.",
+    help="Sparsity settings to compare: off, exact, default, auto or predictor kinds. off always "
+    "comes first.",
 )
 @click.option(
     "-f",
@@ -74,7 +74,7 @@ def evaluate(
     as_json: bool,  # noqa: FBT001
     **flags: object,
 ) -> None:
-    """Measure accuracy on tasks, and what sparsity costs of it."""
+    """Measure accuracy on tasks, and how much of it sparsity costs."""
     if not tasks and file is None:
         raise click.UsageError(
             "there is nothing to measure: name tasks with --tasks, or a text with -f"

@@ -28,14 +28,14 @@ Examples:
   powerinfer quantize model-f16.gguf model-q4.gguf Q4_0 --imatrix model.imatrix.gguf
 
 \b
-The model runs over the text in windows of -c tokens; of every matrix in its layers the
-squares of the inputs are summed, of experts for each of them. Quantizing then makes
-the errors smaller where inputs are large. The file has llama.cpp's GGUF form.
+The model runs over the text in windows of -c tokens. For every matrix in its layers the
+squared inputs are summed, for experts one by one. Quantizing then makes errors smaller
+where inputs are large. The file has llama.cpp's GGUF form.
 
 \b
-Take text like what the model will read, some 50000 tokens of it: more helps little, and
-an expert that no token chose counts as evenly important. A rest shorter than a window
-is left out.
+Use text like what the model will read, about 50000 tokens of it: more helps little, and
+an expert that no token chose counts as evenly important. A remainder shorter than a
+window is left out.
 """
 
 
@@ -43,7 +43,7 @@ def _engine_options(command: Command) -> Command:
     """Add -m and what counts here: all neurons are computed, on the CPU alone."""
     context = flag(
         "context_length",
-        help="Tokens of a window, and of the context.",
+        help="Tokens in a window, and in the context.",
         default=DEFAULT_WINDOW,
     )
     names = ("threads", "kv_type", "activation", "mmap", "kernels")
@@ -65,13 +65,13 @@ def _engine_options(command: Command) -> Command:
     type=PathType(),
     required=True,
     metavar="FILE",
-    help="File to write; of files that exist, only an importance matrix is replaced.",
+    help="File to write; an existing file is replaced only if it is an importance matrix.",
 )
 @click.option(
     "--chunks",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Use the first N windows only. [default: all]",
+    help="Use only the first N windows. [default: all]",
 )
 @_engine_options
 @json_option

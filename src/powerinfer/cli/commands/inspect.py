@@ -1,4 +1,4 @@
-"""Show what is in a model file, or what this machine computes with.
+"""Show what a model file contains, or what this machine computes with.
 
 It reads only the header, so any file opens at once; files that cannot run are shown too.
 """
@@ -21,7 +21,7 @@ __all__ = ["COMMAND"]
 
 _EPILOG = """\b
 Examples:
-  powerinfer inspect                      the model in the package
+  powerinfer inspect                      the bundled model
   powerinfer inspect model.gguf --tensors
   powerinfer inspect model.gguf --json
   powerinfer inspect --machine            CPU, kernels in use, read bandwidth, GPUs
@@ -48,7 +48,7 @@ def inspect(
     kernels: str | None,
     as_json: bool,  # noqa: FBT001
 ) -> None:
-    """Show what is in MODEL: architecture, sizes, formats, tokenizer, sparsity."""
+    """Show what MODEL contains: architecture, sizes, formats, tokenizer, sparsity."""
     if path is not None and model is not None:
         raise click.UsageError("MODEL and -m are both given; one of them is enough")
     model = path or model

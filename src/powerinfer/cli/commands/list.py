@@ -24,13 +24,13 @@ Examples:
   powerinfer run -m hf:ORG/NAME:Q4_K_M -p 'Hello'    a name from the list
   powerinfer rm hf:ORG/NAME:Q4_K_M
 
-These are the models that `powerinfer pull` and -m hf:... fetched, the GGUF files in the
-cache of huggingface_hub, checkpoints that were fetched for a conversion, and downloads
-that were ended, which go on when the model is pulled again.
+Lists models that `powerinfer pull` and -m hf:... fetched, GGUF files in the cache of
+huggingface_hub, checkpoints that were fetched for a conversion, and interrupted
+downloads, which resume when the model is pulled again.
 
-Sparsity: the activation of the FFN; what share of the neurons is skipped, if the
-model was calibrated; whether the file has predictors. In a dense model no neuron can
-be skipped.
+Sparsity is the activation of the FFN, the share of the neurons that are skipped if the
+model was calibrated, and whether the file has predictors. A dense model skips no
+neurons.
 """
 
 

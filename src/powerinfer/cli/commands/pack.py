@@ -29,12 +29,12 @@ Examples:
 F32, F16 and BF16 are copied exactly. Q4_0, Q8_0 and MXFP4 are encoded again in the
 same format, other quantized types as Q8_0; the command prints the relative error.
 Experts are packed too; those stored one by one become one tensor. llama.cpp
-refuses packed files.
+rejects packed files.
 
-With --predictors the file is one of PowerInfer's own format, which the original
-program runs too: Llama with ReLU or dReLU, Bamboo, Falcon and OPT with ReLU. Its FFN
-is F16 or Q4_0, as the original computes nothing else; the folder's config.json may
-give the sparse_threshold, and its activation/ is copied beside the file.
+With --predictors the file is in PowerInfer's own format, which the original program
+runs too: Llama with ReLU or dReLU, Bamboo, Falcon and OPT with ReLU. Its FFN is F16
+or Q4_0, as the original computes nothing else; the folder's config.json may set the
+sparse_threshold, and its activation/ is copied next to the file.
 """
 
 
@@ -46,21 +46,21 @@ give the sparse_threshold, and its activation/ is copied beside the file.
     type=PathType(),
     required=True,
     metavar="FILE",
-    help="File to write; of files that exist, only one that pack wrote is replaced.",
+    help="File to write; an existing file is replaced only if pack wrote it.",
 )
 @click.option(
     "--layout", default="rows", show_default=True, metavar="NAME", help="How to store the FFN."
 )
 @flag(
     "activation",
-    help="Also write the FFN activation into the file: silu, gelu, relu, drelu, relu2 or "
+    help="Also store the FFN activation in the file: silu, gelu, relu, drelu, relu2 or "
     "fatrelu:THRESHOLD.",
 )
 @click.option(
     "--predictors",
     type=PathType(),
     metavar="DIR",
-    help="Folder of PowerInfer's predictors: model_0.pt, model_1.pt, ... (needs torch).",
+    help="Folder of PowerInfer predictors: model_0.pt, model_1.pt, ... (needs torch).",
 )
 @json_option
 def pack(
@@ -73,7 +73,7 @@ def pack(
 ) -> None:
     """Write MODEL in a layout that lets inactive neurons be skipped completely.
 
-    Without MODEL it is the one in the package, which needs only --predictors.
+    Without MODEL it is the bundled one, which only lacks --predictors.
     """
     from powerinfer.convert.pack import pack as pack_model
     from powerinfer.convert.powerinfer.pack_predictors import pack_with_predictors

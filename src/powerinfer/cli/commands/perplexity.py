@@ -30,12 +30,12 @@ Examples:
   powerinfer perplexity -f text.txt --sparsity lowbit:3 --measure-recall
 
 The text is cut into windows of -c tokens; the second half of each is scored.
-A rest shorter than a window is left out. Lower is better. Models with
+A remainder shorter than a window is left out. Lower is better. Models with
 different vocabularies cannot be compared.
 
 Special tokens in the text, such as <|endoftext|> between documents, are read as
-plain text, as llama.cpp does, and scored: remove them first if they are not
-what you want to measure.
+plain text, as in llama.cpp, and scored: remove them first if you do not want to
+measure them.
 """
 
 
@@ -52,7 +52,7 @@ what you want to measure.
     engine_options,
     context=flag(
         "context_length",
-        help="Tokens of a window, and of the context.",
+        help="Tokens in a window, and in the context.",
         default=DEFAULT_WINDOW,
     ),
 )

@@ -37,7 +37,7 @@ A plan says which layers have attention and predictor on the GPU, and which
 neurons of each FFN. The CPU computes the others at the same time.
 A plan needs:
   firing frequencies  from `powerinfer calibrate`, PowerInfer's activation
-                      folder beside the model, or a brief profile made now
+                      folder next to the model, or a brief profile made now
   device speeds       measured once; without a GPU here, or with --device cpu,
                       an NVIDIA RTX 4090 is assumed
   a budget            for everything: the driver, workspaces, KV cache,
@@ -45,13 +45,13 @@ A plan needs:
 
 The first table has one row for several equal layers. `covered` is the share of
 the layer's expected activations whose neurons are on the GPU, `predicted` the
-time of the layer for one token. One table says what each format of the weights
-takes in the file and on the GPU, where K-quants and some others become F16. The
-last table shows the predicted speed for other budgets.
+time of the layer for one token. One table gives the size of each weight format
+in the file and on the GPU, where K-quants and some others become F16. The last
+table shows the predicted speed for other budgets.
 
-The plan is stored beside the model, where `powerinfer run` with the same budget
-finds it, or in the file that -o names. PowerInfer's own file is written beside
-it, as MODEL.gguf.generated.gpuidx, but never replaces one that is not ours.
+The plan is stored next to the model, where `powerinfer run` with the same budget
+finds it, or in the file that -o names. PowerInfer's own file is written next to
+it, as MODEL.gguf.generated.gpuidx, but never replaces one of another program.
 --gpu-index solves and writes nothing: it explains an existing plan or index.
 """
 
@@ -66,12 +66,12 @@ it, as MODEL.gguf.generated.gpuidx, but never replaces one that is not ours.
     "--output",
     type=PathType(),
     metavar="FILE",
-    help="Write the plan there. [default: MODEL.gguf.plan.json]",
+    help="Write the plan to this file. [default: MODEL.gguf.plan.json]",
 )
 @click.option(
     "--write-gpu-index/--no-write-gpu-index",
     default=None,
-    help="Also write PowerInfer's index beside the plan, as NAME.generated.gpuidx. [default: "
+    help="Also write PowerInfer's index next to the plan, as NAME.generated.gpuidx. [default: "
     "yes, unless another program wrote the file that is there]",
 )
 @click.option(
@@ -79,7 +79,8 @@ it, as MODEL.gguf.generated.gpuidx, but never replaces one that is not ours.
     "plots",
     type=PathType(file_okay=False),
     metavar="FOLDER",
-    help="Draw neurons per layer, covered activations and predicted speed by budget there.",
+    help="Draw neurons per layer, covered activations and predicted speed by budget, into this "
+    "folder.",
 )
 @flag("device")
 @flag("context_length")

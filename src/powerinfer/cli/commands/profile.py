@@ -32,23 +32,23 @@ _EPILOG = """\b
 Examples:
   powerinfer profile -m model.gguf -f text.txt
   powerinfer profile -m model.gguf -f books.txt.zst -f chats.txt --tokens 1000000
-  powerinfer profile -f stories.txt -o stories                the model in the package
+  powerinfer profile -f stories.txt -o stories                the bundled model
   powerinfer profile -f shakespeare.txt -o plays --compare stories --plot plots
   powerinfer plan -m model.gguf --vram-budget 8               uses it
 
 \b
 The model runs without loss over windows of the text, in constant memory. DIR then holds
-  activation_N.pt   of layer N, how many tokens each neuron fired for: int64, as
+  activation_N.pt   for how many tokens each neuron of layer N fired: int64, as
                     torch.save writes it and PowerInfer's solver reads it
-  activation.json   the model, the texts, the number of tokens: by it `powerinfer plan`
-                    takes exact frequencies
-A neuron fires for a token if its value is not zero. All tokens count, the first of each
-window too. Neuron i of expert e is number e * (neurons of an expert) + i.
+  activation.json   the model, the texts and the number of tokens, from which
+                    `powerinfer plan` takes exact frequencies
+A neuron fires for a token if its value is not zero. All tokens count, also the first of
+each window. Neuron i of expert e is number e * (neurons of an expert) + i.
 
 \b
-Stop it with Ctrl-C whenever you like: the same command goes on where it stood, with the
-same result to the bit. A line <|endoftext|> between documents is removed: a document
-begins with BOS or, without one, after an empty line.
+Stop it with Ctrl-C at any time: the same command resumes, and the result is the same to
+the bit. A line <|endoftext|> between documents is removed: a document begins with BOS
+or, without one, after an empty line.
 Needs the extra train: scripts/setup train.
 """
 
@@ -56,7 +56,8 @@ Needs the extra train: scripts/setup train.
 def _engine_options(command: Command) -> Command:
     """Add what counts here: the model runs on the CPU, without loss."""
     context = flag(
-        "context_length", help="Tokens of a window. [default: 512, or the model's context]"
+        "context_length",
+        help="Tokens in a window. [default: 512, or the model's context if it is shorter]",
     )
     return add_flags(command, context, *map(flag, ("threads", "activation", "kernels")))
 
@@ -71,7 +72,7 @@ def _engine_options(command: Command) -> Command:
     required=True,
     multiple=True,
     metavar="TEXT",
-    help="Text to run the model on, UTF-8, or .zst of it; repeatable.",
+    help="Text to run the model on, UTF-8, plain or .zst; repeatable.",
 )
 @click.option(
     "--tokens",
@@ -85,20 +86,21 @@ def _engine_options(command: Command) -> Command:
     "--output",
     type=PathType(file_okay=False),
     metavar="DIR",
-    help="Folder to write. [default: activation beside the model]",
+    help="Folder to write. [default: activation next to the model]",
 )
 @click.option(
     "--compare",
     type=PathType(file_okay=False),
     metavar="DIR",
-    help="Print which share of the neurons that fire most often is the same there.",
+    help="Print which share of the neurons that fire most often is the same in this profile.",
 )
 @click.option(
     "--plot",
     "plots",
     type=PathType(file_okay=False),
     metavar="FOLDER",
-    help="Also draw how unequally often neurons fire; needs the extra plot: scripts/setup plot.",
+    help="Also draw how unequally often neurons fire, into this folder; needs the extra plot: "
+    "scripts/setup plot.",
 )
 @_engine_options
 @json_option

@@ -1,4 +1,4 @@
-"""Fetch a model from the Hugging Face Hub, or bring it up to date.
+"""Fetch a model from the Hugging Face Hub, or update it.
 
 A download that was ended goes on where it was; what is already on this machine is not fetched.
 """
@@ -22,19 +22,18 @@ Examples:
   powerinfer pull hf:ORG/NAME:Q4_K_M@v1.0
   powerinfer run -m hf:ORG/NAME:Q4_K_M -p 'Hello'
 
-MODEL is hf:ORG/NAME[:QUANT][@REVISION]. QUANT is a part of the file's name, such as
+MODEL is hf:ORG/NAME[:QUANT][@REVISION]. QUANT is a part of the file name, such as
 q4_k_m, or the whole name; without it, the repository must have only one model.
-REVISION is a branch, a tag or a commit. Parts of a split file are fetched together,
-and PowerInfer's folder of statistics, activation, with its model.
+REVISION is a branch, a tag or a commit. All parts of a split file are fetched, and
+PowerInfer's folder of statistics, activation, with its model.
 
-The path of the GGUF file is all that goes to stdout. -m takes the same names: what
-is there is then used without a request, and only `powerinfer pull` looks for
-something newer.
+Only the path of the GGUF file goes to stdout. -m takes the same names, and uses a
+fetched model without a request; only `powerinfer pull` looks for updates.
 
-Files lie in the cache of huggingface_hub if that has them, else in the folder hub of
-the cache that `powerinfer cache` names. `powerinfer list` shows them, `powerinfer rm`
-removes them. HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE mean what they mean
-for huggingface_hub.
+Files stay in the cache of huggingface_hub if they are there already; others go to the
+folder hub of the cache that `powerinfer cache` names. `powerinfer list` shows them,
+`powerinfer rm` removes them. HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE work
+as in huggingface_hub.
 """
 
 

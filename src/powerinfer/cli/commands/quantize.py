@@ -35,14 +35,14 @@ TYPE is one of
   F16 BF16                           16 bits; also to undo quantizing (not its loss)
 
 \b
-Norms, biases and routers stay as they are, the output head gets more bits, and rows that
-a format cannot hold get the next larger one. Predictors become Q4_0 in Q4_0 files and
-Q8_0 in all others with quantized types. Files with PowerInfer's magic and packed files
-stay such files.
+Norms, biases and routers are kept, the output head gets more bits, and rows that a
+format cannot hold get the next larger one. Predictors become Q4_0 in Q4_0 files and
+Q8_0 in all other quantized files. PowerInfer's own files and packed files remain such
+files.
 
 \b
-Take a source in F32, F16 or BF16. Quantized sources are accepted, with a note: their
-errors add up. A tensor that takes no more bits than the new type would is copied.
+Start from F32, F16 or BF16. Quantized sources are accepted, with a note: errors add up.
+A tensor that takes no more bits than the new type is copied.
 
 \b
 The relative error printed is that of the weights: the root of the summed squared
@@ -58,19 +58,19 @@ differences over the summed squares. `powerinfer perplexity` measures the model'
     "--imatrix",
     type=PathType(),
     metavar="FILE",
-    help="Importance of the weights, from `powerinfer imatrix` or llama-imatrix: weights whose "
-    "inputs are large get smaller errors.",
+    help="Importance of the weights, from `powerinfer imatrix` or llama-imatrix: weights with "
+    "large inputs get smaller errors.",
 )
 @click.option(
     "--keep",
     "kept",
     multiple=True,
     metavar="PATTERN=TYPE",
-    help="Store matrices whose names fit a pattern with the wildcards *, ? and [...] in this "
-    "format (f32, f16, bf16, q8_0, q4_k, ...); repeatable, the first that fits counts.",
+    help="Store matrices whose names match a pattern, with the wildcards *, ? and [...], in this "
+    "format (f32, f16, bf16, q8_0, q4_k, ...); repeatable, the first match counts.",
 )
-@flag("threads", help="Threads to encode with. [default: physical cores]")
-@flag("kernels", help="Instruction set of the encoders; files have the same bytes with all.")
+@flag("threads", help="CPU threads. [default: physical cores]")
+@flag("kernels", help="Instruction set of the encoders; all write the same bytes.")
 @json_option
 def quantize(  # noqa: PLR0913  click passes every flag as an argument
     model: Path,

@@ -1,4 +1,4 @@
-"""Remove models from the cache, and say how much room that makes."""
+"""Remove models from the cache, and say how much space that frees."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,12 +20,12 @@ Examples:
   powerinfer rm hf:ORG/NAME@v1.0 hf:ORG/OTHER
   powerinfer list
 
-MODEL is a name as `powerinfer list` shows it, or the path of a file there. Nothing is
-asked. What lies beside the model for it (calibrations, plans) goes too; what `powerinfer
-cache` shows stays.
+MODEL is a name that `powerinfer list` shows, or the path of a file there. There is no
+confirmation. Calibrations and plans next to the model are removed too; files that
+`powerinfer cache` shows stay.
 
-Only what `powerinfer pull` and -m hf:... fetched is removed. Files in the cache of
-huggingface_hub are removed by its own command, `hf cache rm`; other files are yours.
+Only models that `powerinfer pull` and -m hf:... fetched are removed. Files in the cache
+of huggingface_hub are removed by its own command, `hf cache rm`; other files are yours.
 """
 
 

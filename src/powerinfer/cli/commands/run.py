@@ -30,7 +30,7 @@ __all__ = ["COMMAND"]
 
 _EPILOG = """\b
 Examples:
-  powerinfer run 'Once upon a time'                   the embedded model
+  powerinfer run 'Once upon a time'                   the bundled model
   powerinfer run -m model.gguf -f prompt.txt -n 256   a prompt from a file
   echo 'A haiku:' | powerinfer run -m model.gguf      a prompt from a pipe
   powerinfer run -p 'Q: 2+2?' --stop Q: --temp 0      greedy, up to a stop text
@@ -40,11 +40,11 @@ Examples:
   powerinfer run -p 'Name:' --regex '[A-Z][a-z]+'     a text of this form
   powerinfer run -e -p 'one\\ntwo\\nthree'              escapes in the prompt
 
-Use -n -1 to generate until the model ends or the context is full. A full context
-ends the text; with --context-shift old text is dropped instead.
-Special tokens of the model may be written in the prompt by their names.
-PROMPT is the same as -p PROMPT; several words need quotes, and a prompt that
-begins with a hyphen needs -p.
+Use -n -1 to generate until the model ends the text or the context is full. A full
+context ends the text; with --context-shift old text is dropped instead.
+Special tokens may be written in the prompt by name.
+PROMPT is the same as -p PROMPT; quote several words, and use -p for a prompt that
+begins with a hyphen.
 """
 
 
@@ -56,14 +56,12 @@ begins with a hyphen needs -p.
     "--file",
     type=PathType(),
     metavar="PATH",
-    help="Read the prompt from a file or a pipe; - is stdin.",
+    help="Read the prompt from a file or pipe; - is stdin.",
 )
 @flag("max_tokens")
 @engine_options
 @sampling_options
-@click.option(
-    "-e", "--escape", is_flag=True, help=r"Read \n, \t, \\, \xHH in the prompt as escapes."
-)
+@click.option("-e", "--escape", is_flag=True, help="Decode \\n, \\t, \\\\, \\xHH in the prompt.")
 @click.option("--no-display-prompt", is_flag=True, help="Do not repeat the prompt on stdout.")
 @flag("context_shift")
 @flag("keep_tokens")

@@ -34,9 +34,9 @@ Examples:
   curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\
     -d '{"messages": [{"role": "user", "content": "Hello"}]}'
 
-Sampling flags set what requests leave out. Ctrl-C or SIGTERM lets running
-requests finish; a second Ctrl-C ends at once. Flags of llama-server that mean
-nothing here are accepted and named.
+Sampling flags are the defaults for requests. Ctrl-C or SIGTERM lets running requests
+finish; a second Ctrl-C stops at once. Flags of llama-server that mean nothing here are
+accepted and listed.
 """
 
 
@@ -57,7 +57,7 @@ nothing here are accepted and named.
     show_default=True,
     help="Most requests that wait; further ones are refused with 429.",
 )
-@click.option("-a", "--alias", metavar="NAME", help="Name of the model for clients.")
+@click.option("-a", "--alias", metavar="NAME", help="Model name for clients.")
 @click.option(
     "--api-key",
     "api_keys",
@@ -65,10 +65,10 @@ nothing here are accepted and named.
     metavar="KEY",
     envvar="POWERINFER_API_KEY",
     show_envvar=True,
-    help="Key that requests must bring; may be given several times.",
+    help="Key that requests must carry; repeatable.",
 )
 @click.option(
-    "--api-key-file", type=PathType(), metavar="FILE", help="File with keys, one in each line."
+    "--api-key-file", type=PathType(), metavar="FILE", help="File with keys, one per line."
 )
 @click.option(
     "--drain-timeout",
@@ -76,13 +76,13 @@ nothing here are accepted and named.
     default=30.0,
     show_default=True,
     metavar="S",
-    help="Seconds that running requests have to finish when the server ends.",
+    help="Seconds that running requests have to finish when the server stops.",
 )
 @click.option(
     "--request-timeout",
     type=click.FloatRange(0, min_open=True),
     metavar="S",
-    help="Seconds that a request may take. [default: no limit]",
+    help="Most seconds a request may take. [default: no limit]",
 )
 @click.option(
     "-to",
@@ -98,15 +98,15 @@ nothing here are accepted and named.
     "cors_origins",
     multiple=True,
     metavar="ORIGIN",
-    help="Let pages of another origin, such as https://example.org, use the API.",
+    help="Let pages of another origin, such as https://example.org, use the API; repeatable.",
 )
 @click.option(
     "--reuse-answers",
     is_flag=True,
-    help="Do not compute earlier answers again when they come back in a prompt. Texts then depend "
-    "in their last bits on what was computed before.",
+    help="Reuse earlier answers when they come back in a prompt, without computing them again. "
+    "The last bits of a text then depend on what was computed before.",
 )
-@flag("max_tokens", help="Most tokens of an answer in a chat, -1 for no limit.", default=-1)
+@flag("max_tokens", help="Most tokens in a chat answer; -1 for no limit.", default=-1)
 @engine_options
 @sampling_options
 @flag("context_shift")

@@ -1,4 +1,4 @@
-"""Replace a checkpoint's activation by one that makes neurons zero, and train it on.
+"""Give a checkpoint an activation that makes neurons zero, and continue its training.
 
 CHECKPOINT is the folder of a Llama- or Mistral-shaped SwiGLU checkpoint, or hf:ORG/NAME[@REVISION]
 on the Hugging Face Hub. Needs the extra `train`. This is the recipe of TurboSparse.
@@ -29,16 +29,16 @@ Examples:
 
 \b
 A neuron's value becomes relu(gate) * relu(up) (dReLU) or relu(gate) * up (ReGLU), so
-that most are exactly zero and need not be computed. That first spoils the model, and
+that most are exactly zero and need not be computed. At first that hurts the model;
 training on text like what it was trained on repairs it: AdamW, a warm-up, then a
-cosine. A twentieth of the text, pieces from all over it, is held out; at the end you
-see the perplexity on it, before and after, and the share of zeros in each layer.
+cosine. A twentieth of the text, taken from all over it, is held out; at the end you
+see its perplexity before and after, and the share of zeros in each layer.
 
 \b
 DIR then holds a checkpoint for `powerinfer convert`: with dReLU one of type `bamboo`,
 so that no program runs it with another activation. training.jsonl is the log.
-Stop it with Ctrl-C whenever you like: the same command goes on where it last saved,
-and ends with the same bits.
+Stop it with Ctrl-C at any time: the same command resumes from the last save, and the
+result is the same to the bit.
 """
 
 
@@ -52,7 +52,7 @@ and ends with the same bits.
     required=True,
     multiple=True,
     metavar="TEXT",
-    help="Text to train on, UTF-8, or .zst of it; repeatable. A line <|endoftext|> separates "
+    help="Text to train on, UTF-8, plain or .zst; repeatable. A line <|endoftext|> separates "
     "documents.",
 )
 @click.option(
@@ -61,21 +61,21 @@ and ends with the same bits.
     type=PathType(file_okay=False),
     required=True,
     metavar="DIR",
-    help="Folder to write; one that this command did not finish is gone on with.",
+    help="Folder to write; an unfinished run in it is resumed.",
 )
 @click.option(
     "--tokens",
     type=click.IntRange(min=1),
     required=True,
     metavar="N",
-    help="Tokens to train on; a text with fewer is read again.",
+    help="Tokens to train on; a shorter text is repeated.",
 )
 @click.option(
     "--activation",
     type=click.Choice(["drelu", "relu"]),
     default="drelu",
     show_default=True,
-    help="What the FFN gets: drelu makes more zeros, relu leaves a Llama or Mistral checkpoint.",
+    help="New FFN activation: drelu makes more zeros, relu keeps a Llama or Mistral checkpoint.",
 )
 @click.option(
     "--distill",
@@ -83,8 +83,8 @@ and ends with the same bits.
     default=0.0,
     show_default=True,
     metavar="W",
-    help="Weight of staying close to the predictions of the unchanged model, which must fit into "
-    "memory too.",
+    help="Weight of matching the predictions of the unchanged model, which must fit into memory "
+    "too.",
 )
 @click.option(
     "--density-penalty",
@@ -100,7 +100,7 @@ and ends with the same bits.
     default=5e-5,
     show_default=True,
     metavar="X",
-    help="At its highest; it ends at a tenth. Small models take 1e-3.",
+    help="Peak learning rate; it ends at a tenth. Small models take 1e-3.",
 )
 @click.option(
     "--seq-len",
@@ -108,7 +108,7 @@ and ends with the same bits.
     default=512,
     show_default=True,
     metavar="N",
-    help="Tokens of a row of training.",
+    help="Tokens in a training sequence.",
 )
 @click.option(
     "--batch-tokens",
@@ -116,7 +116,7 @@ and ends with the same bits.
     default=16384,
     show_default=True,
     metavar="N",
-    help="Tokens of one step of the optimizer.",
+    help="Tokens in one optimizer step.",
 )
 @click.option(
     "--seed",
@@ -124,9 +124,12 @@ and ends with the same bits.
     default=1,
     show_default=True,
     metavar="N",
-    help="Of the order of the rows.",
+    help="Seed of the order of the sequences.",
 )
-@flag("device", help="Where to train: cpu, cuda, cuda:N, or auto, a GPU if torch sees one.")
+@flag(
+    "device",
+    help="Where to train: cpu, cuda, cuda:N, or auto, which takes a GPU if torch finds one.",
+)
 @json_option
 def sparsify(
     checkpoint: str,
@@ -137,7 +140,7 @@ def sparsify(
     as_json: bool,  # noqa: FBT001
     **numbers: float,
 ) -> None:
-    """Train CHECKPOINT on with an activation that makes most neurons zero."""
+    """Continue training CHECKPOINT with an activation that makes most neurons zero."""
     from powerinfer.convert.source import checkpoint_folder
     from powerinfer.train.devices import training_device
 

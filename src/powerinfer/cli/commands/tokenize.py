@@ -26,8 +26,7 @@ Examples:
   powerinfer tokenize -m model.gguf --parse-special --pieces '<|im_start|>user'
   powerinfer tokenize -f any.bin | powerinfer detokenize > same.bin
 
-The text is TEXT, the bytes of the file, or otherwise standard input. Nothing is
-stripped from it.
+Without TEXT and -f the text comes from standard input. Nothing is stripped from it.
 """
 
 
@@ -41,17 +40,17 @@ stripped from it.
     help="Read the text from a file, byte for byte.",
 )
 @model_option
-@click.option("--bos", is_flag=True, help="Add the token that starts a text.")
+@click.option("--bos", is_flag=True, help="Begin with the BOS token.")
 @click.option(
     "--parse-special",
     is_flag=True,
-    help="Read names of control tokens in the text, such as <|im_end|>, as these tokens.",
+    help="Encode names of control tokens in the text, such as <|im_end|>, as these tokens.",
 )
 @click.option(
     "--ids/--pieces",
     default=True,
-    help="Print all ids on one line, or each id on a line of its own with its text. With --json, "
-    "--pieces adds a list `pieces`. [default: ids]",
+    help="Print all ids on one line, or one id per line with its text. With --json, --pieces "
+    "adds a list `pieces`. [default: ids]",
 )
 @json_option
 def tokenize(

@@ -33,21 +33,21 @@ Examples:
 \b
 A predictor says before an FFN runs which of its neurons will fire; the others are not
 read. It is two small matrices: a neuron passes if fc2 @ relu(fc1 @ x) reaches a
-threshold. The command runs the model over the text, writes down what every layer saw
+threshold. The command runs the model over the text, records the inputs of every layer
 and which neurons fired, and trains each layer's predictor at the smallest rank that
-finds --recall of them. The last tenth of the text is not trained on: at the end the
-model runs it with all predictors, and the table says how good they are:
+finds --recall of them. The last tenth of the text is held out: at the end the model
+runs it with all predictors, and the table says how good they are:
   active     share of the neurons that fire (are not zero)
-  recall     share of the neurons that fire which the predictor lets pass
-  precision  share of those that pass which fire
+  recall     share of the firing neurons that the predictor lets pass
+  precision  share of the neurons it lets pass that fire
   density    share of the neurons that pass
-  error      relative error of the FFN's output
+  error      relative error of the FFN output
 
 \b
 DIR then holds model_0.pt, model_1.pt, ... and config.json, as PowerInfer's converter and
 `powerinfer convert --predictors` read them, and predictors.json, the report.
-Stop it with Ctrl-C whenever you like: the same command goes on where it stood.
-Take text like what the model will read, some hundred thousand tokens of it.
+Stop it with Ctrl-C at any time: the same command resumes.
+Use text like what the model will read, some hundred thousand tokens of it.
 """
 
 
@@ -55,8 +55,8 @@ def _engine_options(command: Command) -> Command:
     """Add what counts here: the model runs on the CPU, without loss."""
     device = flag(
         "device",
-        help="Where to train: cpu, cuda, cuda:N, or auto, a GPU if torch "
-        "sees one. The model itself runs on the CPU.",
+        help="Where to train: cpu, cuda, cuda:N, or auto, which takes a GPU if torch finds one. "
+        "The model itself runs on the CPU.",
     )
     return add_flags(command, device, *map(flag, ("threads", "activation", "kernels")))
 
@@ -71,7 +71,7 @@ def _engine_options(command: Command) -> Command:
     required=True,
     multiple=True,
     metavar="TEXT",
-    help="Text to run the model on, UTF-8, or .zst of it; repeatable.",
+    help="Text to run the model on, UTF-8, plain or .zst; repeatable.",
 )
 @click.option(
     "-o",
@@ -79,7 +79,7 @@ def _engine_options(command: Command) -> Command:
     type=PathType(file_okay=False),
     required=True,
     metavar="DIR",
-    help="Folder to write; one that this command did not finish is gone on with.",
+    help="Folder to write; an unfinished run in it is resumed.",
 )
 @click.option(
     "--recall",
@@ -87,7 +87,7 @@ def _engine_options(command: Command) -> Command:
     default=0.95,
     show_default=True,
     metavar="X",
-    help="Share of the neurons that fire which predictors must find, in every layer.",
+    help="Share of the firing neurons that predictors must find in every layer.",
 )
 @click.option(
     "--max-share",
@@ -95,8 +95,8 @@ def _engine_options(command: Command) -> Command:
     default=0.10,
     show_default=True,
     metavar="X",
-    help="Parameters that all predictors together may have, as a share of the model's. Wins "
-    "over the recall, with a warning.",
+    help="Most parameters of all predictors together, as a share of the model's. Takes "
+    "precedence over --recall, with a warning.",
 )
 @click.option(
     "--tokens",
@@ -105,13 +105,13 @@ def _engine_options(command: Command) -> Command:
     default=500_000,
     show_default=True,
     metavar="N",
-    help="Most tokens of the text to use.",
+    help="Use at most N tokens of the text.",
 )
 @click.option(
     "--cache",
     type=PathType(file_okay=False),
     metavar="DIR",
-    help="Folder for what is collected, removed at the end. [default: cache in the output]",
+    help="Folder for what is recorded, removed at the end. [default: cache in the output]",
 )
 @click.option(
     "--cache-size",
@@ -119,14 +119,14 @@ def _engine_options(command: Command) -> Command:
     default="8GiB",
     show_default=True,
     metavar="SIZE",
-    help="Most it may take; the smaller, the more often the model must run over the text.",
+    help="Most space it may take; the less, the more often the model runs over the text.",
 )
 @click.option(
     "--pack",
     "packed",
     type=PathType(),
     metavar="FILE",
-    help="Also write the model with the predictors, in PowerInfer's own format.",
+    help="Also write the model with its predictors, in PowerInfer's own format.",
 )
 @click.option(
     "--seed",
@@ -134,7 +134,7 @@ def _engine_options(command: Command) -> Command:
     default=0,
     show_default=True,
     metavar="N",
-    help="Of what is random in training.",
+    help="Seed of the training.",
 )
 @_engine_options
 @json_option

@@ -41,30 +41,31 @@ _MEASURING = (
         "--file",
         type=PathType(),
         metavar="TEXT",
-        help="Text to measure on, UTF-8; - is stdin. [default: a short one in the package]",
+        help="Text to measure on, UTF-8; - is stdin. [default: a short bundled text]",
     ),
     click.option(
         "--tokens",
         "num_tokens",
         type=click.IntRange(32, 1 << 16),
         metavar="N",
-        help="Take at most N tokens of the text; memory grows with them. "
-        "[default: 4096; 1024 for wide models]",
+        help="Use at most N tokens of the text; memory grows with them. [default: 4096; 1024 for "
+        "wide models]",
     ),
     flag(
         "max_ffn_error",
-        help="Relative error that predictors may cause in each layer's FFN output. [default: 0.01]",
+        help="Largest relative error that predictors may cause in each layer's FFN output. "
+        "[default: 0.01]",
     ),
     flag(
         "recall",
-        help="Share of the firing neurons that predictors must find; replaces --max-ffn-error.",
+        help="Share of the firing neurons that predictors must find; instead of --max-ffn-error.",
     ),
     click.option(
         "--kinds",
         callback=_kinds,
         metavar="K,K",
         help="Predictor kinds to measure, such as lowbit:3 (lowbit alone is lowbit:2), sign or "
-        "sign+lowbit:2. [default: each of this package that the model can run, and sign+lowbit:2]",
+        "sign+lowbit:2. [default: each built-in kind that the model can run, and sign+lowbit:2]",
     ),
 )
 _STORING = (
@@ -72,8 +73,8 @@ _STORING = (
         "--write",
         "is_inside",
         is_flag=True,
-        help="Rewrite the model file with the result inside. A calibration beside the file is "
-        "removed, because it would be used first.",
+        help="Store the result inside the model file. A calibration next to the file is deleted, "
+        "because it would take precedence.",
     ),
     click.option(
         "-o",
@@ -88,14 +89,15 @@ _STORING = (
         type=PathType(),
         metavar="FILE",
         help="Also write all measurements as tables: FILE.npz for numpy, or FILE.csv and three "
-        "files beside it. Columns: docs/calibration-file.md.",
+        "files next to it. Columns: docs/calibration-file.md.",
     ),
     click.option(
         "--plot",
         "plots",
         type=PathType(file_okay=False),
         metavar="FOLDER",
-        help="Also draw the measurements; needs the extra plot: scripts/setup plot.",
+        help="Also draw the measurements, into this folder; needs the extra plot: scripts/setup "
+        "plot.",
     ),
 )
 

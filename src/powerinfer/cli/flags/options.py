@@ -32,8 +32,8 @@ model_option = click.option(
     "model",
     type=ModelPath(),
     metavar="PATH",
-    help="GGUF file, first part of a split file, a folder with one GGUF file in it, or "
-    "hf:ORG/NAME[:QUANT][@REVISION] on huggingface.co. [default: the model in the package]",
+    help="GGUF file, first part of a split file, folder with one GGUF file, or "
+    "hf:ORG/NAME[:QUANT][@REVISION] on huggingface.co. [default: the bundled model]",
 )
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object on stdout instead of text."
@@ -66,14 +66,14 @@ def parallel_options(command: Command) -> Command:
             type=click.IntRange(1, 1 << 16),
             default=8,
             show_default=True,
-            help="Most texts that are computed at once; each has a context of its own.",
+            help="Most texts computed at once; each has a context of its own.",
         ),
         click.option(
             "--kv-tokens",
             type=click.IntRange(1, 1 << 31),
             metavar="N",
-            help="Tokens of all texts together whose keys and values there is memory for. "
-            "[default: --parallel times -c]",
+            help="Size of the KV cache in tokens, shared by all texts. [default: --parallel "
+            "times -c]",
         ),
     )
 

@@ -29,7 +29,7 @@ def task_options(command: Command) -> Command:
             callback=_names,
             default="",
             metavar="T,T",
-            help="Names of tasks, or paths of task files.",
+            help="Names of tasks or paths of task files.",
         ),
         click.option(
             "--data",
