@@ -21,7 +21,7 @@ def test_clients_are_measured() -> None:
 
 def test_mistakes_are_one_line() -> None:
     assert_error(invoke("bench", "serve", "--clients", "1,none"), "list of numbers of clients")
-    assert_error(invoke("bench", "serve", "-c", "64", "-n", "60"), "-c 64 is too little")
+    assert_error(invoke("bench", "serve", "-c", "64", "-n", "60"), "-c 64 is too small")
     assert_error(invoke("bench", "serve", "--plain", "x.gguf"), "give --peer too")
     assert_error(invoke("bench", "server"), "server")
 

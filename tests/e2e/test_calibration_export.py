@@ -205,7 +205,7 @@ def test_what_is_refused_before_measuring(model: Path, folder: Path) -> None:
     assert_error(result, "folder.npz: cannot write: it is not a regular file")
     assert_error(invoke("calibrate", "--export", "notes.csv/x.npz"), "cannot write there")
     both = invoke("calibrate", "-m", model, "-o", "c.npz", "--export", "c.npz")
-    assert_error(both, "-o and --export name the same file")
+    assert_error(both, "-o and --export name the same file; give each its own")
 
 
 def _fill_disk(monkeypatch: pytest.MonkeyPatch, name: str) -> None:

@@ -24,7 +24,7 @@ def expert_bytes(path: Path) -> int:
 
 def test_inspect_and_run_say_how_many_experts_a_token_reads(tmp_path: Path) -> None:
     path = written(tmp_path, "mixtral")
-    said = "2 of 4 experts for a token, which reads 50.0 % of their 144.0 KiB"
+    said = "2 of 4 experts per token, which reads 50.0 % of their 144.0 KiB"
     shown = invoke("inspect", path).stdout.splitlines()
     assert [line.split("  ", 1)[1].strip() for line in shown if line.startswith("experts ")] == [
         said
@@ -109,7 +109,7 @@ def test_exact_equals_off_on_packed_blocks(
 def test_packing_silu_experts_says_that_nothing_can_be_skipped(tmp_path: Path) -> None:
     result = invoke("pack", written(tmp_path, "mixtral"), "-o", tmp_path / "packed.gguf")
     assert result.exit_code == 0, result.output
-    assert "FFN activation is silu, so no neuron can be skipped" in result.stderr
+    assert "no neuron can be skipped with the FFN activation silu" in result.stderr
 
 
 def test_single_experts_are_packed_into_the_merged_models_file(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_experts_are_counted_one_behind_the_other(text: Path, tmp_path: Path) ->
     recipe = TINY_MODELS["mixtral-drelu-transposed"]
     model = write_model(tmp_path / "experts.gguf", recipe)
     result = invoke("profile", "-m", model, "-f", text)
-    assert "of 5 experts a token is given to 3" in result.stdout
+    assert "a token uses 3 of 5 experts" in result.stdout
     assert _counts(tmp_path / "activation").shape == (2, 5 * 48)
 
 
@@ -241,7 +241,7 @@ def test_ctrl_c_keeps_what_is_counted(model: Path, text: Path, tmp_path: Path) -
         _, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert b"Traceback" not in stderr
-    assert re.search(rb"note: \d+ tokens are counted; the same command goes on there", stderr)
+    assert re.search(rb"note: \d+ tokens are counted; the same command resumes there", stderr)
     assert sorted(_files(folder)) == ["profile.checkpoint"]
     # Another run does not go on with it, nor throws it away.
     other = tmp_path / "other.txt"

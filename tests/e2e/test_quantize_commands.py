@@ -70,7 +70,7 @@ def test_json(model: Path, tmp_path: Path) -> None:
 def test_sources_that_are_quantized_are_noted(model: Path, tmp_path: Path) -> None:
     assert invoke("quantize", model, tmp_path / "a.gguf", "Q8_0").exit_code == 0
     result = invoke("quantize", tmp_path / "a.gguf", tmp_path / "b.gguf", "Q4_0")
-    assert "were quantized already (q8_0): errors add up" in result.stderr
+    assert "were already quantized (q8_0): errors add up" in result.stderr
     same = invoke("quantize", tmp_path / "a.gguf", tmp_path / "b.gguf", "Q8_0")
     assert same.stderr == ""
     tensors = [open_gguf(tmp_path / name).tensors for name in ("a.gguf", "b.gguf")]
@@ -85,7 +85,7 @@ def test_sources_that_are_quantized_are_noted(model: Path, tmp_path: Path) -> No
         (["{m}", "{m}", "Q8_0"], "is the model being read"),
         (["{n}", "{q}", "Q8_0"], "none.gguf: no such file"),
         (["{m}", "{q}", "Q8_0", "--keep", "ffn"], "expected PATTERN=TYPE"),
-        (["{m}", "{q}", "Q8_0", "--keep", "ffn=q9"], "q9 is none of bf16, "),
+        (["{m}", "{q}", "Q8_0", "--keep", "ffn=q9"], "q9 is not one of bf16, "),
         (["{m}", "{q}", "Q8_0", "--keep", "ffn=q8_0"], "no matrix has a name like 'ffn'"),
         (["{m}", "{q}", "Q8_0", "--imatrix", "{m}"], "it is no importance matrix"),
         (["{m}", "{q}", "Q8_0", "--imatrix", "{n}"], "none.gguf: no such file"),

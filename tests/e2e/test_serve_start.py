@@ -79,7 +79,7 @@ def test_signals_while_the_model_loads(number: int, code: int) -> None:
 def test_a_warning_where_everybody_may_come() -> None:
     with serving("--host", "0.0.0.0", command=FAKE) as server:
         assert server.works()
-        assert any(line.startswith("warning: everybody who reaches") for line in server.lines)
+        assert any(line.startswith("warning: anyone who reaches") for line in server.lines)
     with serving("--host", "0.0.0.0", "--api-key", "secret", command=FAKE) as server:
         assert server.post("/v1/completions", {"prompt": "a"}).status_code == 401
         headers = {"authorization": "Bearer secret"}

@@ -120,7 +120,7 @@ def test_calibrate_then_run(model: Path, text: Path) -> None:
         assert recall == pytest.approx(layer["recall"], abs=0.15)
         assert error == pytest.approx(layer["ffn_error"], abs=0.1)
     shown = invoke(*common, "--kinds", "lowbit:2")
-    assert "of 4 experts a token is given to 2: shares are of the neurons of those" in shown.stdout
+    assert "a token uses 2 of 4 experts: shares count the neurons of those" in shown.stdout
     exported = model.with_name("c.npz")
     run_json(*common, *kinds, "--export", exported)
     with np.load(exported) as tables:

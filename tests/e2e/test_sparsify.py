@@ -145,7 +145,7 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(
         said = process.communicate(timeout=PATIENCE_S)[1].decode()
         kills += process.returncode in (-signal.SIGKILL, 130)
         if process.returncode == 130:
-            assert said.strip() == "stopped; the same command goes on where it last saved"
+            assert said.strip() == "stopped; the same command resumes from the last save"
         assert not (cut / "config.json").exists() or process.returncode == 0
     assert kills >= 2
     subprocess.run(

@@ -281,7 +281,7 @@ def test_ctrl_c_leaves_what_is_done(
     monkeypatch.setattr(run, "fit_layer", interrupted)
     result = invoke(*arguments(tmp_path))
     assert result.exit_code == 130
-    assert "the same command goes on from here" in result.stderr
+    assert "the same command resumes from here" in result.stderr
     state = json.loads((tmp_path / "out" / "predictors.json").read_text())
     assert (state["finished"], len(state["layers"])) == (False, 1)
     monkeypatch.undo()

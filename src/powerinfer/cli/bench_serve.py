@@ -132,11 +132,11 @@ def bench_serve(  # noqa: PLR0913  click passes every flag as an argument
 
     if prompt_tokens + max_tokens > context:
         raise click.UsageError(
-            f"-c {context} is too little for {prompt_tokens} tokens of a prompt and {max_tokens} "
-            "of an answer"
+            f"-c {context} is too small: {prompt_tokens} prompt tokens and {max_tokens} answer "
+            f"tokens need {prompt_tokens + max_tokens}"
         )
     if plain is not None and peer is None:
-        raise click.UsageError("--plain is what --peer serves; give --peer too")
+        raise click.UsageError("--plain is the file that --peer serves: give --peer too")
     plan = ServingPlan(
         model=model or default_model_path(),
         settings=settings,
@@ -186,8 +186,8 @@ def _print_report(plan: "ServingPlan", report: dict[str, Any]) -> None:
         print_paragraph(f"the peer's system_info: {info}")
     if lacking := report.get("peer_lacks"):
         print_paragraph(
-            f"the peer was built without {', '.join(lacking)}, which this machine has: its figures "
-            "do not count"
+            f"the peer was built without {', '.join(lacking)}, which this machine has: do not "
+            "compare with it"
         )
 
 
@@ -195,11 +195,11 @@ def _scenario_text(kind: str, found: dict[str, Any]) -> str:
     long, turn = found["long_prompt"], found["second_turn"]
     return (
         f"{kind}: one stream {found['single_tokens_per_s']:.1f} tokens/s, without a server "
-        f"{found['bench_tokens_per_s']:.1f}. A prompt of 1500 tokens beside three streams: largest "
-        f"gap {_ms(long['streams_largest_gap_s'])}, else {_ms(long['streams_gap_before_s'])}; its "
+        f"{found['bench_tokens_per_s']:.1f}. A prompt of 1500 tokens during three streams: largest "
+        f"gap {_ms(long['streams_largest_gap_s'])}, before {_ms(long['streams_gap_before_s'])}; "
         f"first token after {_ms(long['first_token_beside_s'])}, alone "
         f"{_ms(long['first_token_alone_s'])}. Second turn of a chat of 1000 tokens: first token "
-        f"after {_ms(turn['first_token_s'])}, of a new prompt as long "
+        f"after {_ms(turn['first_token_s'])}, for a new prompt of this length "
         f"{_ms(turn['first_token_of_fresh_prompt_s'])}."
     )
 

@@ -19,12 +19,12 @@ __all__ = ["Next", "is_command", "message_in", "run_command"]
 _MEANINGS = {
     "/help": "show this list",
     "/retry": "answer the last message again",
-    "/undo": "take the last message and its answer back",
+    "/undo": "remove the last message and its answer",
     "/set NAME VALUE": "change a sampling parameter, as in /set temp 0.2 or /set temp default; "
     "/set alone shows all",
-    "/save FILE": "write the conversation to a new file, as JSON where it ends in .json",
+    "/save FILE": "write the conversation to a new file, as JSON if it ends in .json",
     "/clear": "forget the conversation",
-    "/stats": "figures of the last answer",
+    "/stats": "show the figures of the last answer",
     "/exit": "leave (so does Ctrl-D)",
     "//...": "send a message that begins with one slash",
 }
@@ -59,7 +59,7 @@ def run_command(text: str, conversation: "Conversation") -> Next:
     """
     found = _COMMAND.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text!r} is no command")
+        raise ValueError(f"{text!r} is not a command")
     name, rest = found["name"].lower(), (found["rest"] or "").strip()
     if name in ("exit", "quit", "bye"):
         return Next.LEAVE
@@ -93,7 +93,7 @@ def _beginning(text: str) -> str:
 
 def _print_help(unknown: str) -> None:
     if unknown:
-        click.echo(f"no command /{unknown}; there are:", err=True)
+        click.echo(f"no command /{unknown}; the commands are:", err=True)
     width = max(map(len, _MEANINGS))
     for command, meaning in _MEANINGS.items():
         click.echo(f"  {command:{width}}  {meaning}", err=True)
@@ -152,4 +152,4 @@ def _save(conversation: "Conversation", name: str) -> None:
         return
     path = Path(name).expanduser()
     save_conversation(path, conversation.transcript)
-    _say(f"{len(conversation.messages)} messages are in {path}")
+    _say(f"wrote {len(conversation.messages)} messages to {path}")

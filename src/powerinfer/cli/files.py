@@ -118,7 +118,7 @@ def read_prompt_stdin() -> bytes:
         click.ClickException: it is closed, or has more text than any prompt.
     """
     if sys.stdin is None:
-        raise click.ClickException("stdin is closed; there is no prompt to read")
+        raise click.ClickException("stdin is closed; give the prompt with -p or -f")
     return strip_final_newline(_read(sys.stdin.buffer, "stdin", _LARGEST_PROMPT))
 
 
@@ -136,7 +136,7 @@ def read_text(path: Path) -> bytes:
         content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise click.ClickException(
-            f"{_name(path)}: byte {error.start} is not UTF-8; expected a text"
+            f"{_name(path)}: byte {error.start} is not UTF-8; expected a UTF-8 text"
         ) from None
     return content
 
@@ -178,7 +178,7 @@ def _read_file(path: Path, largest: int) -> bytes:
         # Before it is opened, which waits for somebody to write into a pipe.
         mode = path.stat().st_mode
         if stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and not _has_an_end(path)):
-            raise click.ClickException(f"{path}: it is a device; expected a file or a pipe")
+            raise click.ClickException(f"{path}: is a device; expected a file or a pipe")
         with path.open("rb") as file:
             return _read(file, str(path), largest)
     except OSError as error:
@@ -194,7 +194,7 @@ def _has_an_end(device: Path) -> bool:
 def _read(file: BinaryIO, name: str, largest: int) -> bytes:
     content = file.read(largest + 1)
     if len(content) > largest:
-        raise click.ClickException(f"{name}: it has more than {largest >> 20} MiB of text")
+        raise click.ClickException(f"{name}: has more than {largest >> 20} MiB of text")
     return content
 
 

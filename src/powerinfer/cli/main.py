@@ -86,7 +86,7 @@ class CommandFolder(click.Group):
             own = {name for each in self.params for name in each.opts}
             for each in before:
                 if each not in own | {"--", *ctx.help_option_names}:
-                    ctx.fail(f"{each} stands after a command, as in: powerinfer run {each} ...")
+                    ctx.fail(f"{each} goes after a command, as in: powerinfer run {each} ...")
         return super().parse_args(ctx, args)
 
     def resolve_command(
@@ -121,7 +121,7 @@ class CommandFolder(click.Group):
         """
         # Python sets sys.stdout to None where descriptor 1 was closed before the start.
         if sys.stdout is None:
-            _fail("stdout is closed; redirect it to /dev/null to throw the output away")
+            _fail("stdout is closed; redirect it to /dev/null to discard the output")
         try:
             result: object = super().invoke(ctx)
             _flush_stdout()

@@ -95,7 +95,7 @@ def placement_progress() -> "Iterator[PlacementProgress]":
 
     with (
         ProgressBar("measuring this machine") as speeds,
-        ProgressBar("counting which neurons run", unit="layers") as statistics,
+        ProgressBar("counting which neurons fire", unit="layers") as statistics,
     ):
         yield PlacementProgress(speeds=speeds, statistics=statistics)
 

@@ -48,7 +48,7 @@ def message_ids(
     )
     token_ids = encode_prompt(tokenizer, text, context_length, add_bos=False)
     if not token_ids:
-        raise PromptError("the prompt is empty: the chat template made nothing of the messages")
+        raise PromptError("the prompt is empty: the chat template wrote nothing for the messages")
     return token_ids
 
 
@@ -67,9 +67,11 @@ def with_chat_stop(tokenizer: Tokenizer, params: SamplingParams) -> SamplingPara
 def _check_contents(messages: object) -> None:
     """Only calls of tools may stand without a content; `render_chat` checks the rest."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
-        raise PromptError(f"messages are a list such as [{_EXAMPLE}], got {repr(messages)[:60]}")
+        raise PromptError(
+            f"messages must be a list such as [{_EXAMPLE}], got {repr(messages)[:60]}"
+        )
     if not messages:
-        raise PromptError(f"there are no messages to answer; one would be {_EXAMPLE}")
+        raise PromptError(f"there are no messages to answer; give at least one, such as {_EXAMPLE}")
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or isinstance(message.get("content"), str):
             continue

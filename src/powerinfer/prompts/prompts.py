@@ -67,7 +67,7 @@ def prompt_ids(loaded: LoadedModel, prompt: Prompt) -> list[int]:
     """
     token_ids = text_or_ids(loaded, prompt)
     if not token_ids and is_text(prompt):
-        raise PromptError("the prompt is empty, and this vocabulary has no BOS token to begin with")
+        raise PromptError("the prompt is empty, and the vocabulary has no BOS token to start from")
     if not token_ids:
         raise PromptError(f"the prompt is empty: {_PROMPT}, and has at least one token")
     return token_ids
@@ -197,8 +197,8 @@ def _pair_params(num_prompts: int, params: Params) -> list[SamplingParams]:
     listed = [read_params(each) for each in params]
     if len(listed) != num_prompts:
         raise PromptError(
-            f"the number of prompts is {num_prompts}, that of sampling parameters {len(listed)}: "
-            "give one for all prompts, or one for each"
+            f"there are {num_prompts} prompts and {len(listed)} sampling parameters: give one for "
+            "all prompts, or one for each"
         )
     return listed
 

@@ -39,7 +39,7 @@ def read_texts(loaded: LoadedModel, texts: Prompt | Iterable[Prompt]) -> list[li
         if not ids or (is_text(text) and not text):
             raise PromptError(f"{name} is empty")
         if ids == bos_alone(loaded.tokenizer):
-            raise PromptError(f"{name} is BOS alone: there is no text in it")
+            raise PromptError(f"{name} is BOS alone, without any text")
         read.append(ids)
     return read
 
@@ -97,8 +97,8 @@ def _alone(loaded: LoadedModel, text: object, name: str) -> ContextAndContinuati
     ids = _token_ids(loaded, text, name, num_uncomputed=1)
     if len(ids) < 2:
         raise PromptError(
-            f"{name} has {len(ids)} tokens, BOS included: a token is scored by what stands before "
-            "it, so two are needed"
+            f"{name} has {len(ids)} tokens, BOS included: a token is scored given those before it, "
+            "so two are needed"
         )
     return ContextAndContinuation(tuple(ids[:1]), tuple(ids[1:]))
 
@@ -118,7 +118,8 @@ def _pair(loaded: LoadedModel, pair: object, name: str) -> ContextAndContinuatio
         raise PromptError(f"{name} has an empty continuation")
     if border == 0:
         raise PromptError(
-            f"{name}: no token stands before the continuation, neither of the context nor BOS"
+            f"{name}: no token precedes the continuation; give a context, as the vocabulary has "
+            "no BOS"
         )
     return ContextAndContinuation(tuple(ids[:border]), tuple(ids[border:]))
 

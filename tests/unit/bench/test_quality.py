@@ -272,8 +272,8 @@ def test_bad_flags(tmp_path: Path, bamboo: Path, text: Path) -> None:
     assert_error(invoke(*common, "-f", text, "--errors", "0.1,none"), "not a list of errors")
     for wrong in ("0", "2"):
         result = invoke(*common, "-f", text, "--errors", wrong)
-        assert_error(result, f"'{wrong}' is not a list of errors above 0, at most 1, such as")
-    assert_error(invoke(*common, "-f", text, "--decode", "0"), "at least one step")
+        assert_error(result, f"'{wrong}' is not a list of errors above 0 and at most 1, such as")
+    assert_error(invoke(*common, "-f", text, "--decode", "0"), "give --decode 1 or more, got 0")
     assert_error(invoke(*common, "-f", text, "--sparsity", "sign"), "leave --sparsity out")
     assert_error(invoke(*common, "-f", text, "--recall", "0.9"), "leave --recall out")
     assert_error(invoke(*common, "-f", text, "--measure-recall"), "leave --measure-recall out")

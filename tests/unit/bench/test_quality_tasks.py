@@ -130,7 +130,7 @@ def test_rows_survive_ctrl_c_and_are_not_measured_again(
     monkeypatch.setattr(DecodeTimer, "beside_dense", interrupted)
     result = invoke(*arguments, *(["--json"] if is_json else []))
     assert result.exit_code == 130
-    assert f"{output} keeps: the same command goes on" in " ".join(result.stderr.split())
+    assert f"kept in {output}: the same command resumes" in " ".join(result.stderr.split())
     names = [row["setting"] for row in expected[:stops_after]]
     if is_json:
         report = json.loads(result.stdout)

@@ -143,7 +143,7 @@ def test_values_may_look_like_options() -> None:
 
 
 def test_options_before_the_command_are_sent_behind_it() -> None:
-    assert_error(invoke("-m", "model.gguf", "-p", "Hi"), "-m stands after a command", "run -m")
+    assert_error(invoke("-m", "model.gguf", "-p", "Hi"), "-m goes after a command", "run -m")
     assert invoke("--version").exit_code == invoke("-h").exit_code == 0
 
 

@@ -159,7 +159,7 @@ def test_a_relative_folder_is_ignored_and_said_to_be(
     result = invoke("cache")
     assert result.stdout.startswith(str(tmp_path / "home"))
     assert result.stderr == (
-        "warning: XDG_CACHE_HOME is 'some/cache', not an absolute path, and is ignored\n"
+        "warning: XDG_CACHE_HOME is ignored: 'some/cache' is not an absolute path\n"
     )
     for value in ("", str(tmp_path / "cache")):
         monkeypatch.setenv("XDG_CACHE_HOME", value)

@@ -101,7 +101,7 @@ def test_ctrl_c_before_an_answer_begins_takes_the_message_back(
     lines = f"never\n/retry\n/undo\none\ntwo\n/retry\n/save {saved}\n"
     result = invoke("chat", "-m", tiny, "-n", "4", "--ignore-eos", stdin=lines)
     assert result.exit_code == 0, result.output
-    assert result.stderr.count("(the message was not sent)") == 2
+    assert result.stderr.count("(stopped before the answer began: the message was not sent)") == 2
     assert result.stderr.count("(there are no messages yet)") == 2
     messages = json.loads(saved.read_text("utf-8"))["messages"]
     assert [each["role"] for each in messages] == ["user", "assistant"]
@@ -210,7 +210,7 @@ def test_save_as_json_and_as_text(tiny: Path, tmp_path: Path) -> None:
     lines = f"/save {as_text}\nhello\nümlaut\n/save {as_json}\n/save {as_text}\n"
     result = invoke("chat", "-m", tiny, "--system", "be brief", stdin=lines)
     assert result.exit_code == 0, result.output
-    assert f"(4 messages are in {as_json})" in result.stderr
+    assert f"(wrote 4 messages to {as_json})" in result.stderr
     wanted = [("system", "be brief"), ("user", "hello"), ("assistant", "answer 1")]
     wanted += [("user", "ümlaut"), ("assistant", "answer 2")]
     found = json.loads(as_json.read_text(encoding="utf-8"))["messages"]
@@ -260,8 +260,8 @@ def test_save_removes_what_a_killed_save_left(
 def test_a_model_without_a_template_is_announced(tiny: Path) -> None:
     assert "no chat template: it gets a plain dialogue" in invoke("chat", "-m", tiny).stderr
     embedded = invoke("chat")
-    assert "the embedded model tells stories" in embedded.stderr
-    assert "-m names a model" in embedded.stderr
+    assert "the bundled model tells stories" in embedded.stderr
+    assert "use -m for a model" in embedded.stderr
 
 
 @pytest.mark.slow

@@ -167,7 +167,7 @@ def test_items_longer_than_the_context_lose_their_beginning(bamboo: Path, tmp_pa
     common = ("eval", "-m", bamboo, "--tasks", path, "-c", "32", "--settings", "off")
     assert run_json(*common)["tasks"]["long"]["off"]["truncated"] == 1
     result = invoke(*common)
-    assert "the context does not hold 1 request;" in result.stderr
+    assert "1 request did not fit into the context" in result.stderr
     path = _save(tmp_path / "long.jsonl", [{"context": "a", "continuation": TEXT[:400]}])
     assert_error(invoke(*common), "tokens, the context holds 32", "larger context (-c)")
 

@@ -56,7 +56,7 @@ def test_a_prompt_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(files, "_LARGEST_PROMPT", 1 << 20)
     path = tmp_path / "long.txt"
     path.write_bytes(b"x" * ((1 << 20) + 1))
-    with pytest.raises(click.ClickException, match=r"long.txt: it has more than 1 MiB of text"):
+    with pytest.raises(click.ClickException, match=r"long.txt: has more than 1 MiB of text"):
         read_prompt_bytes(path)
 
 

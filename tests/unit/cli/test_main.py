@@ -176,8 +176,8 @@ def test_a_prompt_may_stand_without_a_flag(tiny: Path) -> None:
     assert_error(
         invoke(*common, "hello", "world"), "expected one prompt, got 2 arguments", "quote it", "-m"
     )
-    assert_error(invoke(*common, "hello", "-p", "world"), "one of them")
-    assert_error(invoke(*common, "hello", "-f", tiny), "one of them")
+    assert_error(invoke(*common, "hello", "-p", "world"), "two prompts: give either")
+    assert_error(invoke(*common, "hello", "-f", tiny), "two prompts: give either")
     assert_error(invoke("run", tiny), "is the name of a model", "-m")
 
 

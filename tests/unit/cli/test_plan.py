@@ -210,7 +210,7 @@ def test_files_that_are_no_plans_are_refused_before_solving(bamboo: Path, tmp_pa
         (["--vram-budget", "50%"], ["no GPU here", "as an amount"]),
         (["--vram-budget", "lots"], ["such as 8, 8G or 8GiB"]),
         (["--vram-budget", "1", "--solver", "best"], ["solver 'best'", "greedy, latency, paper"]),
-        (["--vram-budget", "1", "--gpu-index", "a", "-o", "b"], ["it writes nothing"]),
+        (["--vram-budget", "1", "--gpu-index", "a", "-o", "b"], ["writes nothing", "leave -o"]),
         (["--vram-budget", "1", "-o", "/proc/none/plan.json"], ["cannot write there"]),
         (["--vram-budget", "1", "--kernels", "reference"], ["CPU's kernels", "leave"]),
         (["--vram-budget", "1", "--measure-recall"], ["plan runs none"]),

@@ -81,8 +81,8 @@ def test_flags_that_llama_server_has_too(served: list[Any]) -> None:
     assert settings.sampling.temperature == 0.1
     (line,) = result.stderr.splitlines()
     assert line == (
-        "flags of llama-server that mean nothing here: -ngl, -cb, -fa, --mlock, -b, -ub, "
-        "--jinja, --metrics, --slots"
+        "flags of llama-server that mean nothing here and are ignored: -ngl, -cb, -fa, --mlock, "
+        "-b, -ub, --jinja, --metrics, --slots"
     )
 
 
@@ -104,8 +104,8 @@ def test_flags_that_change_answers_of_llama_server_are_named_apart(served: list[
     settings = served[2]
     assert (settings.sampling.temperature, settings.max_tokens) == (0.25, None)
     assert result.stderr.splitlines() == [
-        "flags of llama-server that mean nothing here: -cb",
-        "flags of llama-server that change its answers, but none here: --rope-scaling, "
+        "flags of llama-server that mean nothing here and are ignored: -cb",
+        "flags of llama-server that change answers there, but have no effect here: --rope-scaling, "
         "--rope-freq-base, --chat-template, --mirostat, --dry-sequence-breaker",
     ]
     assert invoke("serve", "--predict", "12").exit_code == 0
@@ -127,7 +127,7 @@ def test_keys(served: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert settings.api_keys == ("zero", "one", "two")
     assert "zero" not in repr(settings)
     file.write_text("\n")
-    assert_error(invoke("serve", "--api-key-file", file), "there is no key in it")
+    assert_error(invoke("serve", "--api-key-file", file), "has no key; write one per line")
     assert_error(invoke("serve", "--api-key", ""), "--api-key is empty")
     assert_error(invoke("serve", "--api-key-file", tmp_path / "none"), "no such file")
 

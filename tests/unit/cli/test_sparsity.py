@@ -128,8 +128,8 @@ def test_recall_is_measured_without_being_counted(bamboo: Path) -> None:
         assert len(report[key]) == 2
         assert all(0 < value < 1 for value in report[key])
     shown = invoke(*common, "--measure-recall").stderr
-    assert "speed means nothing" in shown.splitlines()[0]
-    assert "FFN error: length of the error of the FFN's output" in shown
+    assert "speeds mean nothing" in shown.splitlines()[0]
+    assert "FFN error: norm of the FFN output's error" in shown
     rows = [line.split() for line in shown.splitlines() if line.split()[1:2] == ["mlp"]]
     assert [row[0] for row in rows] == ["0", "1"]
     assert float(rows[0][-1]) == pytest.approx(report["ffn_error"][0], abs=1e-5)

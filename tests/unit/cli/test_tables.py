@@ -216,7 +216,7 @@ def test_bench_is_narrow_however_the_plain_read_reads(
 
 def test_what_chat_says_of_the_embedded_model_fits() -> None:
     shown = invoke("chat", stdin="").stderr
-    assert "the embedded model tells stories" in shown
+    assert "the bundled model tells stories" in shown
     assert max(map(len, shown.splitlines())) <= 80
 
 
@@ -240,6 +240,6 @@ def test_a_ladder_explains_fewer_hot_neurons(capsys: pytest.CaptureFixture[str])
 def test_a_ladder_explains_slower_decoding(capsys: pytest.CaptureFixture[str]) -> None:
     small, large = _budget(1000, 2, has_attention=True), _budget(2000, 5, has_attention=True)
     print_budgets([small, replace(large, step_s=1.01)])
-    assert "may decode a little slower where prompts gain" in capsys.readouterr().out
+    assert "may decode a little slower if prompts gain" in capsys.readouterr().out
     print_budgets([small, large])
     assert "slower" not in capsys.readouterr().out

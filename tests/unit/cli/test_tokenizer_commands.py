@@ -85,7 +85,7 @@ def test_detokenize_hides_control_tokens_unless_asked_for(model: str) -> None:
         (["detokenize", "x"], "'x' is not a token id"),
         (["detokenize", "1.5"], "not a token id"),
         (["detokenize", "9" * 5000], "not a token id"),
-        (["detokenize", "{bad"], "no valid JSON"),
+        (["detokenize", "{bad"], "not valid JSON"),
         (["detokenize", '{"id": [1]}'], "no list of ids"),
         (["detokenize", '["a"]'], "not a token id"),
     ],

@@ -28,8 +28,8 @@ def test_parameters_for_each_prompt(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("prompts", "params", "message"),
     [
-        (["a", "b", "c"], [GREEDY, GREEDY], "prompts is 3, that of sampling parameters 2"),
-        ("a", [], "prompts is 1, that of sampling parameters 0"),
+        (["a", "b", "c"], [GREEDY, GREEDY], "there are 3 prompts and 2 sampling parameters"),
+        ("a", [], "there are 1 prompts and 0 sampling parameters"),
         ("a", {"max_tokens": 3}, r"must be SamplingParams, such as .*got \{'max_tokens': 3\}"),
         (["a", "b"], [GREEDY, None, {}], r"must be SamplingParams.*got \{\}"),
         ("a", "greedy", "must be SamplingParams.*got 'greedy'"),
@@ -162,8 +162,8 @@ def test_chat_without_a_template_does_not_speak_for_the_user(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("messages", "error"),
     [
-        ("hello", "messages are a list such as"),
-        (TALK[0], "messages are a list such as"),
+        ("hello", "messages must be a list such as"),
+        (TALK[0], "messages must be a list such as"),
         ([], "there are no messages"),
         (["hello"], "message 0 is 'hello'; a mapping with 'role'"),
         ([TALK[0], {"role": "user"}], "the content of message 1 must be a text, it has none"),

@@ -121,4 +121,4 @@ def test_run_prints_them_when_asked(tiny: Path) -> None:
         assert len(each["top"]) == 2
         assert each["logprob"] < 0
     assert "logprobs" not in json.loads(invoke(*command, "--json").stdout)
-    assert_error(invoke(*command, "--logprobs", "2"), "--logprobs adds to the output of --json")
+    assert_error(invoke(*command, "--logprobs", "2"), "--logprobs adds to --json: give --json too")

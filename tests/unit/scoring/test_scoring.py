@@ -82,7 +82,7 @@ def test_without_bos_the_first_token_is_not_scored(
     ids = llm.encode("hello")
     assert ids[0] != llm.loaded.tokenizer.bos_id
     check(llm, llm.score("hello")[0], ids, 1)
-    with pytest.raises(PromptError, match="no token stands before the continuation"):
+    with pytest.raises(PromptError, match="no token precedes the continuation"):
         llm.score([("", "hello")])
     with pytest.raises(PromptError, match=r"has 1 tokens, BOS included: .* two are needed"):
         llm.score([ids[:1]])
@@ -181,7 +181,7 @@ def test_perplexity_of_windows_is_that_of_the_command(tiny: Path) -> None:
         ([("a", "")], "the text has an empty continuation"),
         (["a b", ("a ", "")], "text 2 of 2 has an empty continuation"),
         (["a b", ([5], [])], "text 2 of 2 has an empty continuation"),
-        ([([], [5])], "no token stands before the continuation"),
+        ([([], [5])], "no token precedes the continuation"),
         ([("a", [5])], "must be two texts or two lists of ids"),
         (["a b", ""], "text 2 of 2 has 1 tokens, BOS included"),
         (["a b", [5, 999]], "text 2 of 2: token ids must be from 0 to 287"),

@@ -78,7 +78,7 @@ def batch(
 
     requests = read_requests(source)
     if target.exists() and target.samefile(source):
-        raise click.UsageError("-i and -o are the same file; answers need one of their own")
+        raise click.UsageError("-i and -o are the same file; give -o a file of its own")
     parallel = cast("int", flags["parallel"])
     settings = ServerSettings(
         model_name="powerinfer-story" if model is None else model.name.removesuffix(".gguf"),
@@ -118,9 +118,9 @@ def _report(
     if as_json:
         print_json({**counts, "output": str(answers.path)})
         return
-    before = f", {num_before} of them by an earlier run" if num_before else ""
+    before = f", {num_before} of them from an earlier run" if num_before else ""
     click.echo(
-        f"{answers.path}: {counts['requests']} answers{before}; {counts['failed']} are errors",
+        f"{answers.path}: {counts['requests']} answers{before}; {counts['failed']} failed",
         err=True,
     )
 

@@ -76,8 +76,7 @@ def _errors(
         errors = (math.nan,)
     if not all(error is None or 0 < error <= 1 for error in errors):
         raise click.BadParameter(
-            f"{text!r} is not a list of errors above 0, at most 1, such as 0.005,0.01; default "
-            "may be among them"
+            f"{text!r} is not a list of errors above 0 and at most 1, such as default,0.005,0.01"
         )
     return errors
 
@@ -198,7 +197,7 @@ def bench(  # noqa: PLR0913  click passes every flag as an argument
     others = (("settings", settings), ("errors", errors), ("file", file), ("tasks", tasks))
     for name, value in (*others, ("data", data), ("limit", limit), ("output", output)):
         if value:
-            raise click.UsageError(f"--{name} says what --quality measures; give --quality too")
+            raise click.UsageError(f"--{name} is for --quality: give --quality too")
     from powerinfer.bench.speed import SpeedPlan, measure_speed
     from powerinfer.cli.model import announce, device_report, open_llm
     from powerinfer.cli.report.sparsity import print_recall, sparsity_report
@@ -230,7 +229,7 @@ def _measure_quality(
 ) -> None:
     """The table of --quality."""
     if plan.decode_steps == 0:
-        raise click.UsageError("--quality needs at least one step of --decode")
+        raise click.UsageError("--quality decodes: give --decode 1 or more, got 0")
     if output is not None:
         check_folder(output.parent)
     from powerinfer.cli.report.quality import QualityJob, run_quality
@@ -243,7 +242,7 @@ def _print_table(report: "SpeedReport", device: "DeviceReport", result: "SpeedRe
     from powerinfer.store.memory import format_bytes
 
     kernels = report["kernels"] + ("" if device["device"] == "cpu" else f" and {device['device']}")
-    rows = [("what", "median", "range")]
+    rows = [("measured", "median", "range")]
     for length, times in result.prefill_s.items():
         rows.append((f"prefill {length}", *_rates(times, length)))
     if result.decode_s:

@@ -57,7 +57,7 @@ def cache(
 
     if ignored := ignored_setting():
         print_paragraph(
-            f"warning: XDG_CACHE_HOME is {ignored!r}, not an absolute path, and is ignored",
+            f"warning: XDG_CACHE_HOME is ignored: {ignored!r} is not an absolute path",
             err=True,
         )
     files = cached_files()

@@ -93,7 +93,7 @@ def _check_more(export: Path | None, plots: Path | None, output: Path | None) ->
         check_export(export)
         check_folder(export.parent)
         if output is not None and output.absolute() == export.absolute():
-            raise click.UsageError("-o and --export name the same file")
+            raise click.UsageError("-o and --export name the same file; give each its own")
     if plots is not None:
         from powerinfer.bench.figures import check_plotting
 
@@ -163,7 +163,7 @@ def _check_is_own(path: Path) -> None:
 
     if is_fetched(path):
         raise HubError(
-            f"{path}: it was fetched from the Hub and stays as it is there",
+            f"{path}: was fetched from the Hub, and is not changed",
             remedy="write a copy with {output}",
         )
 

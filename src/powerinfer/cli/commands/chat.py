@@ -76,7 +76,9 @@ def chat(
         )
         is_typed = sys.stdin is not None and sys.stdin.isatty()
         if is_typed:
-            click.echo("Enter sends, Ctrl-C stops an answer, Ctrl-D leaves, /help", err=True)
+            click.echo(
+                "Enter sends, Ctrl-C stops an answer, Ctrl-D leaves, /help lists commands", err=True
+            )
         failed = _converse(conversation)
         print_recall(llm.loaded.model)
     if failed and not is_typed:
@@ -97,8 +99,8 @@ def _announce_template(llm: "LLM", *, is_embedded: bool) -> None:
         return
     if is_embedded:
         text = (
-            "the embedded model tells stories and has no chat template: begin one, such as 'Once "
-            "upon a time', and it goes on; -m names a model that can talk"
+            "the bundled model tells stories and has no chat template: begin one, such as 'Once "
+            "upon a time', and it continues; use -m for a model that can talk"
         )
     else:
         text = (
@@ -167,7 +169,7 @@ def _answer(conversation: "Conversation", text: str, num_announced: int) -> None
     finally:
         pieces.close()
     if len(conversation.messages) == num_messages:
-        click.echo("(the message was not sent)", err=True)
+        click.echo("(stopped before the answer began: the message was not sent)", err=True)
         return
     if (more := conversation.num_dropped - num_announced) > 0:
         click.echo(f"(context nearly full: the oldest {more} messages were forgotten)", err=True)

@@ -64,7 +64,7 @@ def _parse(text: str) -> list[int]:
     words = [word for word in _SEPARATORS.split(text) if word]
     for word in words:
         if not _ID.fullmatch(word):
-            raise click.UsageError(f"{word[:40]!r} is not a token id; whole numbers are needed")
+            raise click.UsageError(f"{word[:40]!r} is not a token id; expected a whole number")
     return [int(word) for word in words]
 
 
@@ -72,10 +72,10 @@ def _from_json(text: str) -> str:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise click.UsageError(f"the ids are no valid JSON: {error}") from None
+        raise click.UsageError(f"the ids are not valid JSON: {error}") from None
     ids = value.get("ids") if isinstance(value, dict) else value
     if not isinstance(ids, list):
-        raise click.UsageError('the JSON has no list of ids; {"ids": [1, 2]} is needed')
+        raise click.UsageError('the JSON has no list of ids; expected {"ids": [1, 2]}')
     return " ".join(json.dumps(item) for item in ids)
 
 

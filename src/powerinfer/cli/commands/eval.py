@@ -76,9 +76,7 @@ def evaluate(
 ) -> None:
     """Measure accuracy on tasks, and how much of it sparsity costs."""
     if not tasks and file is None:
-        raise click.UsageError(
-            "there is nothing to measure: name tasks with --tasks, or a text with -f"
-        )
+        raise click.UsageError("nothing to measure: name tasks with --tasks, or a text with -f")
     found = read_tasks(tasks, data, limit)
     text = None if file is None else read_text(file)
     from powerinfer.cli.report.evaluation import run_evaluation

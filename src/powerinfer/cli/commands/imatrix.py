@@ -105,7 +105,7 @@ def imatrix(
         return
     if report["experts_without_tokens"]:
         click.echo(
-            f"note: {report['experts_without_tokens']} experts were chosen by no token; take more "
+            f"note: no token chose {report['experts_without_tokens']} of the experts; use more "
             "text",
             err=True,
         )

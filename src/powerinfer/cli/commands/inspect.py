@@ -50,7 +50,7 @@ def inspect(
 ) -> None:
     """Show what MODEL contains: architecture, sizes, formats, tokenizer, sparsity."""
     if path is not None and model is not None:
-        raise click.UsageError("MODEL and -m are both given; one of them is enough")
+        raise click.UsageError("MODEL and -m both name a model; give one of them")
     model = path or model
     if machine:
         if model is not None or tensors:

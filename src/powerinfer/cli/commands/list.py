@@ -70,7 +70,7 @@ def list_models(as_json: bool) -> None:  # noqa: FBT001
     elif rows:
         _print(rows)
     else:
-        click.echo("no models; `powerinfer pull hf:ORG/NAME[:QUANT]` fetches one", err=True)
+        click.echo("no models yet; `powerinfer pull hf:ORG/NAME[:QUANT]` fetches one", err=True)
 
 
 def _print(rows: list[ModelRow]) -> None:

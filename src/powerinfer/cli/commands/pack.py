@@ -133,8 +133,8 @@ def _useless(path: Path) -> list[str]:
     if activation.is_sparse:
         return []
     return [
-        f"the file's FFN activation is {activation}, so no neuron can be skipped; if the model was "
-        "trained with another one, name it with --activation"
+        f"no neuron can be skipped with the FFN activation {activation}; if the model was trained "
+        "with another one, name it with --activation"
     ]
 
 

@@ -106,9 +106,12 @@ def plan(
     options = llm_options(flags)
     check_dials(options.get("max_ffn_error"), options.get("recall"))
     if gpu_index is not None and (output is not None or write_gpu_index):
-        raise click.UsageError("--gpu-index explains an existing plan; it writes nothing")
+        raise click.UsageError(
+            "--gpu-index explains an existing plan and writes nothing: leave -o and "
+            "--write-gpu-index out"
+        )
     if options.get("measure_recall"):
-        raise click.UsageError("--measure-recall is about text that is run; plan runs none")
+        raise click.UsageError("--measure-recall needs a text, and plan runs none: leave it out")
     _check_targets(model, output, plots, writes_index=bool(write_gpu_index))
     solver = options.get("solver")
     task, chosen = _solve(model, gpu_index, options)
@@ -229,7 +232,7 @@ def _write(
     except PlacementError as error:
         if writes_index:
             raise
-        click.echo(f"note: no index for PowerInfer was written: {in_flags(error)}", err=True)
+        click.echo(f"note: PowerInfer's index was not written: {in_flags(error)}", err=True)
     return written
 
 

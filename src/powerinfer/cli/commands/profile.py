@@ -161,7 +161,7 @@ def _folder(model: Path | None, output: Path | None, options: "LLMOptions") -> P
     if output is None and (is_packaged(file.path) or is_fetched(file.path)):
         origin = "comes with the package" if is_packaged(file.path) else "was fetched from the Hub"
         raise PowerInferError(
-            f"{file.path.name} {origin}, nothing is written beside it",
+            f"{file.path.name} {origin}, so nothing is written next to it",
             remedy="name a folder with {output}",
         )
     folder = file.path.parent / FOLDER if output is None else output
@@ -204,7 +204,7 @@ def _count(
         def note(tokens: int) -> None:
             bar.close()
             click.echo(
-                f"note: {tokens} tokens are counted; the same command goes on there", err=True
+                f"note: {tokens} tokens are counted; the same command resumes there", err=True
             )
 
         return make_profile(

@@ -125,7 +125,7 @@ def _wish(text: str) -> "KeptFormat":
         )
     names = [each for each in format_names() if get_format(each).can_encode]
     if name.lower() not in names:
-        raise click.UsageError(f"--keep {text!r}: {name} is none of {', '.join(names)}")
+        raise click.UsageError(f"--keep {text!r}: {name} is not one of {', '.join(names)}")
     return KeptFormat(pattern, name.lower())
 
 
@@ -136,7 +136,7 @@ def _notes(report: "QuantizeReport", *, has_imatrix: bool) -> list[str]:
     if again:
         formats = sorted({tensor.source_format for tensor in again})
         notes.append(
-            f"{len(again)} matrices were quantized already ({', '.join(formats)}): errors add up; "
+            f"{len(again)} matrices were already quantized ({', '.join(formats)}): errors add up; "
             "a source in F16, BF16 or F32 gives a better file"
         )
     if has_imatrix:

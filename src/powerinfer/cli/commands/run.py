@@ -88,7 +88,7 @@ def run(  # noqa: PLR0913  click passes every flag as an argument
         content = decode_escapes(content)
     params = sampling_params(flags, max_tokens)
     if params.logprobs is not None and not as_json:
-        raise click.UsageError("--logprobs adds to the output of --json: give both")
+        raise click.UsageError("--logprobs adds to --json: give --json too")
     if params.has_form:
         from powerinfer.sampling.grammar.compiled import check_form
 
@@ -108,7 +108,7 @@ def _prompt(words: tuple[str, ...], prompt: str | None, file: Path | None) -> by
     """The prompt's bytes from wherever it was given."""
     if words:
         if prompt is not None or file is not None:
-            raise click.UsageError(f"{words[0]!r} and a prompt with -p or -f: give one of them")
+            raise click.UsageError(f"there are two prompts: give either {words[0]!r}, -p or -f")
         prompt = _quoted(words)
     if prompt is not None and file is not None:
         raise click.UsageError("give the prompt with -p or with -f, not both")

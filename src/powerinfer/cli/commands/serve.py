@@ -118,8 +118,8 @@ def serve(model: Path | None, **flags: object) -> int:
 
     taken = take_llama_server_flags(flags)
     for names, what in (
-        (taken.meaningless, "that mean nothing here"),
-        (taken.without_effect, "that change its answers, but none here"),
+        (taken.meaningless, "that mean nothing here and are ignored"),
+        (taken.without_effect, "that change answers there, but have no effect here"),
     ):
         if names:
             click.echo(f"flags of llama-server {what}: {', '.join(names)}", err=True)
@@ -167,7 +167,7 @@ def _warn_if_open(settings: "ServerSettings") -> None:
 
     if not settings.api_keys and not is_loopback(settings.host):
         click.echo(
-            f"warning: everybody who reaches {settings.host} can use this server: set a key with "
+            f"warning: anyone who reaches {settings.host} can use this server: set a key with "
             "--api-key or --api-key-file",
             err=True,
         )

@@ -157,7 +157,7 @@ def sparsify(
         with ProgressBar("training") as bar:
             report = train(plan, bar)
     except KeyboardInterrupt:
-        click.echo("stopped; the same command goes on where it last saved", err=True)
+        click.echo("stopped; the same command resumes from the last save", err=True)
         raise
     if as_json:
         print_json({key: value for key, value in report.items() if key != "run"})

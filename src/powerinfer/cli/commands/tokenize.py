@@ -96,7 +96,7 @@ def read_content(argument: str | None, file: Path | None, what: str) -> bytes:
         click.ClickException: the file cannot be read.
     """
     if argument is not None and file is not None:
-        raise click.UsageError(f"{what} and -f are both given; one of them is enough")
+        raise click.UsageError(f"{what} and -f are both given; give one of them")
     if argument is not None:
         return os.fsencode(argument)
     if file is not None:

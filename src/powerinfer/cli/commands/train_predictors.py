@@ -237,7 +237,7 @@ def _train(
         with open_llm(model, options) as llm, ProgressBar("training") as bar:
             return train(llm.loaded, plan, bar)
     except KeyboardInterrupt:
-        click.echo("stopped; the same command goes on from here", err=True)
+        click.echo("stopped; the same command resumes from here", err=True)
         raise
 
 

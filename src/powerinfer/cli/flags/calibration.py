@@ -30,8 +30,8 @@ def _kind(text: str) -> str:
             return "+".join(str(part) for part in parts)
     scored = [name for name in kind_names() if get_kind(name.partition(":")[0]).scorer]
     raise click.BadParameter(
-        f"{text!r} has no threshold to calibrate; kinds that have one are "
-        f"{', '.join(scored)}, and cascades such as sign+lowbit:2"
+        f"{text!r} has no threshold to calibrate; use {', '.join(scored)} or a cascade such as "
+        "sign+lowbit:2"
     )
 
 

@@ -272,7 +272,7 @@ class _FormFile(PathType):
     ) -> str:
         text = os.fspath(value)
         if "::=" in text or text.lstrip().startswith("{"):
-            self.fail("expected the name of a file that holds it; - is stdin", param, ctx)
+            self.fail("expected the name of a file, not its content; - is stdin", param, ctx)
         return read_text(super().convert(value, param, ctx)).decode("utf-8")
 
 

@@ -6,8 +6,8 @@ __all__ = ["about_command", "about_option", "advice_for", "looks_like_model"]
 
 _DOWNLOAD = "name a model of huggingface.co with -m hf:ORG/NAME[:QUANT][@REVISION]"
 _PLACEMENT = (
-    "powerinfer places neurons rather than layers on a GPU and plans by itself which: set the GPU "
-    "memory to use with --vram-budget, such as 8GiB, or use --device cpu for no GPU"
+    "powerinfer places neurons, not layers, on a GPU and chooses them itself: set the GPU memory "
+    "with --vram-budget, such as 8GiB, or use --device cpu for no GPU"
 )
 _CHAT = "use `powerinfer chat` for a conversation"
 _NO_LIST = "`powerinfer list` shows fetched models, `powerinfer inspect FILE` describes one"
@@ -22,7 +22,7 @@ _ADVICE: dict[str, str] = {
     "-mg --main-gpu -dev": "choose the GPU with --device, such as cuda:0",
     "-hf -hfr --hf-repo -hff --hf-file -mu --model-url -dr --docker-repo": _DOWNLOAD,
     "-hft --hf-token": "set HF_TOKEN, or run `hf auth login`",
-    "--offline": "set HF_HUB_OFFLINE=1; a model that is there costs no request anyway",
+    "--offline": "set HF_HUB_OFFLINE=1; a fetched model needs no request anyway",
     "-cnv --conversation run:-i chat:-i --interactive -if --interactive-first": _CHAT,
     "-ins --instruct": _CHAT,
     "-no-cnv --no-conversation -st --single-turn": "`powerinfer run` writes one text and ends; "
@@ -37,16 +37,16 @@ _ADVICE: dict[str, str] = {
     "out",
     "--mlock": "use --no-mmap to copy the weights into memory when the model loads",
     "-tb --threads-batch": "-t sets the threads of prompts too",
-    "-ctk --cache-type-k -ctv --cache-type-v": "use --kv-type f16 or --kv-type q8_0, which is for "
-    "keys and values",
+    "-ctk --cache-type-k -ctv --cache-type-v": "use --kv-type f16 or --kv-type q8_0, which sets "
+    "both",
     "-bf --binary-file": "use -f, which reads any bytes",
     "--no-context-shift": "old text is never dropped unless --context-shift is given; leave it out",
     "-co --color --simple-io --log-disable --no-warmup --warmup": _LEAVE_OUT,
     "--no-perf --perf -v --verbose": "figures always go to stderr; 2>/dev/null hides them",
-    "--lora --mmproj -md --model-draft": "powerinfer has nothing like it yet",
+    "--lora --mmproj -md --model-draft": "powerinfer has nothing like it",
     "run:--grammar-file": "use --grammar FILE",
     "run:-j run:--json-schema-file run:-jf": "use --json-schema FILE",
-    "chat:--grammar chat:--json-schema chat:--regex": "powerinfer run has it: a form for one text",
+    "chat:--grammar chat:--json-schema chat:--regex": "use `powerinfer run`, which has it",
     "bench:-p bench:--n-prompt": "use --prefill N",
     "bench:-n bench:--n-gen": "use --decode N",
     "bench:-r bench:--repetitions": "use --repeats N",

@@ -66,7 +66,7 @@ def _keys(given: tuple[str, ...], file: Path | None) -> tuple[str, ...]:
         lines = read_text(file).decode().splitlines()
         found = [line.strip() for line in lines if line.strip()]
         if not found:
-            raise click.ClickException(f"{file}: there is no key in it; write one in each line")
+            raise click.ClickException(f"{file}: has no key; write one per line")
         keys += found
     if not all(each.strip() for each in keys):
         raise click.UsageError("--api-key is empty; leave it out for a server without keys")

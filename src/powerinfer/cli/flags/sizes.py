@@ -24,5 +24,5 @@ class SizeType(click.ParamType[int]):
         except (PromptError, ValueError):
             found = None
         if found is None:
-            self.fail(f"{value!r:.40} is no size such as 8GiB or 512MiB", param, ctx)
+            self.fail(f"{value!r:.40} is not a size such as 8GiB or 512MiB", param, ctx)
         return found

@@ -120,8 +120,8 @@ def print_report(calibration: "Calibration", written: Written) -> None:
     print_table([_HEAD, *(_row(_layer(calibration, n)) for n in range(len(calibration.layers)))])
     click.echo()
     print_paragraph(
-        "each kind at its fastest setting within the dial: means over the layers that have such a "
-        "setting (column 2)"
+        "each kind at its fastest setting within the limit: means over the layers that have one "
+        "(column 2)"
     )
     print_table([_KINDS_HEAD, *(_kind_row(kind) for kind in _kinds(calibration))])
     click.echo()
@@ -130,16 +130,14 @@ def print_report(calibration: "Calibration", written: Written) -> None:
         f"{calibration.dial}"
     )
     print_paragraph(
-        "fire: share of the neurons that are not zero; density: share that the predictor lets "
-        "pass; "
-        f"hot 80 %: share of the neurons that make 80 % of the activations; time: of the FFN "
-        f"against exact, by bytes read; all layers {_time(calibration):.2f}"
+        "fire: share of the neurons that are not zero; hot 80 %: share of the neurons that make "
+        "80 % of the activations; density: share that the predictor lets pass; time: of the FFN, "
+        f"relative to exact, by bytes read; all layers {_time(calibration):.2f}"
     )
     if calibration.num_experts > 1:
         print_paragraph(
-            f"of {calibration.num_experts} experts a token is given to "
-            f"{calibration.num_experts_used}: shares are of the neurons of those, hot 80 % of the "
-            "neurons of all"
+            f"a token uses {calibration.num_experts_used} of {calibration.num_experts} experts: "
+            "shares count the neurons of those, hot 80 % the neurons of all"
         )
     click.echo(f"stored in {written.stored}")
     for path in written.exports:

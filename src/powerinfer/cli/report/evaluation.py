@@ -23,10 +23,10 @@ _HEAD = ("setting", "accuracy", "+/-", "difference", "+/-", "equal answers")
 _NORMALIZED_HEAD = ("per character", "+/-")
 _TEXT_HEAD = ("setting", "perplexity", "+/-", "change")
 _LEGEND = (
-    "+/- is one standard error; that of a difference to off is paired, as both answered the same "
-    "items; equal answers are those that off gave too"
+    "+/- is one standard error, paired for differences to off, which answered the same items; "
+    "equal answers are those that off gave too"
 )
-_NORMALIZED_LEGEND = "; per character: the choice counts that is likeliest for its length"
+_NORMALIZED_LEGEND = "; per character: accuracy when the likeliest choice for its length counts"
 
 
 def run_evaluation(
@@ -131,8 +131,8 @@ def _note_cut(row: "TaskRow") -> None:
     if row.truncated:
         requests = f"{row.truncated} request{'s' if row.truncated != 1 else ''}"
         print_paragraph(
-            f"note: the context does not hold {requests}; what is too much was cut off at the "
-            "beginning, as lm-eval does; -c takes a larger context",
+            f"note: {requests} did not fit into the context and lost the beginning, as in lm-eval; "
+            "-c sets a larger context",
             err=True,
         )
 

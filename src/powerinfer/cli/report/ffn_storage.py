@@ -101,7 +101,7 @@ def experts_report(file: "GGUFFile", config: "ModelConfig") -> ExpertsReport | N
 def describe_experts(report: ExpertsReport) -> str:
     """How many experts a token uses, and what it reads of them."""
     return (
-        f"{report['used']} of {report['count']} experts for a token, which reads "
+        f"{report['used']} of {report['count']} experts per token, which reads "
         f"{percent(report['share_read'])} of their {format_bytes(report['bytes'])}"
     )
 
@@ -126,6 +126,6 @@ def packing_advice(
     instead = f", {' and '.join(changed)} as q8_0" if changed else ""
     return (
         f"stored by columns and read whole, {percent(plain_down_bytes / ffn_bytes)} of the FFN's "
-        f"bytes; `powerinfer pack` stores it by neurons{instead}, and those that do not fire are "
+        f"bytes; `powerinfer pack` stores it by neurons{instead}, so that inactive ones are "
         "skipped there too"
     )

@@ -47,7 +47,9 @@ def print_placement(loaded: "LoadedModel") -> None:
     if loaded.model.observer is not None:
         reason = "every layer is observed"
     if reason is not None:
-        print_paragraph(f"steps are not recorded, and so slower than predicted: {reason}", err=True)
+        print_paragraph(
+            f"steps are not recorded, so decoding is slower than predicted: {reason}", err=True
+        )
 
 
 def _grown(formats: tuple["WeightFormat", ...]) -> Iterable[str]:
@@ -100,7 +102,7 @@ def print_parts(found: PlacementReport, *, err: bool = False) -> None:
         ("hot neurons", _hot(found), found.neuron_bytes),
         ("output head", "GPU" if found.output_bytes else "CPU", found.output_bytes),
         ("driver, workspaces", "GPU" if found.overhead_bytes else "-", found.overhead_bytes),
-        ("in all", f"of {format_bytes(found.budget_bytes)}", found.total_bytes),
+        ("total", f"of {format_bytes(found.budget_bytes)}", found.total_bytes),
     ]
     cells = [(name, where, format_bytes(num_bytes)) for name, where, num_bytes in rows]
     print_table(cells, left=(0, 1), indent=2, err=err)
@@ -195,14 +197,14 @@ def print_budgets(points: Sequence["BudgetPoint"]) -> None:
     print_table(rows)
     if any(after.step_s > before.step_s for before, after in pairwise(points)):
         print_paragraph(
-            "a larger budget may decode a little slower where prompts gain more: a plan counts one "
+            "a larger budget may decode a little slower if prompts gain more: a plan counts one "
             "prompt token for each decoded one"
         )
     plans = [point.plan for point in points]
     if any(map(_trades_neurons, plans, plans[1:])):
         print_paragraph(
             "a larger budget may hold fewer hot neurons: attention, predictors or the output head "
-            "take the room where that gains more"
+            "take their room if that gains more"
         )
     click.echo()
 

@@ -32,11 +32,11 @@ def print_predictors(trained: "TrainedPredictors", plan: "TrainingPlan") -> None
     click.echo()
     print_paragraph(
         f"measured on {trained.report['held_out_tokens']} of {trained.report['tokens']} tokens, "
-        "which were not trained on, with the predictors of all layers at work"
+        "which were held out, with the predictors of all layers active"
     )
     print_paragraph(
-        f"the predictors have {percent(trained.share)} of the model's parameters; at most "
-        f"{percent(plan.goal.max_share)} were allowed"
+        f"the predictors have {percent(trained.share)} of the model's parameters; the limit is "
+        f"{percent(plan.goal.max_share)}"
     )
     click.echo(f"written to {plan.output}")
 

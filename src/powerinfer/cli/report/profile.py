@@ -110,13 +110,13 @@ def print_report(outcome: "Outcome", written: Written) -> None:
     )
     if written.compared_with is not None:
         print_paragraph(
-            f"top: share of the neurons that fire most often here which are among those of "
-            f"{written.compared_with} too"
+            "top: share of the neurons that fire most often here and also do so in "
+            f"{written.compared_with}"
         )
     if record.num_experts > 1:
         print_paragraph(
-            f"of {record.num_experts} experts a token is given to {written.num_experts_used}: fire "
-            "is of the neurons of those, hot 80 % and never of the neurons of all"
+            f"a token uses {written.num_experts_used} of {record.num_experts} experts: fire counts "
+            "the neurons of those, hot 80 % and never the neurons of all"
         )
     click.echo(f"stored in {written.folder}")
     for path in written.plots:

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["QualityJob", "run_quality"]
 
 _BUNDLED = (
-    "text: the one in the package, which `powerinfer calibrate` may have seen: give another with "
-    "-f FILE to judge a calibration"
+    "text: the bundled one, which `powerinfer calibrate` may have seen: give another with -f FILE "
+    "to judge a calibration"
 )
 # What the settings vary, or the plan says.
 _OTHER_OPTIONS = ("sparsity", "max_ffn_error", "recall", "context_length", "device")
@@ -110,7 +110,7 @@ def _say_what_is_kept(results: QualityResults, job: QualityJob) -> None:
     kept = (
         "; -o FILE would have kept them for the next run"
         if job.output is None
-        else f", which {job.output} keeps: the same command goes on"
+        else f" and kept in {job.output}: the same command resumes"
     )
     print_paragraph(f"note: {rows} measured{kept}", err=True)
 

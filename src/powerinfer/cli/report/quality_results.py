@@ -126,7 +126,7 @@ def load_results(path: Path) -> QualityResults:
 
     def unusable(problem: str) -> MeasurementError:
         return MeasurementError(
-            f"{path}: no {_NOUN}: {problem}", remedy="name another file with {output}"
+            f"{path}: not a {_NOUN}: {problem}", remedy="name another file with {output}"
         )
 
     top = Field.parse(data, unusable)

@@ -22,13 +22,13 @@ _COLUMNS = (
     *("density", "recall", "FFN error", "perplexity", "change", "agreement"),
 )
 _LEGEND = (
-    "speedup is over dense decoding, run in turns, the median of the repeats, range their smallest "
-    "and largest; tokens/s is the dense model's times the speedup; predictor is the part of "
-    "bytes/token that predictors read; active neurons were computed and used, density is the share "
-    "that predictors let pass; recall and FFN error are those of the worst layer; agreement is how "
-    "often the likeliest token is the dense model's"
+    "speedup is the median over the repeats, against dense decoding in turns, and range the "
+    "smallest and largest; tokens/s is the dense model's times the speedup; predictor is the part "
+    "of bytes/token that predictors read; active neurons were computed and used, density is the "
+    "share that predictors let pass; recall and FFN error are those of the worst layer; agreement "
+    "is how often the likeliest token is the dense model's"
 )
-_TASK_LEGEND = "; below the name of a task stands the accuracy on it"
+_TASK_LEGEND = "; the column of a task is the accuracy on it"
 
 
 def print_quality(results: QualityResults, tasks: "Sequence[Task]") -> None:

@@ -20,7 +20,7 @@ def say_if_full(llm: "LLM", generation: "Generation", params: "SamplingParams") 
         return
     click.echo(
         f"(the context of {llm.loaded.model.context_length} tokens is full after {count} generated "
-        "tokens: take a larger one with -c, or drop old text with --context-shift)",
+        "tokens: set a larger one with -c, or drop old text with --context-shift)",
         err=True,
     )
 

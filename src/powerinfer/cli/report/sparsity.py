@@ -16,7 +16,7 @@ __all__ = ["describe_shares", "describe_sparsity", "print_recall", "sparsity_rep
 
 def describe_sparsity(loaded: "LoadedModel") -> str:
     """What decides which neurons run, for the line at the start."""
-    watched = " (recall is measured: speed means nothing)"
+    watched = " (measuring recall: speeds mean nothing)"
     return loaded.sparsity.summary + (watched if loaded.options.measure_recall else "")
 
 
@@ -71,14 +71,14 @@ def print_recall(model: "Model") -> None:
     print_table([_RECALL_HEAD, *rows], left=(1,), err=True)
     of_experts = " of the chosen experts" if meter.has_experts else ""
     print_paragraph(
-        f"fire: share of the neurons{of_experts} that are not zero; density: share "
-        "that the predictor lets pass; "
-        "recall: share of those that fire which pass; precision: share of those that pass which "
-        "fire; FFN error: length of the error of the FFN's output, divided by the output's length.",
+        f"fire: share of the neurons{of_experts} that are not zero; density: share that the "
+        "predictor lets pass; recall: share of the firing neurons that pass; precision: share of "
+        "the passing neurons that fire; FFN error: norm of the FFN output's error, divided by the "
+        "output's norm.",
         err=True,
     )
     print_paragraph(
-        "Figures of speed include the measuring and mean nothing here; bytes and shares do not.",
+        "Speeds include the measuring and mean nothing here; bytes and shares exclude it.",
         err=True,
     )
 
