@@ -15,24 +15,23 @@ from powerinfer.tokenizer import Tokenizer
 __all__ = ["Conversation", "Message"]
 
 Message = dict[str, str]
-"""`role` (system, user or assistant) and `content`; perhaps what was thought, by the name that
-templates read: `reasoning_content`."""
+"""`role` (system, user or assistant) and `content`; perhaps reasoning, as `reasoning_content`."""
 
 # An answer without a limit may use at least this part of the context.
 _ANSWER_PART = 4
 
 
 class Conversation:
-    """Keeps the messages and turns them into prompts.
+    """Messages with a model, turned into prompts.
 
-    It is one sequence that goes on: tokens of its earlier answers count as generated and not as
-    prompt, so that `reuse_prefix` finds their keys and values and changes no bit. This works as far
-    as the template writes the same tokens again; everything after the first different token is
+    The conversation is one continued sequence: tokens of earlier answers count as generated, not
+    as prompt, so that `reuse_prefix` finds their keys and values and changes no bit. This holds as
+    long as the template writes the same tokens again; from the first different token on, all is
     prompt.
 
     Attributes:
-        messages: all that was said, each with `role` and `content`; also what was forgotten.
-        last: figures and end of the last answer, None before the first.
+        messages: all messages, also forgotten ones, with `role` and `content`.
+        last: the last answer with its figures, None before the first.
         num_dropped: messages at the beginning that the model no longer sees.
     """
 
@@ -48,13 +47,13 @@ class Conversation:
         """Start without messages.
 
         Args:
-            llm: the model; loaded with `reuse_prefix`, earlier turns are not computed again.
+            llm: the model; with `reuse_prefix`, earlier turns are not computed again.
             params: sampling parameters of every answer.
-            system: instruction that stands before the first message.
-            drops_old: forget the oldest turns where the conversation leaves no room for an answer,
-                until it fills half of the context at most; else a conversation that outgrows the
-                context is an error.
-            as_text: writes the prompt instead of the model's chat template.
+            system: instruction before the first message.
+            drops_old: forget the oldest turns if the conversation leaves no room for an answer,
+                until it fills at most half of the context; otherwise a conversation that outgrows
+                the context is an error.
+            as_text: function that writes the prompt instead of the model's chat template.
         """
         self._llm = llm
         self._as_text = as_text
@@ -64,12 +63,12 @@ class Conversation:
         self.messages: list[Message] = []
         self.last: Generation | None = None
         self.num_dropped = 0
-        # Of the last prompt with its answer: the tokens, and of each whether it was given.
+        # Tokens of the last prompt and its answer, each with True if it belonged to the prompt.
         self._history: list[tuple[int, bool]] = []
 
     @property
     def params(self) -> SamplingParams:
-        """Sampling parameters of the answers to come."""
+        """Sampling parameters of the next answers."""
         return self._given
 
     @params.setter
@@ -78,7 +77,7 @@ class Conversation:
 
     @property
     def transcript(self) -> list[Message]:
-        """The system message, if there is one, and all messages."""
+        """The system message, if any, and all messages."""
         return [*self._system, *self.messages]
 
     def clear(self) -> None:
@@ -87,36 +86,36 @@ class Conversation:
         self.num_dropped = 0
 
     def undo(self) -> str | None:
-        """Take the last message and its answer back; returns the message, None if there is none."""
+        """Remove the last message and its answer; return the message, None if there is none."""
         asked_at = [i for i, each in enumerate(self.messages) if each["role"] == "user"]
         if not asked_at:
             return None
         asked = self.messages[asked_at[-1]]["content"]
         del self.messages[asked_at[-1] :]
-        # What was dropped to make room for it may fit again.
+        # Messages dropped to make room for it may fit again.
         self.num_dropped = 0
         return asked
 
     def ask(self, text: str) -> Generator[str]:
         """Send a message and iterate over the pieces of the answer.
 
-        Thoughts stand between `<think>` and `</think>`, also where the model writes other marks
+        Reasoning is between `<think>` and `</think>`, also if the model writes other marks
         (gpt-oss) or the prompt has the first of them.
 
-        What was answered is kept even if the iteration is ended early, by Ctrl-C or `close`. What
-        ends it before the answer begins removes the message.
+        An iteration that is ended early, by Ctrl-C or `close`, keeps the answer so far. One that
+        is ended before the answer begins removes the message.
 
         Raises:
             PromptError: the conversation is longer than the context.
         """
         num_messages = len(self.messages)
-        # The model may be closed before its answer ends, and must not be kept until then.
+        # Read now, because the model may be closed before its answer ends.
         is_harmony = self._tokenizer.is_harmony
         try:
             self.messages.append({"role": "user", "content": text})
             token_ids = self._prompt_ids()
-            marks = self._marks(token_ids)
-            stream = self._llm.stream(token_ids, self._params, is_prompt=marks)
+            is_prompt = self._is_prompt(token_ids)
+            stream = self._llm.stream(token_ids, self._params, is_prompt=is_prompt)
         except BaseException:
             del self.messages[num_messages:]
             raise
@@ -127,32 +126,32 @@ class Conversation:
         finally:
             stream.close()
             self.last = stream.generation
-            self._history = list(zip(token_ids, marks, strict=True))
+            self._history = list(zip(token_ids, is_prompt, strict=True))
             self._history += [(token_id, False) for token_id in self.last.token_ids]
             content = "".join(_with_beginning(opened, [self.last.text])).strip()
             said = answer({"role": "assistant", "content": content}, is_harmony=is_harmony)
             self.messages.append({key: str(value) for key, value in said.items()})
 
-    def _marks(self, token_ids: list[int]) -> list[bool]:
-        """Of each token of a prompt whether it was given, or generated by this conversation."""
-        marks = [True] * len(token_ids)
+    def _is_prompt(self, token_ids: list[int]) -> list[bool]:
+        """For each token, False if this conversation generated it in an earlier answer."""
+        is_prompt = [True] * len(token_ids)
         pairs = zip(token_ids, self._history, strict=False)
-        for index, (token_id, (known, mark)) in enumerate(pairs):
+        for index, (token_id, (known, was_prompt)) in enumerate(pairs):
             if token_id != known:
                 break
-            marks[index] = mark
-        return marks
+            is_prompt[index] = was_prompt
+        return is_prompt
 
     def _prompt_ids(self) -> list[int]:
-        """Tokens of the conversation, after dropping old turns where that is needed and wanted.
+        """Tokens of the conversation, after dropping old turns if that is needed and wanted.
 
-        Where something must go, half of the context is freed: each time that the beginning of the
-        prompt changes, all of it is computed anew.
+        Dropping frees half of the context, because each change to the beginning of the prompt
+        makes all of it be computed again.
         """
         room = self._room_for_answer()
         first = self.num_dropped if self._drops_old else 0
         while True:
-            # The newest message is what is to be answered.
+            # The newest message is the one to answer.
             may_drop = self._drops_old and first + 1 < len(self.messages)
             try:
                 token_ids = self._encode(first)
@@ -191,7 +190,7 @@ class Conversation:
 
 
 def _with_beginning(beginning: str, pieces: Iterable[str]) -> Iterator[str]:
-    """Pieces of a text with something in front of the first, if there is one that is not empty."""
+    """Yield pieces of a text with a beginning before the first that is not empty."""
     for piece in filter(None, pieces):
         yield beginning + piece
         beginning = ""

@@ -1,1 +1,1 @@
-"""Prompts from what callers pass: texts, messages, chat templates and reasoning marks."""
+"""Prompts from texts, token ids and messages: checking, tokenizing, chat templates."""

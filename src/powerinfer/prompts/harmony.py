@@ -1,7 +1,7 @@
-"""Answers in the format "harmony" of gpt-oss: what was thought, and what is said.
+"""Answers in the format "harmony" of gpt-oss, split into reasoning and text.
 
-An answer is a row of parts such as `<|channel|>analysis<|message|>...<|end|>`, and the last one is
-`<|start|>assistant<|channel|>final<|message|>...`. Its template wants thoughts and text apart.
+An answer is a sequence of parts such as `<|channel|>analysis<|message|>...<|end|>`, and the last is
+`<|start|>assistant<|channel|>final<|message|>...`. The template takes reasoning and text apart.
 """
 
 import re
@@ -21,10 +21,10 @@ class HarmonyPart:
     """A piece of one part of an answer.
 
     Attributes:
-        is_thought: it is not said.
-        starts: nothing of this part came before.
-        text: is not empty.
-        recipient: whom the part is for, such as `functions.weather`; None for the user.
+        is_thought: True for reasoning, False for text to the user.
+        starts: True for the first piece of its part.
+        text: never empty.
+        recipient: receiver of the part, such as `functions.weather`; None for the user.
     """
 
     is_thought: bool
@@ -34,11 +34,7 @@ class HarmonyPart:
 
 
 def shown_parts(pieces: Iterable[str]) -> Iterator[str]:
-    """A streamed answer without its marks; thoughts stand between `<think>` and `</think>`.
-
-    Args:
-        pieces: of the answer as the model writes it, cut anywhere.
-    """
+    """Yield a streamed answer without its marks, reasoning between `<think>` and `</think>`."""
     is_thinking, is_first = False, True
     for part in _read(pieces):
         if part.is_thought is not is_thinking:
@@ -52,11 +48,7 @@ def shown_parts(pieces: Iterable[str]) -> Iterator[str]:
 
 
 def split_parts(message: Mapping[str, object]) -> Mapping[str, object]:
-    """A message of the assistant with thoughts and text apart, as the template wants them.
-
-    Args:
-        message: is returned as it is where its content has no marks.
-    """
+    """Split an assistant message with marks into reasoning and text, as the template takes it."""
     content = message.get("content")
     if message.get("role") != "assistant" or not isinstance(content, str):
         return message
@@ -80,27 +72,27 @@ def _read(pieces: Iterable[str]) -> Iterator[HarmonyPart]:
 
 
 class HarmonyReader:
-    """Follows the marks of an answer; text before the first of them is said, not thought."""
+    """Incremental reader of an answer; text before the first mark is not reasoning."""
 
     def __init__(self) -> None:
         self._held = ""
-        # Between the mark that begins a part and the one that begins its text.
+        # Text between the mark that begins a part and the one that begins its content.
         self._header: str | None = None
         self._is_thought = False
         self._recipient: str | None = None
         self._starts = True
 
     def push(self, piece: str) -> list[HarmonyPart]:
-        """Read on; an end that may become a mark is held back."""
+        """Read a piece; an end that may become a mark is held back."""
         return list(self._split(self._hold(self._held + piece)))
 
     def finish(self) -> list[HarmonyPart]:
-        """What was held back, at the end of the answer."""
+        """Return the text held back at the end of the answer."""
         held, self._held = self._held, ""
         return list(self._split(held))
 
     def _hold(self, text: str) -> str:
-        """Keep an end that may become a mark; returns what stands before it."""
+        """Hold back an end that may become a mark; return the text before it."""
         _, sign, end = text.rpartition("<")
         may_become = sign and any(f"|{mark}|>".startswith(end) for mark in _MARKS)
         self._held = sign + end if may_become and not end.endswith(">") else ""
@@ -125,11 +117,11 @@ class HarmonyReader:
 
     def _note(self, mark: str) -> None:
         if mark in ("start", "channel"):
-            # Whom a part is for stands behind the role or behind the channel.
+            # The recipient follows the role or the channel.
             self._recipient = self._named() if mark == "channel" else None
             self._header = ""
         elif mark == "message":
-            # A header is a channel, then perhaps whom a call is for; without a channel a role.
+            # A header is a channel and perhaps a recipient, or a role.
             self._is_thought = (self._header or "").split()[:1] == [_THOUGHTS]
             self._recipient = self._named()
             self._header, self._starts = None, True
@@ -138,6 +130,6 @@ class HarmonyReader:
             self._recipient = None
 
     def _named(self) -> str | None:
-        """Whom the header so far is for."""
+        """The recipient in the header so far."""
         found = _RECIPIENT.search(self._header or "")
         return found[1] if found else self._recipient

@@ -1,11 +1,11 @@
-"""Tokenizing a prompt for a context, without wasting time and memory on one that cannot fit."""
+"""Tokenizing prompts for a context, without wasting time and memory on those that cannot fit."""
 
 from powerinfer.errors import ContextLengthError
 from powerinfer.tokenizer import Tokenizer
 
 __all__ = ["encode_prompt", "too_long"]
 
-# Of a prompt that is up to so many times too long, all tokens are counted for the message.
+# Up to this many contexts, all tokens of a prompt are counted for the message.
 _COUNTED_CONTEXTS = 4
 
 
@@ -18,21 +18,20 @@ def encode_prompt(
     num_uncomputed: int = 0,
     name: str = "the prompt",
 ) -> list[int]:
-    """Token ids of a prompt, special tokens recognised.
+    """Token ids of a prompt, with special tokens recognised.
 
-    A text that is far too long is refused after a small part of it, or after none where its length
-    alone tells; a prompt that fits never is.
+    A text that is far too long is refused early, by its length alone or after a small part of it.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: tokenizer of the model.
         text: the prompt.
-        context_length: most tokens that are computed.
+        context_length: largest number of computed tokens.
         add_bos: put BOS in front; None does what the model expects.
-        num_uncomputed: tokens at the end that are never computed, and need no room.
-        name: of the text in an error.
+        num_uncomputed: tokens at the end that are never computed and need no room.
+        name: name of the text in an error.
 
     Raises:
-        ContextLengthError: it has more tokens than the context holds.
+        ContextLengthError: the prompt has more tokens than the context holds.
     """
     longest = context_length + num_uncomputed
     least = tokenizer.least_tokens(text)
@@ -48,7 +47,7 @@ def encode_prompt(
 
 
 def too_long(count: str, context_length: int, name: str = "the prompt") -> ContextLengthError:
-    """The error for a prompt of `count` tokens, a number or a bound on it in words."""
+    """Create the error for a prompt of `count` tokens, a number or a bound in words."""
     return ContextLengthError(
         f"{name} has {count} tokens, the context holds {context_length}",
         remedy="shorten it or take a larger context ({context_length})",

@@ -1,4 +1,4 @@
-"""Messages of a conversation to the token ids of a prompt, by the model's chat template."""
+"""Prompts from the messages of a conversation, by the model's chat template."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,9 +12,9 @@ from powerinfer.tokenizer import Tokenizer
 __all__ = ["FALLBACK_STOP", "Message", "message_ids", "with_chat_stop"]
 
 Message = Mapping[str, object]
-"""`role` (system, user, assistant, or what else the template knows) and `content`, both texts."""
+"""`role` (system, user, assistant or others that the template knows) and `content`, both texts."""
 
-# Where a model without a template would begin to speak for the user (see FALLBACK_TEMPLATE).
+# The text with which a model without a template begins to speak for the user (FALLBACK_TEMPLATE).
 FALLBACK_STOP = "\nUser:"
 
 
@@ -24,13 +24,9 @@ def message_ids(
     context_length: int,
     **variables: object,
 ) -> list[int]:
-    """The prompt that makes the model answer the last message.
+    """Token ids of the prompt that makes the model answer the last message.
 
-    Args:
-        tokenizer: of the model, with its chat template.
-        messages: the oldest first.
-        context_length: most tokens that the prompt may have.
-        **variables: more variables for the template (`tools`, `enable_thinking` ...).
+    `variables` are more variables for the template (`tools`, `enable_thinking` ...).
 
     Raises:
         PromptError: the messages are malformed, the template refuses them, or they are too long.
@@ -53,19 +49,19 @@ def message_ids(
 
 
 def answer(message: Message, *, is_harmony: bool) -> Message:
-    """A message as templates want it: without the marks that some models write into an answer."""
+    """A message as templates take it, without the marks that some models write into an answer."""
     return split_parts(message) if is_harmony and isinstance(message, Mapping) else message
 
 
 def with_chat_stop(tokenizer: Tokenizer, params: SamplingParams) -> SamplingParams:
-    """Sampling parameters of an answer: a model without a template must not speak for the user."""
+    """Add a stop text for a model without a template, which must not speak for the user."""
     if tokenizer.chat_template is not None or FALLBACK_STOP in params.stop_strings:
         return params
     return replace(params, stop=(*params.stop_strings, FALLBACK_STOP))
 
 
 def _check_contents(messages: object) -> None:
-    """Only calls of tools may stand without a content; `render_chat` checks the rest."""
+    """Check contents, which only tool calls may lack; `render_chat` checks the rest."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
         raise PromptError(
             f"messages must be a list such as [{_EXAMPLE}], got {repr(messages)[:60]}"

@@ -1,4 +1,4 @@
-"""What callers pass as prompts and parameters, read and checked before anything is computed."""
+"""Prompts and parameters from callers, converted and checked before anything is computed."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
@@ -35,7 +35,7 @@ TokenIds: TypeAlias = Sequence[int] | npt.NDArray[np.int64] | npt.NDArray[np.int
 """Token ids: a list, or a numpy array [n]; other types of whole numbers work as well."""
 
 Prompt: TypeAlias = str | bytes | TokenIds
-"""Text, UTF-8 bytes (which may be broken), or token ids that are used as they are."""
+"""Text, UTF-8 bytes (perhaps invalid), or token ids, which are used unchanged."""
 
 Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
 """Sampling parameters for all prompts, one for each of them, or the defaults."""
@@ -46,10 +46,10 @@ _PROMPT = "a prompt is a text, UTF-8 bytes or a list of token ids"
 def read_jobs(
     loaded: LoadedModel, prompts: Prompt | Iterable[Prompt], params: Params
 ) -> list[tuple[list[int], SamplingParams]]:
-    """Token ids and sampling parameters of each prompt, all of them checked.
+    """Checked token ids and sampling parameters of each prompt.
 
     Raises:
-        PromptError: one of them cannot be used, or there are not as many parameters as prompts.
+        PromptError: one of them is not valid, or the numbers of both differ.
     """
     listed = cast("list[Prompt]", one_or_several(prompts))
     pairs = zip(listed, _pair_params(len(listed), params), strict=True)
@@ -60,7 +60,7 @@ def read_jobs(
 
 
 def prompt_ids(loaded: LoadedModel, prompt: Prompt) -> list[int]:
-    """Token ids of a prompt that can be computed.
+    """Token ids of a prompt, at least one.
 
     Raises:
         PromptError: the prompt is empty, has invalid ids or is longer than the context.
@@ -81,11 +81,11 @@ def text_or_ids(
     Args:
         loaded: the model.
         value: text, UTF-8 bytes or token ids.
-        num_uncomputed: tokens at the end that are never computed, and need no room.
-        name: of the text in an error.
+        num_uncomputed: tokens at the end that are never computed and need no room.
+        name: name of the text in an error.
 
     Raises:
-        PromptError: it has invalid ids, is longer than the context, or something else.
+        PromptError: `value` is something else, has invalid ids or is longer than the context.
     """
     tokenizer, longest = loaded.tokenizer, loaded.model.context_length
     if is_text(value):
@@ -100,12 +100,12 @@ def text_or_ids(
 
 
 def is_text(value: object) -> TypeGuard[str | bytes | bytearray]:
-    """Whether it is to be tokenized."""
+    """True for values that are to be tokenized."""
     return isinstance(value, str | bytes | bytearray)
 
 
 def as_text(text: str | bytes | bytearray) -> str | bytes:
-    """What tokenizers take."""
+    """Convert to a type that tokenizers take."""
     return text if isinstance(text, str) else bytes(text)
 
 
@@ -137,16 +137,16 @@ def decode_ids(tokenizer: Tokenizer, token_ids: object, *, skip_special: bool = 
     """The text of token ids.
 
     Raises:
-        PromptError: something is no id of the vocabulary.
+        PromptError: one of them is not an id of the vocabulary.
     """
     return tokenizer.decode(read_ids(token_ids, tokenizer.vocab_size), skip_special=skip_special)
 
 
 def read_ids(token_ids: object, vocab_size: int) -> list[int]:
-    """Token ids as Python's numbers; those of numpy are fine.
+    """Convert token ids, numpy's too, to Python numbers.
 
     Raises:
-        PromptError: it is no list of whole numbers, or the vocabulary lacks one.
+        PromptError: they are not a list of whole numbers, or not in the vocabulary.
     """
     is_list = isinstance(token_ids, Iterable) and not isinstance(token_ids, str | bytes)
     items = _items(token_ids) if is_list else []
@@ -159,10 +159,10 @@ def read_ids(token_ids: object, vocab_size: int) -> list[int]:
 
 
 def read_params(params: object) -> SamplingParams:
-    """Sampling parameters for one text; None stands for the defaults.
+    """Sampling parameters of one text; None means the defaults.
 
     Raises:
-        PromptError: they are something else.
+        PromptError: `params` is something else.
     """
     if params is None:
         return SamplingParams()
@@ -175,10 +175,10 @@ def read_params(params: object) -> SamplingParams:
 
 
 def one_or_several(texts: object) -> list[object]:
-    """A list of texts, from one or several; a flat list of ids is one text.
+    """List of texts, from one or several; a flat list of ids is one text.
 
     Raises:
-        PromptError: it is a dictionary, of which only the keys would be read.
+        PromptError: `texts` is a dictionary, of which only the keys would be read.
     """
     if isinstance(texts, Mapping):
         raise PromptError(f"{_PROMPT}, or several in a list; got {texts!r:.60}")
@@ -186,7 +186,7 @@ def one_or_several(texts: object) -> list[object]:
         return [texts]
     listed = _items(texts)
     is_one = bool(listed) and all(_is_id(item) for item in listed)
-    # What is neither text nor ids is refused when it is read.
+    # Items that are neither text nor ids are refused when they are read.
     return [listed] if is_one else listed
 
 
@@ -204,7 +204,7 @@ def _pair_params(num_prompts: int, params: Params) -> list[SamplingParams]:
 
 
 def _items(values: object) -> list[object]:
-    """What an iterable holds; an array without dimensions cannot be iterated, and is one item."""
+    """Items of an iterable; an array without dimensions is one item."""
     is_scalar = getattr(values, "shape", None) == ()
     return [values] if is_scalar else list(cast("Iterable[object]", values))
 

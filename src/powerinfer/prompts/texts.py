@@ -1,4 +1,4 @@
-"""Texts to be scored or embedded, as callers pass them: read, tokenized, checked one by one."""
+"""Texts to be scored or embedded, tokenized and checked one by one."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from powerinfer.prompts.prompts import Prompt, bos_alone, is_text, one_or_severa
 __all__ = ["ContextAndContinuation", "Scorable", "read_scorables", "read_texts"]
 
 Scorable: TypeAlias = Prompt | tuple[Prompt, Prompt]
-"""A text, or a pair of a context and what continues it: both text (or bytes), or both ids."""
+"""A text, or a pair of a context and its continuation, both text (or bytes) or both ids."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ContextAndContinuation:
-    """Token ids of which the second part is scored; neither part is empty."""
+    """Token ids in two parts that are not empty; the second is scored."""
 
     context: tuple[int, ...]
     continuation: tuple[int, ...]
@@ -47,7 +47,7 @@ def read_texts(loaded: LoadedModel, texts: Prompt | Iterable[Prompt]) -> list[li
 def read_scorables(
     loaded: LoadedModel, texts: Scorable | Iterable[Scorable]
 ) -> list[ContextAndContinuation]:
-    """What is scored of each text, given what.
+    """Context and scored continuation of each text.
 
     The last token is never computed, so there may be one more than the context holds.
 
@@ -72,7 +72,7 @@ def _name(number: int, texts: Sequence[object]) -> str:
 
 
 def _is_pair(text: object) -> bool:
-    """A tuple of two, unless these are token ids."""
+    """True for a tuple of two, unless these are token ids."""
     return (
         isinstance(text, tuple)
         and len(text) == 2
@@ -83,7 +83,7 @@ def _is_pair(text: object) -> bool:
 def _token_ids(
     loaded: LoadedModel, text: object, name: str, *, num_uncomputed: int = 0
 ) -> list[int]:
-    """Token ids of one text or list, which may be empty; an error names the text."""
+    """Token ids of one text or list, perhaps empty; errors name the text."""
     if is_text(text):
         return text_or_ids(loaded, text, num_uncomputed=num_uncomputed, name=name)
     try:
@@ -93,7 +93,7 @@ def _token_ids(
 
 
 def _alone(loaded: LoadedModel, text: object, name: str) -> ContextAndContinuation:
-    """All that has something before it: behind BOS, or behind the first token."""
+    """Score everything after the first token, which is BOS if there is one."""
     ids = _token_ids(loaded, text, name, num_uncomputed=1)
     if len(ids) < 2:
         raise PromptError(
@@ -127,7 +127,7 @@ def _pair(loaded: LoadedModel, pair: object, name: str) -> ContextAndContinuatio
 def _joined(
     loaded: LoadedModel, context: str, continuation: str, name: str
 ) -> tuple[list[int], int]:
-    """Token ids of both texts written as one, and where the continuation begins among them.
+    """Token ids of both texts as one, and the index at which the continuation begins.
 
     Vocabularies put spaces in front of words, so spaces at the end of the context go with the
     continuation. A token across the border belongs to the continuation.
