@@ -1,4 +1,4 @@
-"""`powerinfer bench serve`: many clients on one server, beside llama-server."""
+"""`powerinfer bench serve`: many clients on one server, also compared with llama-server."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,7 @@ the comparison does not count.
 
 
 def _numbers(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[int, ...]:
-    """Read `1,4,16`."""
+    """Parse `1,4,16`."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
         raise click.BadParameter(f"{text!r} is not a list of numbers of clients such as 1,4,16")

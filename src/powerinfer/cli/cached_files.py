@@ -1,4 +1,4 @@
-"""What lies in the user's cache folder: how much, for which models, and removing it."""
+"""Files in the user's cache folder, with their kinds, sizes and models."""
 
 import os
 import re
@@ -19,15 +19,15 @@ from powerinfer.store.cached_models import MODEL
 __all__ = ["FOLDERS", "UNFINISHED", "CachedFile", "cached_files", "ignored_setting"]
 
 UNFINISHED = "unfinished"
-"""The kind of unfinished files of processes that were killed."""
+"""Kind of the unfinished files that killed processes left."""
 
 _IDENTITY = re.compile(r"[0-9a-f]{64}")
-# How temporary files were called before their name told of which host they are.
+# Names of temporary files before they contained the host.
 _OLD_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.part", re.DOTALL)
 
 
 class _Kind(Protocol):
-    """What is needed of a `Sidecar`, whatever it holds."""
+    """The part of a `Sidecar` that does not depend on its content."""
 
     @property
     def folder(self) -> str: ...
@@ -43,7 +43,7 @@ FOLDERS = {
     **_suffixes(CALIBRATION, PROFILE, CPU_SPEEDS.sidecar, MODEL),
     PLAN.folder: (PLAN.suffix, gpu_index.SUFFIX),
 }
-"""Folder of each kind of file to how the names in it end."""
+"""Suffixes of file names by folder; each kind of file has a folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,8 @@ class CachedFile:
     """A file that this program wrote into the cache.
 
     Attributes:
-        path: of it.
         kind: name of its folder, or `UNFINISHED`.
-        num_bytes: its size.
-        model_identity: of the model that it is for; None where it is for none or is unfinished.
+        model_identity: None if the file belongs to no model or is unfinished.
     """
 
     path: Path
@@ -64,7 +62,7 @@ class CachedFile:
 
 
 def cached_files() -> list[CachedFile]:
-    """All files in the cache that this program wrote, whoever put others beside them."""
+    """All files in the cache that this program wrote; others may be there too."""
     found = (
         each
         for folder, suffixes in sorted(FOLDERS.items())
@@ -74,7 +72,7 @@ def cached_files() -> list[CachedFile]:
 
 
 def ignored_setting() -> str | None:
-    """The value of `XDG_CACHE_HOME` where it names no cache folder, being relative; else None."""
+    """The value of `XDG_CACHE_HOME` if it is ignored because it is relative, else None."""
     wanted = os.environ.get("XDG_CACHE_HOME", "").strip()
     is_ignored = wanted and not cache_root().is_relative_to(Path(wanted).absolute())
     return wanted if is_ignored and not Path(wanted).is_absolute() else None
@@ -97,7 +95,7 @@ def _files_of(folder: Path, suffixes: tuple[str, ...]) -> Iterator[CachedFile]:
         try:
             num_bytes = entry.stat(follow_symlinks=False).st_size
         except FileNotFoundError:
-            continue  # another process has removed it meanwhile
+            continue  # removed by another process
         yield CachedFile(
             path=folder / entry.name,
             kind=kind,

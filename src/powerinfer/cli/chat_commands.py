@@ -33,7 +33,7 @@ _COMMAND = re.compile(r"/(?P<name>[A-Za-z]+)(?:\s+(?P<rest>.*))?", re.DOTALL)
 
 
 class Next(Enum):
-    """What follows a command."""
+    """The step that follows a command."""
 
     READ = auto()
     RETRY = auto()
@@ -41,21 +41,21 @@ class Next(Enum):
 
 
 def is_command(text: str) -> bool:
-    """Whether a line is for the program: a slash and letters, then nothing or a space."""
+    """True for a line with a command: a slash and letters, then nothing or a space."""
     return _COMMAND.fullmatch(text) is not None
 
 
 def message_in(text: str) -> str:
-    """The message that a line stands for which is no command."""
+    """The message in a line that is not a command."""
     return text[1:] if text.startswith("//") else text
 
 
 def run_command(text: str, conversation: "Conversation") -> Next:
-    """Do what a command says, and say so on stderr.
+    """Run a command, and report on stderr.
 
     Raises:
-        click.ClickException: a parameter or a file cannot be what was asked for.
-        PowerInferError: likewise.
+        click.ClickException: the value of a parameter or the name of a file is not valid.
+        PowerInferError: there is no such parameter, or the file cannot be written.
     """
     found = _COMMAND.fullmatch(text)
     if found is None:
@@ -122,7 +122,7 @@ def _retry(conversation: "Conversation") -> Next:
 
 
 def _set(conversation: "Conversation", name: str = "", value: str = "") -> None:
-    """Change one parameter, or show one or all."""
+    """Change one parameter, or show one or all of them."""
     if name and value:
         name, conversation.params = change_sampling(conversation.params, name, value)
     elif name:

@@ -13,18 +13,15 @@ __all__ = ["save_conversation"]
 def save_conversation(path: Path, messages: Sequence[Mapping[str, str]]) -> None:
     """Write messages to a new file, whole or not at all.
 
-    Args:
-        path: of the file; one that ends in `.json` gets a list of objects with `role` and
-            `content`, any other a text.
-        messages: in order.
+    A file that ends in `.json` gets a list of objects with `role` and `content`, any other a text.
 
     Raises:
-        PowerInferError: there is such a file already, or it cannot be written.
+        PowerInferError: the file exists already, or cannot be written.
     """
     if path.suffix.lower() == ".json":
         text = json.dumps({"messages": messages}, ensure_ascii=False, indent=2) + "\n"
     else:
         text = "\n".join(f"{each['role'].capitalize()}: {each['content']}\n" for each in messages)
     with replacing(path, error=PowerInferError, is_new=True) as file:
-        # Bytes that are no UTF-8 came from the terminal; JSON and text files have none.
+        # A terminal may send bytes that are not UTF-8, which JSON and text files cannot hold.
         file.write(text.encode("utf-8", "replace"))

@@ -1,4 +1,4 @@
-"""Where the messages of `powerinfer chat` come from: an editor on a terminal, or lines of stdin."""
+"""Messages of `powerinfer chat`, from an editor on a terminal or from lines of stdin."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ HISTORY_NAME = "chat_history"
 
 
 def messages() -> Iterator[str]:
-    """Yield what the user says, until Ctrl-D or the end of stdin; never an empty text."""
+    """Yield the user's messages until Ctrl-D or the end of stdin, without empty ones."""
     if sys.stdin is None:
         return
     read = _terminal_reader() if sys.stdin.isatty() and sys.stdout.isatty() else _read_lines
@@ -44,7 +44,7 @@ def _read_lines() -> str:
 
 
 def _terminal_reader() -> Callable[[], str]:
-    """A function that lets the user edit one message on the terminal."""
+    """Create a function that lets the user edit one message on the terminal."""
     from prompt_toolkit import PromptSession
 
     session: PromptSession[str] = PromptSession(
@@ -62,7 +62,7 @@ def _terminal_reader() -> Callable[[], str]:
 
 
 def _key_bindings() -> "KeyBindings":
-    """Enter sends, unless a backslash stands before it; Alt-Enter always makes a new line."""
+    """Enter sends, unless it follows a backslash; Alt-Enter always starts a new line."""
     from prompt_toolkit.key_binding import KeyBindings
 
     bindings = KeyBindings()
@@ -84,14 +84,14 @@ def _key_bindings() -> "KeyBindings":
 
 
 def _history() -> "History":
-    """History in the user's state folder; in memory only where that cannot be written."""
+    """History in the user's state folder, or in memory if it cannot be written."""
     from platformdirs import user_state_path
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     path: Path = user_state_path("powerinfer") / HISTORY_NAME
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # What people say to a model is theirs alone.
+        # Only the user may read it.
         path.touch(mode=0o600)
     except OSError:
         return InMemoryHistory()

@@ -31,7 +31,7 @@ class PathType(click.Path):
     """A path as `pathlib.Path`; an empty one, which would mean the current folder, is refused."""
 
     def __init__(self, *, file_okay: bool = True) -> None:
-        """As `click.Path`."""
+        """Create the type; see `click.Path`."""
         super().__init__(path_type=Path, file_okay=file_okay)
 
     def convert(
@@ -47,9 +47,9 @@ class PathType(click.Path):
 
 
 class ModelPath(PathType):
-    """Where a model lies, or its name on the Hub; `model_file` and `open_llm` take both.
+    """Path of a model or its name on the Hub; `model_file` and `open_llm` take both.
 
-    An address is refused before `Path` can change its spelling.
+    A URL is refused before `Path` can change its spelling.
     """
 
     def convert(
@@ -61,8 +61,8 @@ class ModelPath(PathType):
         """Convert one value.
 
         Raises:
-            GGUFError: it is an address.
-            HubError: it begins with `hf:` and names nothing on the Hub.
+            GGUFError: it is a URL.
+            HubError: it begins with `hf:` but is not a valid name.
         """
         from powerinfer.store.default_model import check_is_no_address, is_on_hub
 
@@ -76,13 +76,13 @@ class ModelPath(PathType):
 
 
 def model_file(model: Path | None) -> Path:
-    """The file of a model; one that is on the Hub only is fetched, with a bar on a terminal.
+    """Path of a model file, fetched from the Hub if needed, with a progress bar.
 
     Args:
-        model: value of a `ModelPath`; None for the model in the package.
+        model: value of a `ModelPath`; None for the bundled model.
 
     Raises:
-        PowerInferError: there is none, or it cannot be fetched.
+        PowerInferError: there is no such model, or it cannot be fetched.
     """
     from powerinfer.cli.report.progress import ProgressBar
     from powerinfer.store.default_model import find_model
@@ -97,7 +97,7 @@ def read_prompt_bytes(path: Path) -> bytes:
     One final newline, as editors add, is not part of the prompt.
 
     Raises:
-        click.ClickException: it cannot be read, or has more text than any prompt.
+        click.ClickException: it cannot be read, or is larger than any prompt.
     """
     if str(path) == _STDIN:
         return read_prompt_stdin()
@@ -105,17 +105,17 @@ def read_prompt_bytes(path: Path) -> bytes:
 
 
 def unreadable(path: Path, error: OSError) -> click.ClickException:
-    """The error for a file that cannot be read, in the words of the other messages on files."""
+    """Create the error for a file that cannot be read."""
     if isinstance(error, FileNotFoundError):
         return click.ClickException(f"{path}: no such file")
     return click.ClickException(f"{path}: cannot be read: {error.strerror or error}")
 
 
 def read_prompt_stdin() -> bytes:
-    """As `read_prompt_bytes`, from stdin, which must not be a terminal.
+    """Like `read_prompt_bytes`, from stdin, which must not be a terminal.
 
     Raises:
-        click.ClickException: it is closed, or has more text than any prompt.
+        click.ClickException: it is closed, or larger than any prompt.
     """
     if sys.stdin is None:
         raise click.ClickException("stdin is closed; give the prompt with -p or -f")
@@ -142,8 +142,8 @@ def read_text(path: Path) -> bytes:
 
 
 def text_name(path: Path) -> str:
-    """What a text is called where it is mentioned later: the file's name, or `stdin`."""
-    # A shell's <(...) is a number, which says nothing once the command has ended.
+    """Name of a text in reports: the file's name, or `stdin`."""
+    # The name of a shell's <(...) is a number, meaningless after the command.
     has_name = str(path) != _STDIN and path.absolute().parts[1] not in ("dev", "proc")
     return path.name if has_name or path.is_file() else "stdin"
 
@@ -154,10 +154,10 @@ def strip_final_newline(content: bytes) -> bytes:
 
 
 def check_folder(path: Path) -> None:
-    """Check that a folder that may have to be made first can be written to.
+    """Check that a folder, which may not exist yet, can be written to.
 
     Raises:
-        click.ClickException: it cannot.
+        click.ClickException: it cannot be written to.
     """
     import tempfile  # heavy, and few commands write
 
@@ -175,7 +175,7 @@ def check_folder(path: Path) -> None:
 
 def _read_file(path: Path, largest: int) -> bytes:
     try:
-        # Before it is opened, which waits for somebody to write into a pipe.
+        # Before opening, because opening a pipe waits for its writer.
         mode = path.stat().st_mode
         if stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and not _has_an_end(path)):
             raise click.ClickException(f"{path}: is a device; expected a file or a pipe")
@@ -186,7 +186,7 @@ def _read_file(path: Path, largest: int) -> bytes:
 
 
 def _has_an_end(device: Path) -> bool:
-    """Whether reading a device ends: that of a terminal, and of the one that is always empty."""
+    """True for devices whose input ends: terminals and /dev/null."""
     with device.open("rb", buffering=0) as file:
         return file.isatty() or device.samefile(os.devnull)
 

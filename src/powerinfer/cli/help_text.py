@@ -10,10 +10,10 @@ _NON_BREAKING_HYPHEN = "\N{NON-BREAKING HYPHEN}"
 
 
 class HelpFormatter(click.HelpFormatter):
-    """As click's; while lines are broken, hyphens are characters at which none may break."""
+    """Click's formatter, but lines never break at a hyphen."""
 
     def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
-        """Write the first line."""
+        """Write the usage line."""
         super().write_usage(prog, _whole(args), prefix)
 
     def write_text(self, text: str) -> None:
@@ -23,16 +23,16 @@ class HelpFormatter(click.HelpFormatter):
     def write_dl(
         self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2
     ) -> None:
-        """Write options with what they mean."""
+        """Write options with their meaning."""
         super().write_dl([(term, _whole(text)) for term, text in rows], col_max, col_spacing)
 
     def getvalue(self) -> str:
-        """All that was written, with hyphens as they were."""
+        """Return the text, with ordinary hyphens again."""
         return super().getvalue().replace(_NON_BREAKING_HYPHEN, "-")
 
 
 class HelpContext(click.Context):
-    """The context of a command whose help is formatted so."""
+    """A context whose help has this formatter."""
 
     formatter_class = HelpFormatter
 

@@ -54,7 +54,7 @@ Without -m, commands use the small model that is bundled with the package.
 
 
 class CommandFolder(click.Group):
-    """A group whose commands are the files of `cli/commands`, imported when they are called."""
+    """A group whose commands are the files of `cli/commands`, imported on first use."""
 
     context_class = HelpContext
 
@@ -79,7 +79,7 @@ class CommandFolder(click.Group):
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click does, with better advice about options that stand before the command."""
+        """Parse as click does, with better advice on options before the command."""
         if not ctx.resilient_parsing:
             before = list(itertools.takewhile(lambda each: each.startswith("-"), args))
             check_arguments(self.params, ctx.help_option_names, before)
@@ -92,7 +92,7 @@ class CommandFolder(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does; unknown commands and options get the advice that fits them."""
+        """Resolve as click does, with better advice on unknown commands and options."""
         names = self.list_commands(ctx)
         if args and not args[0].startswith("-") and args[0] not in names:
             from powerinfer.cli.flags.foreign_flags import about_command
@@ -119,7 +119,7 @@ class CommandFolder(click.Group):
         Raises:
             click.ClickException: a `PowerInferError`, worded with the command's flags.
         """
-        # Python sets sys.stdout to None where descriptor 1 was closed before the start.
+        # Python sets sys.stdout to None if descriptor 1 was closed before the start.
         if sys.stdout is None:
             _fail("stdout is closed; redirect it to /dev/null to discard the output")
         try:
@@ -147,7 +147,7 @@ class CommandFolder(click.Group):
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         if sys.stderr is None:
-            # Closed before the start: whoever closed it does not want to read messages.
+            # Closed before the start, so nobody wants to read messages.
             sys.stderr = io.StringIO()
         try:
             result = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
@@ -162,7 +162,7 @@ class CommandFolder(click.Group):
         except MemoryError as error:
             _fail(f"not enough memory: {error or 'allocation failed'}. Try a smaller -c or model.")
         except OSError as error:
-            # A terminal that closed takes no last words.
+            # A closed terminal shows no message.
             if code := exit_code_of_signal():
                 _finish(code)
             _fail(_describe(error))
@@ -183,7 +183,7 @@ def _describe(error: OSError) -> str:
     reason = error.strerror or str(error)
     if error.filename:
         return f"{error.filename}: {reason}"
-    # Errors of files have their names.
+    # Errors about files have a file name, so this one is about stdout.
     is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return f"cannot write the output (stdout): {reason}" if is_full else reason
 
@@ -228,10 +228,10 @@ def _silence_stdout() -> None:
 
 
 class WarningFormatter(logging.Formatter):
-    """Writes errors in a warning as the command line does: options by their flags."""
+    """Formatter that words errors in warnings with flags, as the command line does."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line; other handlers get the record as it is."""
+        """Format a record; other handlers get it unchanged."""
         if not isinstance(record.args, tuple):
             return super().format(record)
         from powerinfer.cli.flags.flags import in_flags
@@ -244,10 +244,10 @@ class WarningFormatter(logging.Formatter):
 
 
 class _AboveBars(logging.StreamHandler[TextIO]):
-    """Writes to stderr, on a line of its own where a progress bar stands."""
+    """Handler that removes a progress bar before it writes to stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Take the bar away first; its next report brings it back."""
+        """Write a record; the bar returns with its next report."""
         clear_line()
         super().emit(record)
 

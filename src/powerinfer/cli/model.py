@@ -37,24 +37,21 @@ __all__ = [
     "reading_bar",
 ]
 
-# Below this a load takes no time worth a bar.
+# Smaller files load too fast for a progress bar.
 PROGRESS_FROM_BYTES = 1 << 30
 
 
 def reading_bar() -> ProgressBar:
-    """The bar for prompts that take long to compute, to be given to `open_llm`."""
+    """Create the progress bar for long prompts, to be passed to `open_llm`."""
     return ProgressBar("reading the prompt", unit="tokens", delay_s=1.0)
 
 
 def open_llm(
     model: "Path | None", options: "LLMOptions", reading: "Progress | None" = None
 ) -> "LLM":
-    """Load a model, with bars on a terminal for whatever takes long.
+    """Load a model, with progress bars on a terminal.
 
-    Args:
-        model: value of `-m`.
-        options: of `LLM`.
-        reading: told (tokens computed, tokens in all) while a prompt is computed.
+    `reading` is called with (tokens computed, all tokens) while a prompt is computed.
     """
     from powerinfer.engine.llm import LLM
 
@@ -63,7 +60,7 @@ def open_llm(
 
 
 class LoadingBars(TypedDict):
-    """What is told how far the loading of a model is; arguments of `LLM`."""
+    """Progress callbacks while a model loads; arguments of `LLM`."""
 
     progress: "Progress"
     downloading: "Progress"
@@ -73,7 +70,7 @@ class LoadingBars(TypedDict):
 
 @contextmanager
 def loading_bars() -> "Iterator[LoadingBars]":
-    """Bars on a terminal for whatever takes long while a model is loaded."""
+    """Show progress bars on a terminal while a model loads."""
     with (
         ProgressBar("downloading", unit="bytes") as downloading,
         ProgressBar("loading", unit="bytes", shown_from=PROGRESS_FROM_BYTES) as loading,
@@ -90,7 +87,7 @@ def loading_bars() -> "Iterator[LoadingBars]":
 
 @contextmanager
 def placement_progress() -> "Iterator[PlacementProgress]":
-    """Bars for what is measured before a model is placed on a GPU."""
+    """Show progress bars for measurements before a model is placed on a GPU."""
     from powerinfer.offload.progress import PlacementProgress
 
     with (
@@ -101,7 +98,7 @@ def placement_progress() -> "Iterator[PlacementProgress]":
 
 
 class DeviceReport(TypedDict):
-    """The keys of every `--json` report on the device; None where no GPU takes part."""
+    """Keys on the device in every `--json` report; None if no GPU takes part."""
 
     device: str
     vram_budget_bytes: int | None
@@ -134,7 +131,7 @@ def device_report(loaded: "LoadedModel") -> DeviceReport:
 
 
 def print_speed(metrics: "Metrics") -> None:
-    """Print the measured decode speed beside the predicted one; nothing where one is missing."""
+    """Print measured and predicted decode speed, if both are known."""
     measured, predicted = metrics.decode_tokens_per_s, metrics.predicted_tokens_per_s
     if measured is None or predicted is None:
         return
@@ -174,13 +171,13 @@ def describe(loaded: "LoadedModel") -> str:
 
 
 def _experts(loaded: "LoadedModel") -> str:
-    """How many experts a token uses, in a model that has any."""
+    """Phrase on the experts of a token; empty for a model without."""
     report = experts_report(loaded.file, loaded.model.config)
     return "" if report is None else f", {describe_experts(report)}"
 
 
 def _packing_advice(loaded: "LoadedModel") -> str | None:
-    """What packing would bring, where neurons are skipped."""
+    """Advice to pack the model, if it skips neurons."""
     from powerinfer.models.sparsity import OFF
 
     if loaded.model.sparsity == OFF:

@@ -9,11 +9,7 @@ __all__ = ["CommandWithParts", "parts_of"]
 
 
 class CommandWithParts(click.Command):
-    """A command whose first argument may name one of its parts.
-
-    Attributes:
-        parts: by name.
-    """
+    """A command whose first argument may name one of its parts."""
 
     def __init__(self, *args: Any, parts: Mapping[str, click.Command], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -32,7 +32,6 @@ class TerminatedError(SystemExit):
     """A signal asked the program to end; libraries let `SystemExit` pass, asyncio among them.
 
     Attributes:
-        number: of the signal.
         exit_code: 128 and the signal's number, as in shells.
     """
 
@@ -54,13 +53,13 @@ def terminate_in_order() -> None:
 
 
 def ignore_further_signals() -> None:
-    """Ignore them while the program leaves, when Python would have them end it at once."""
+    """Ignore SIGTERM and SIGHUP while the program exits, which they would cut short."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def exit_code_of_signal() -> int | None:
-    """Exit code after a signal; None where none came."""
+    """Exit code after a signal; None if none came."""
     return 128 + _received[0][0] if _received else None
 
 
@@ -82,9 +81,9 @@ def _is_inside_hook(frame: FrameType | None) -> bool:
 
 
 def _send_again(unraisable: "UnraisableHookArgs") -> None:
-    """Send a signal again whose error Python could not raise, because it came inside a `__del__`.
+    """Resend a signal whose error Python could not raise, because it came inside a `__del__`.
 
-    In a moment and from a thread: an error raised in this function would be lost, too.
+    Later and from a thread, because an error raised in this function would be lost too.
     """
     error = unraisable.exc_value
     if isinstance(error, TerminatedError):
@@ -98,5 +97,5 @@ def _send_again(unraisable: "UnraisableHookArgs") -> None:
         again = threading.Timer(delay, signal.pthread_kill, (main, number))
         again.daemon = True
         again.start()
-        # Should it come before this function has ended, the next one must come later.
+        # If it still comes inside this function, the next one must come later.
         delay *= 2

@@ -1,7 +1,7 @@
 """Measure how fast a model runs on this machine, and what sparsity costs in quality.
 
-Prefill and decode in tokens/s, with the bytes that a token reads and the rate of a plain read of
-the same bytes. With --quality one row per sparsity setting: speed beside perplexity.
+Prefill and decode in tokens/s, the bytes that a token reads, and the rate of a plain read of the
+same bytes. With --quality, one row of speed and perplexity per sparsity setting.
 """
 
 import math
@@ -58,7 +58,7 @@ one of them. Compare speedups; --repeats shows their spread.
 
 
 def _lengths(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[int, ...]:
-    """Read `128,512`; nothing means that no prefill is measured."""
+    """Parse `128,512`; an empty text measures no prefill."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
         raise click.BadParameter(f"{text!r} is not a list of prompt lengths such as 128,512")
@@ -68,7 +68,7 @@ def _lengths(_context: click.Context, _parameter: click.Parameter, text: str) ->
 def _errors(
     _context: click.Context, _parameter: click.Parameter, text: str
 ) -> tuple[float | None, ...]:
-    """Read `default,0.005,0.01`."""
+    """Parse `default,0.005,0.01`."""
     parts = [part.strip().lower() for part in text.split(",") if part.strip()]
     try:
         errors = tuple(None if part == "default" else float(part) for part in parts)
@@ -227,7 +227,7 @@ def _measure_quality(
     *,
     as_json: bool,
 ) -> None:
-    """The table of --quality."""
+    """Measure and print the table of --quality."""
     if plan.decode_steps == 0:
         raise click.UsageError("--quality decodes: give --decode 1 or more, got 0")
     if output is not None:

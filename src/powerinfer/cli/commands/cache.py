@@ -1,6 +1,6 @@
 """Show or empty the cache: calibrations, plans, profiles and speeds of this machine.
 
-What lies beside a model is not in it.
+Files next to a model are not part of it.
 """
 
 from collections.abc import Sequence
@@ -84,7 +84,7 @@ def _identity(model: Path) -> str:
     if is_on_hub(name):
         from powerinfer.hub.fetch import fetch_model
 
-        # Fetching a model to learn that the cache has nothing for it would help nobody.
+        # A model that must be fetched first has nothing in the cache.
         model = fetch_model(name, fetches=False).path
     return model_identity(open_gguf(model))
 
@@ -115,7 +115,7 @@ def _print_table(files: "Sequence[CachedFile]") -> None:
 
 
 def _model_name(identity: str | None) -> str:
-    """Name and first digits of the identity of a model."""
+    """A model's file name and the first digits of its identity."""
     if identity is None:
         return "-"
     from powerinfer.store.cached_models import model_path
@@ -132,7 +132,7 @@ def _amount(files: "Sequence[CachedFile]") -> str:
 
 
 def _as_json(folder: Path, files: "Sequence[CachedFile]", *, is_cleared: bool) -> dict[str, object]:
-    """The object of `cache --json`; with --clear, of what was there before."""
+    """The object of `cache --json`; with --clear it lists the removed files."""
     from powerinfer.store.cached_models import model_path
 
     identities = {each.model_identity for each in files if each.model_identity is not None}

@@ -1,6 +1,6 @@
 """Measure which neurons fire, and choose a predictor for each layer.
 
-The result is stored beside the model, where other commands find it.
+The result is stored next to the model, where other commands find it.
 """
 
 from dataclasses import replace
@@ -110,7 +110,7 @@ def _report(
     *,
     as_json: bool,
 ) -> None:
-    """Write what else was asked for, then print; what was measured is printed in any case."""
+    """Write tables and plots, then print the report, which appears even if writing fails."""
     from powerinfer.cli.report.calibration import Written, as_report, print_report
 
     written, problem = Written(stored), None
@@ -144,7 +144,7 @@ def _report(
 def _check_target(
     model: Path | None, activation: str | None, output: Path | None, *, is_inside: bool
 ) -> None:
-    """Check, before measuring, what would otherwise fail afterwards."""
+    """Check before measuring that the result can be stored."""
     from powerinfer.calibration.targets import check_activation, check_target
     from powerinfer.gguf import open_gguf
 
@@ -171,7 +171,7 @@ def _check_is_own(path: Path) -> None:
 def _windows(
     llm: "LLM", text: tuple[str, bytes] | None, num_tokens: int | None
 ) -> "CalibrationText":
-    """Cut a text, of a name and a content, into windows; without one that in the package."""
+    """Cut a text (name and content) into windows; None takes the bundled text."""
     from powerinfer.calibration.text import (
         BUNDLED_TEXT,
         bundled_text,
@@ -193,7 +193,7 @@ def _windows(
 def _measure(
     llm: "LLM", text: "CalibrationText", dial: "Dial", kinds: tuple[str, ...] | None
 ) -> "Calibration":
-    """Measure all layers behind a progress bar."""
+    """Measure all layers with a progress bar."""
     from powerinfer.calibration.calibrate import calibrate as calibrate_model
     from powerinfer.gguf import model_identity
 
@@ -209,7 +209,7 @@ def _measure(
 
 
 def _store(llm: "LLM", found: "Calibration", output: Path | None, *, is_inside: bool) -> Path:
-    """Write the result where it was asked for; return the path."""
+    """Store the result where the flags say; return the path."""
     from powerinfer.calibration.files import save_calibration, write_inside
     from powerinfer.predictors.calibration_json import CALIBRATION
 

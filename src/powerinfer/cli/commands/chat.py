@@ -1,7 +1,7 @@
 """Talk with a model.
 
-Answers go to stdout; what the program itself says goes to stderr. Without a terminal every line
-of stdin is one message.
+Answers go to stdout, everything else to stderr. Without a terminal every line of stdin is one
+message.
 """
 
 import sys
@@ -87,12 +87,12 @@ def chat(
 
 
 def _counted(things: Counter[str]) -> str:
-    """Such as `1 command and 2 messages`."""
+    """Counts in words, such as `1 command and 2 messages`."""
     return " and ".join(f"{n} {name}{'s' if n > 1 else ''}" for name, n in things.items())
 
 
 def _announce_template(llm: "LLM", *, is_embedded: bool) -> None:
-    """Say what to expect of a model that has not learned to talk."""
+    """Explain what a model without a chat template does."""
     from powerinfer.cli.report.tables import print_paragraph
 
     if llm.loaded.tokenizer.chat_template is not None:
@@ -111,7 +111,7 @@ def _announce_template(llm: "LLM", *, is_embedded: bool) -> None:
 
 
 def _converse(conversation: "Conversation") -> Counter[str]:
-    """Answer until the user leaves; returns what failed, and how often."""
+    """Answer until the user leaves; return the numbers of failed commands and messages."""
     from powerinfer.cli.chat_commands import Next, is_command, message_in, run_command
     from powerinfer.cli.chat_input import messages
 
@@ -148,10 +148,7 @@ def _converse(conversation: "Conversation") -> Counter[str]:
 def _answer(conversation: "Conversation", text: str, num_announced: int) -> None:
     """Print one answer as it comes; Ctrl-C ends it and keeps what was said.
 
-    Args:
-        conversation: that goes on.
-        text: the message.
-        num_announced: forgotten messages that the user knows of.
+    The user already knows of `num_announced` forgotten messages.
     """
     num_messages = len(conversation.messages)
     pieces = conversation.ask(text)
@@ -177,7 +174,7 @@ def _answer(conversation: "Conversation", text: str, num_announced: int) -> None
 
 
 def _explain_end(conversation: "Conversation") -> None:
-    """Say what cut the last answer, if something did."""
+    """Explain why the last answer was cut or is empty."""
     last, limit = conversation.last, conversation.params.max_tokens
     if last is None or last.finish_reason != "length":
         if last is not None and last.finish_reason == "stop" and not last.text.strip():

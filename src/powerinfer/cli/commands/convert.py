@@ -2,8 +2,8 @@
 
 SOURCE is the folder of a checkpoint, or hf:ORG/NAME[@REVISION] on the Hugging Face Hub:
 config.json, the tokenizer's files, and the weights as safetensors, or as .bin files, which need
-torch. Everything is checked before anything is written, the tokenizer by encoding texts with it and
-with the checkpoint's own.
+torch. Everything is checked before anything is written; the tokenizer must encode texts as the
+checkpoint's own does.
 """
 
 from pathlib import Path

@@ -24,7 +24,7 @@ newline (except on a terminal).
 """
 
 _SEPARATORS = re.compile(r"[\s,]+")
-# Longer numbers are no ids, and reading a very long one takes time.
+# Longer numbers cannot be ids, and parsing a very long one takes time.
 _ID = re.compile("[0-9]{1,18}")
 
 
@@ -58,7 +58,7 @@ def detokenize(
 
 
 def _parse(text: str) -> list[int]:
-    """Ids in a list of numbers, or in the JSON that `tokenize` prints."""
+    """Parse a list of numbers, or the JSON that `tokenize` prints."""
     if text.lstrip().startswith(("{", "[")):
         text = _from_json(text)
     words = [word for word in _SEPARATORS.split(text) if word]

@@ -1,6 +1,6 @@
 """Show what a model file contains, or what this machine computes with.
 
-It reads only the header, so any file opens at once; files that cannot run are shown too.
+Reads only the header, so large files open at once; files that cannot run are shown too.
 """
 
 from pathlib import Path
@@ -76,7 +76,7 @@ def inspect(
 
 
 def _report(summary: "Summary") -> dict[str, object]:
-    """The summary as the lines of a table for people."""
+    """Names and values of the table for people."""
     from powerinfer.cli.report.ffn_storage import describe_experts
 
     sizes, ffn, tokenizer = summary["sizes"], summary["ffn"], summary["tokenizer"]
@@ -140,7 +140,7 @@ def _show(rows: dict[str, object], *, as_json: bool) -> None:
         for label, text in zip((name, *[""] * (len(texts) - 1)), texts, strict=True):
             shown = _printable(text)
             longest_word = max(map(len, shown.split()), default=0)
-            # A path that does not fit beside the names has a line of its own.
+            # A path that does not fit next to the names gets a line of its own.
             is_beside = line is None or width + 2 + longest_word <= line
             print_paragraph(f"{label:<{width}}  {shown}", hanging=width + 2 if is_beside else 2)
 

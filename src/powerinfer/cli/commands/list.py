@@ -35,7 +35,7 @@ neurons.
 
 
 class ModelRow(TypedDict):
-    """A model in `list --json`; what cannot be read of it is None."""
+    """A model in `list --json`; facts that cannot be read are None."""
 
     name: str
     path: str
@@ -85,7 +85,7 @@ def _print(rows: list[ModelRow]) -> None:
 
 
 def _sparsity(row: ModelRow) -> str:
-    """The cell of a model."""
+    """The sparsity column of a model."""
     if row["is_sparse"] is None:
         return "-"
     if not row["is_sparse"]:
@@ -123,7 +123,7 @@ def _row(model: "HeldModel") -> ModelRow:
 
 
 def _describe_model(row: ModelRow, path: Path) -> None:
-    """Add what its header says, as far as it can be read."""
+    """Add facts from the header, as far as it can be read."""
     from powerinfer.errors import PowerInferError
     from powerinfer.gguf import keys, open_gguf
     from powerinfer.models import architecture_of, read_config
@@ -142,7 +142,7 @@ def _describe_model(row: ModelRow, path: Path) -> None:
 
 
 def _skipped_share(file: "GGUFFile") -> float | None:
-    """Share of the neurons that do not fire, where it was measured."""
+    """Share of the neurons that do not fire; None without a calibration."""
     from powerinfer.calibration.files import find_calibration
     from powerinfer.errors import PowerInferError
 
@@ -157,7 +157,7 @@ def _skipped_share(file: "GGUFFile") -> float | None:
 
 
 def _model_type(path: Path) -> str | None:
-    """What a checkpoint says that it is."""
+    """The model type in a checkpoint's config, if it can be read."""
     from powerinfer._files import read_small_file
     from powerinfer.errors import PowerInferError
 

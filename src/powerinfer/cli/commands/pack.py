@@ -1,7 +1,7 @@
 """Write a model in a layout that lets inactive neurons be skipped completely.
 
 The new file stores the down projection transposed, one row per neuron, so that exact and predicted
-sparsity can skip its rows too. With predictors it is one of PowerInfer's own format.
+sparsity can skip its rows too. With predictors it is in PowerInfer's own format.
 """
 
 from dataclasses import asdict
@@ -104,7 +104,7 @@ def pack(
 
 
 def _changed_formats(report: "PackReport") -> list[str]:
-    """Say which formats had to change, and into what."""
+    """Notes on formats that had to change."""
     changed = sorted(
         {
             (tensor.source_format, tensor.format)
@@ -124,7 +124,7 @@ def _changed_formats(report: "PackReport") -> list[str]:
 
 
 def _useless(path: Path) -> list[str]:
-    """Say so where the model that was packed has no neurons that could be skipped."""
+    """A note if the packed model has no neurons that can be skipped."""
     from powerinfer.gguf import open_gguf
     from powerinfer.models import architecture_of, read_config
 

@@ -96,7 +96,7 @@ def perplexity(
 
 
 class _TokensRead:
-    """Adds up the windows, each of which reports for itself how far it is."""
+    """Progress over all windows, from the reports of each single window."""
 
     def __init__(self) -> None:
         self.bar = ProgressBar("perplexity", unit="tokens", delay_s=0.5)
@@ -104,9 +104,9 @@ class _TokensRead:
         self._before = 0
 
     def __call__(self, done: int, of_window: int) -> None:
-        """Show how far all of it is: (tokens computed, tokens to be computed) of one window."""
+        """Show the total progress, given tokens done and to be computed in one window."""
         if self.num_windows:
-            # Tokens that were found in the cache are not computed.
+            # Tokens found in the cache are not computed.
             done += self.window - of_window
             self.bar(self._before + done, self.num_windows * self.window, self.what)
             if done == self.window:
@@ -114,7 +114,7 @@ class _TokensRead:
 
 
 def _measure(llm: "LLM", content: bytes, window: int, reading: _TokensRead) -> "Perplexity":
-    """Score all windows behind a progress bar with the running value."""
+    """Score all windows with a progress bar that shows the running value."""
     from powerinfer.engine.perplexity import Perplexity, count_windows, perplexity_windows
 
     token_ids = llm.loaded.tokenizer.encode(content)

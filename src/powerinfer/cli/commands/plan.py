@@ -139,7 +139,7 @@ def plan(
 
 
 def _facts(task: "PlacementTask") -> tuple[str, ...]:
-    """What plots are made from."""
+    """Lines that plots show: model, devices and frequencies."""
     speeds, stats = task.speeds, task.problem.stats
     measured = f", {stats.num_tokens} tokens" if stats.num_tokens else ""
     assumed = " (assumed)" if speeds.is_gpu_assumed and "assumed" not in speeds.gpu else ""
@@ -154,7 +154,7 @@ def _facts(task: "PlacementTask") -> tuple[str, ...]:
 def _check_targets(
     model: Path | None, output: Path | None, plots: Path | None, *, writes_index: bool
 ) -> None:
-    """Check, before solving and writing, what would otherwise fail afterwards."""
+    """Check before solving that everything can be written."""
     from powerinfer.offload.choose_plan import index_beside
     from powerinfer.placement import gpu_index
     from powerinfer.placement.plan_json import PLAN
@@ -190,9 +190,9 @@ def _solve(
         reset_gpu_index=gpu_index is None,
     )
     if device is None:
-        # What is wrong with the budget shows before the model is loaded.
+        # Report a wrong budget before the model is loaded.
         budget_bytes(wanted, None)
-    # As `run` will have, or speeds measured here would not be those that its plan is checked by.
+    # As many as `run` uses, which checks the plan by speeds measured with them.
     options["threads"] = options.get("threads") or default_threads(beside_gpu=True)
     options["device"] = CPU
     with open_llm(model, options) as llm, placement_progress() as progress:
@@ -206,10 +206,10 @@ def _solve(
 def _write(
     task: "PlacementTask", chosen: "ChosenPlan", output: Path | None, *, writes_index: bool | None
 ) -> list[Path]:
-    """Store the plan, and PowerInfer's index of it; return the files.
+    """Store the plan and PowerInfer's index; return the paths.
 
-    What was asked for and cannot be written is an error. A plan for which no file was named, or an
-    index that was not asked for (None), is left out with a warning.
+    A file that was asked for and cannot be written is an error. Otherwise (no output was named,
+    `writes_index` is None) it is left out with a warning.
     """
     from powerinfer.offload.choose_plan import index_beside, write_index
     from powerinfer.offload.plan_files import save_plan, write_plan

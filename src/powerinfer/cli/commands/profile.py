@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMAND"]
 
-# Of the progress bar.
+# Resolution of the progress bar.
 _STEPS = 1000
 
 _EPILOG = """\b
@@ -149,7 +149,7 @@ def profile(
 
 
 def _folder(model: Path | None, output: Path | None, options: "LLMOptions") -> Path:
-    """Where to write; checks, before the model is loaded, what would fail afterwards."""
+    """The folder to write, checked before the model is loaded."""
     from powerinfer.calibration.files import is_packaged
     from powerinfer.calibration.targets import check_activation
     from powerinfer.gguf import open_gguf
@@ -178,7 +178,7 @@ def _check_plots(plots: Path | None) -> None:
 
 
 def _read(llm: "LLM", folder: Path) -> "npt.NDArray[np.float32]":
-    """How often each neuron fires by another folder of counts."""
+    """Firing frequencies in another folder of counts."""
     from powerinfer.placement.activation_folder import read_activation_folder
 
     config = llm.loaded.model.config
@@ -190,9 +190,8 @@ def _read(llm: "LLM", folder: Path) -> "npt.NDArray[np.float32]":
 def _count(
     llm: "LLM", files: tuple[Path, ...], folder: Path, limit: int | None, *, has_window: bool
 ) -> "Outcome":
-    """Count behind a progress bar."""
-    from powerinfer.calibration.text import WINDOW
-    from powerinfer.train.profile.profile import make_profile
+    """Count with a progress bar."""
+    from powerinfer.train.profile.profile import WINDOW, make_profile
 
     context = llm.loaded.model.context_length
     with ProgressBar("counting") as bar:

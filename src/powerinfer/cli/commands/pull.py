@@ -1,6 +1,6 @@
 """Fetch a model from the Hugging Face Hub, or update it.
 
-A download that was ended goes on where it was; what is already on this machine is not fetched.
+Interrupted downloads resume; files that are already on this machine are not fetched.
 """
 
 from typing import TYPE_CHECKING

@@ -114,7 +114,7 @@ def quantize(  # noqa: PLR0913  click passes every flag as an argument
 
 
 def _wish(text: str) -> "KeptFormat":
-    """Read one value of --keep."""
+    """Parse one value of --keep."""
     from powerinfer.convert.quantize.mixture import KeptFormat
     from powerinfer.quant import format_names, get_format
 
@@ -130,7 +130,7 @@ def _wish(text: str) -> "KeptFormat":
 
 
 def _notes(report: "QuantizeReport", *, has_imatrix: bool) -> list[str]:
-    """What somebody might not expect of the file."""
+    """Notes on surprising properties of the file."""
     notes = []
     again = [tensor for tensor in report.tensors if tensor.is_again]
     if again:
@@ -150,7 +150,7 @@ def _notes(report: "QuantizeReport", *, has_imatrix: bool) -> list[str]:
 
 
 def _lacks_importance(tensor: "QuantizedTensor") -> bool:
-    """Whether an importance matrix should have an entry for a tensor and has none."""
+    """True if the importance matrix lacks an entry that this tensor should have."""
     from powerinfer.convert.quantize.mixture import is_row_per_neuron
     from powerinfer.quant import get_format
 

@@ -41,7 +41,7 @@ def rm(
     from powerinfer.store.memory import format_bytes
 
     held = held_models()
-    # All of them first: a mistake in one name removes nothing.
+    # Find all of them first, so that a mistake in one name removes nothing.
     found = list(dict.fromkeys(_find(name, held) for name in models))
     removed = []
     for model in found:
@@ -54,10 +54,10 @@ def rm(
 
 
 def _find(name: str, held: "Sequence[HeldModel]") -> "HeldModel":
-    """The one model that a name or a path means.
+    """Find the one model that a name or a path refers to.
 
     Raises:
-        HubError: none, or several.
+        HubError: there is none, or several.
     """
     from powerinfer.errors import HubError
     from powerinfer.hub.held import fitting_models

@@ -105,7 +105,7 @@ def run(  # noqa: PLR0913  click passes every flag as an argument
 
 
 def _prompt(words: tuple[str, ...], prompt: str | None, file: Path | None) -> bytes:
-    """The prompt's bytes from wherever it was given."""
+    """Bytes of the prompt, from the argument, -p, -f or stdin."""
     if words:
         if prompt is not None or file is not None:
             raise click.UsageError(f"there are two prompts: give either {words[0]!r}, -p or -f")
@@ -124,7 +124,7 @@ def _prompt(words: tuple[str, ...], prompt: str | None, file: Path | None) -> by
 
 
 def _quoted(words: tuple[str, ...]) -> str:
-    """The one argument that is the prompt; several, or the name of a model, are mistakes."""
+    """The one argument that is the prompt. Refuses several, and the name of a model."""
     first = words[0]
     if first.endswith(".gguf"):
         raise click.UsageError(f"{first!r} is the name of a model: name models with -m")
@@ -138,7 +138,7 @@ def _quoted(words: tuple[str, ...]) -> str:
 
 
 def _say_if_model(word: str) -> None:
-    """Say so where the prompt may have been meant as a model, as `ollama run llama3` takes it."""
+    """Tell users who may have meant a model, as in `ollama run llama3`."""
     if " " in word:
         return
     from powerinfer.cli.flags.foreign_flags import looks_like_model
@@ -222,7 +222,7 @@ def report(llm: "LLM", generation: "Generation") -> dict[str, object]:
 
 
 def _logprobs_report(generation: "Generation") -> dict[str, object]:
-    """The key `logprobs`, where they were asked for: what Python gets, as objects."""
+    """The key `logprobs`, if it was asked for: the objects that Python gets."""
     if generation.logprobs is None:
         return {}
     from dataclasses import asdict

@@ -173,7 +173,7 @@ def _recipe(numbers: dict[str, float]) -> "Recipe":
 
 
 def _print(report: dict[str, object]) -> None:
-    """Print what came of it, and how to go on."""
+    """Print the results and the next step."""
     values = {key: value for key, value in report.items() if isinstance(value, int | float)}
     before, after = values["perplexity_before"], values["perplexity"]
     layers = report["layers"]

@@ -77,7 +77,7 @@ def tokenize(
 
 
 def open_tokenizer(model: Path | None) -> "Tokenizer":
-    """Load the vocabulary of a model file, by default the embedded one.
+    """Load the vocabulary of a model file, by default the bundled one.
 
     Raises:
         GGUFError: there is no such file, or its vocabulary cannot be used.
@@ -89,7 +89,7 @@ def open_tokenizer(model: Path | None) -> "Tokenizer":
 
 
 def read_content(argument: str | None, file: Path | None, what: str) -> bytes:
-    """Return the bytes of an argument, of a file, or of standard input where neither is given.
+    """Return the bytes of an argument, of a file, or of standard input if neither is given.
 
     Raises:
         click.UsageError: both are given, or neither and standard input is a terminal.
@@ -110,13 +110,13 @@ def read_content(argument: str | None, file: Path | None, what: str) -> bytes:
 
 
 def _readable(piece: bytes) -> str:
-    """A piece in quotes, or its bytes where it is only a part of a character."""
+    """A piece in quotes, or its bytes if it is only a part of a character."""
     text = _text(piece)
     return json.dumps(text, ensure_ascii=False) if text.encode() == piece else text
 
 
 def _text(piece: bytes) -> str:
-    """A piece as text, or the codes of its bytes where it is only a part of a character."""
+    """A piece as text, or the codes of its bytes if it is only a part of a character."""
     try:
         return piece.decode()
     except UnicodeDecodeError:

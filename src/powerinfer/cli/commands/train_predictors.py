@@ -191,7 +191,7 @@ def train_predictors(  # noqa: PLR0913  click passes every flag as an argument
 
 
 def _check_before(model: Path | None, packed: Path | None, flags: dict[str, object]) -> None:
-    """Check, before the model is loaded and trained, what would otherwise fail afterwards."""
+    """Check before training that the model fits and everything can be written."""
     from powerinfer.convert.pack import check_may_replace
     from powerinfer.convert.powerinfer.format import powerinfer_architecture
     from powerinfer.gguf import open_gguf
@@ -227,7 +227,7 @@ def _pack(
 def _train(
     model: Path | None, plan: "TrainingPlan", flags: dict[str, object]
 ) -> "TrainedPredictors":
-    """Train behind a progress bar; Ctrl-C says what it leaves."""
+    """Train with a progress bar; Ctrl-C prints how to resume."""
     from powerinfer.cli.model import open_llm
     from powerinfer.train.predictors.run import train_predictors as train
 

@@ -1,7 +1,7 @@
-"""A look at the arguments before click reads them, for flags that click would misunderstand.
+"""Check of the arguments before click parses them, for flags that click would misread.
 
 Click takes `-ngl 33` for `-n gl`, `-hf X` for `-h` and `-f X`, `-fa` for the file `a`. Here only
-numbers may follow a short option without a space, so that none of these is anything but unknown.
+numbers may follow a short option without a space, so that all of these are unknown options.
 """
 
 from collections import deque
@@ -18,17 +18,10 @@ def check_arguments(
     arguments: Sequence[str],
     command: str | None = None,
 ) -> None:
-    """Refuse options of other programs, and short ones that stand together with something else.
-
-    Args:
-        parameters: of the command.
-        help_names: names of the option for help.
-        arguments: what follows the command's name.
-        command: its name.
+    """Refuse options of other programs, and short options joined to something else.
 
     Raises:
-        click.UsageError: an option is unknown here, or stands together with others; an argument
-            stands where none is expected.
+        click.UsageError: an option is unknown or joined to others, or an argument is unexpected.
     """
     options: dict[str, click.Option | None] = dict.fromkeys(help_names)
     for each in parameters:
@@ -54,8 +47,8 @@ def check_arguments(
 
 
 def _skip_value(option: click.Option, remaining: deque[str]) -> None:
-    """Take the value of an option from the arguments behind it."""
-    # A value may look like an option: `-p '-ngl is a flag'`. One that may be missing does not.
+    """Remove the value of an option from the remaining arguments."""
+    # A value may look like an option: `-p '-ngl is a flag'`. An optional one does not.
     may_be_missing = isinstance(option.flag_value, str)
     if remaining and not (may_be_missing and remaining[0].startswith("-")):
         remaining.popleft()

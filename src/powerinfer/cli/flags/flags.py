@@ -56,7 +56,7 @@ def flag(
     Args:
         name: field of `EngineOptions` or `SamplingParams`; the command's parameter has this name.
         help: replaces the help of the field where the option means something else to a command.
-        default: likewise.
+        default: replaces the default of the field.
     """
     option = _OPTIONS[name]
     if default is None:
@@ -124,10 +124,7 @@ def sampling_params(flags: Mapping[str, object], max_tokens: int | None) -> Samp
 
 
 def chat_flags() -> dict[str, str]:
-    """The sampling parameters that a conversation can change: Python's name, flag without `--`.
-
-    It shows no probabilities, and no form is prescribed for what is said.
-    """
+    """The sampling parameters that a chat can change: name of the field to flag without `--`."""
     return {
         name: next(each for each in option.flags if each.startswith("--")).lstrip("-")
         for name, option in options_of(SamplingParams).items()
@@ -139,7 +136,7 @@ def change_sampling(params: SamplingParams, name: str, text: str) -> tuple[str, 
     """Change one sampling parameter as its flag would.
 
     Args:
-        params: to start from; they stay as they are.
+        params: parameters to start from, not changed.
         name: a flag with or without its hyphens, or the field's name.
         text: the value as the command line takes it; `default` restores the default. Several texts
             are in quotation marks, separated by spaces.
@@ -191,12 +188,7 @@ def _quoted_texts(text: str) -> tuple[str, ...]:
 
 
 def in_flags(error: PowerInferError, command: click.Command | None = None) -> str:
-    """Word an error with flags in its remedy.
-
-    Args:
-        error: whose remedy may name options.
-        command: whose flags are meant; None for the one that runs.
-    """
+    """Word an error, with the flags of a command (None: the running one) in its remedy."""
     context = click.get_current_context(silent=True)
     if command is None and context is not None:
         command = context.command
@@ -207,7 +199,7 @@ def in_flags(error: PowerInferError, command: click.Command | None = None) -> st
         first = shown.opts[0] if shown is not None else _first_flag(name)
         variable = _OPTIONS[name].variable if name in _OPTIONS else None
         if variable and os.environ.get(variable):
-            # Someone who set it long ago would look for the flag in vain.
+            # Users may have set it long ago and would look for the flag in vain.
             first = f"{first} or the variable {variable}, which is set"
         if value == "False" and shown is not None and shown.secondary_opts:
             return shown.secondary_opts[0]

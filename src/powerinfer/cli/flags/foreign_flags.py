@@ -1,4 +1,4 @@
-"""What to use here instead of what users of llama.cpp and Ollama type: flags, commands, names."""
+"""Advice on flags, commands and model names of llama.cpp and Ollama."""
 
 from collections.abc import Iterable
 
@@ -13,8 +13,8 @@ _CHAT = "use `powerinfer chat` for a conversation"
 _NO_LIST = "`powerinfer list` shows fetched models, `powerinfer inspect FILE` describes one"
 _LEAVE_OUT = "there is nothing to set here; leave it out"
 
-# Names as their programs spell them, and the advice for all of a line. `bench:-p` is the flag of
-# one command, where others have it; words without hyphens are commands.
+# Names as those programs spell them, and one advice for all names of a key. `bench:-p` is a flag
+# of one command that others have; words without hyphens are commands.
 _ADVICE: dict[str, str] = {
     "-ngl --gpu-layers --n-gpu-layers --num-gpu": _PLACEMENT,
     "-ts --tensor-split -sm --split-mode -ot --override-tensor": _PLACEMENT,
@@ -64,22 +64,20 @@ _ADVICE: dict[str, str] = {
     "help": "use `powerinfer --help` or `powerinfer COMMAND --help`",
     "version": "use `powerinfer --version`",
 }
-# What names of models begin with, before the first character that is no letter.
+# First words of model names, up to the first character that is not a letter.
 _FAMILIES = (
     *("bamboo", "codellama", "codestral", "deepseek", "falcon", "gemma", "gpt", "granite", "llama"),
     *("llava", "mistral", "mixtral", "nemotron", "olmo", "phi", "prosparse", "qwen", "qwq"),
     *("relullama", "smollm", "stablelm", "starcoder", "tinyllama", "turbosparse", "vicuna", "yi"),
 )
-# Below it, names have nothing in common but a few letters.
+# Less similar names share only a few letters.
 _NEAR = 0.75
 
 
 def advice_for(name: str, command: str | None = None) -> str | None:
-    """One sentence on what to do instead of a flag or command; None for one that nobody knows.
+    """Advice on a flag without its value, such as `-ngl`, or on a command; None if it is unknown.
 
-    Args:
-        name: a flag without a value, such as `-ngl`, or a command; underscores count as hyphens.
-        command: in which a flag was used.
+    Underscores count as hyphens. `command` is the one in which a flag was used.
     """
     wanted = name.replace("_", "-")
     advice = {known: text for names, text in _ADVICE.items() for known in names.split()}
@@ -87,13 +85,7 @@ def advice_for(name: str, command: str | None = None) -> str | None:
 
 
 def about_option(name: str, known: Iterable[str], command: str) -> str:
-    """What to say about an option that a command does not have and nobody knows.
-
-    Args:
-        name: the option without a value.
-        known: the options that it has.
-        command: its name.
-    """
+    """Message on an unknown option of a command, which has the `known` ones."""
     import difflib
 
     near = difflib.get_close_matches(name.replace("_", "-"), list(known), n=1, cutoff=_NEAR)
@@ -102,7 +94,7 @@ def about_option(name: str, known: Iterable[str], command: str) -> str:
 
 
 def about_command(name: str, names: list[str]) -> str:
-    """What to say about a command that does not exist; `names` are those there are."""
+    """Message on an unknown command; `names` are those that exist."""
     advice = advice_for(name)
     if advice is not None:
         return f"no command {name!r}: {advice}"
@@ -114,7 +106,7 @@ def about_command(name: str, names: list[str]) -> str:
 
 
 def looks_like_model(word: str) -> bool:
-    """Whether a word is how models are named elsewhere: `llama3`, `qwen2.5-coder`, `x:latest`."""
+    """True for names of models elsewhere: `llama3`, `qwen2.5-coder`, `x:latest`."""
     if not word or any(character.isspace() for character in word):
         return False
     name, _, tag = word.rpartition("/")[2].lower().partition(":")

@@ -1,4 +1,4 @@
-"""Flags of llama-server that `serve` takes, so that it can stand in, and what becomes of them."""
+"""Flags of llama-server that `serve` accepts and ignores, so that it can replace it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ __all__ = ["Taken", "llama_server_flags", "take_llama_server_flags"]
 
 _PREFIX = "ignored_"
 
-# One flag in a line, by all of its names: for those with a value, and for those without.
+# One flag per line, with all its names.
 _WITH_VALUE = """
 -ngl --gpu-layers --n-gpu-layers
 -ts --tensor-split
@@ -78,12 +78,12 @@ _WITHOUT_VALUE = """
 --log-timestamps
 --no-webui --webui
 """
-# A value may follow, or may not.
+# The value is optional.
 _WITH_OPTIONAL_VALUE = """
 -fa --flash-attn
 --log-colors
 """
-# They change what llama-server answers: whoever gives them should know that nothing does so here.
+# They change the answers of llama-server, so users must know that they do not here.
 _WITHOUT_EFFECT = """
 --rope-scaling
 --rope-scale
@@ -122,8 +122,8 @@ class Taken:
     """Flags of llama-server that were given, by their names.
 
     Attributes:
-        meaningless: for which there is nothing to set here.
-        without_effect: that would change its answers, and change none here.
+        meaningless: there is nothing to set for them here.
+        without_effect: they change the answers of llama-server, but none here.
     """
 
     meaningless: tuple[str, ...]
@@ -131,7 +131,7 @@ class Taken:
 
 
 def llama_server_flags(command: Command) -> Command:
-    """Add all of them to a command, out of sight of its help."""
+    """Add all of them to a command, hidden from its help."""
     return add_flags(
         command,
         *(_flag(line, default=None, multiple=True) for line in _lines(_WITHOUT_EFFECT)),
@@ -142,7 +142,7 @@ def llama_server_flags(command: Command) -> Command:
 
 
 def take_llama_server_flags(flags: dict[str, object]) -> Taken:
-    """Remove them from the parameters of a command."""
+    """Remove them from the parameters of a command; return those that were given."""
     found = []
     for name in [each for each in flags if each.startswith(_PREFIX)]:
         value = flags.pop(name)

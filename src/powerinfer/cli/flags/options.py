@@ -1,4 +1,4 @@
-"""Decorators that add options which several commands share, and output they share."""
+"""Decorators for options that several commands share, and their JSON output."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The settings of a server from the flags of `powerinfer serve`."""
+"""Server settings from the flags of `powerinfer serve`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,15 +20,10 @@ _EMBEDDED = "powerinfer-story"
 def server_settings(
     model: Path | None, flags: Mapping[str, Any], params: SamplingParams
 ) -> "ServerSettings":
-    """Read the flags.
-
-    Args:
-        model: value of `-m`.
-        flags: parameters of the command.
-        params: of sampling, for what requests leave out.
+    """Create the settings; `params` are the defaults for requests.
 
     Raises:
-        click.ClickException: a key is empty, or the file of keys cannot be read or has none.
+        click.ClickException: a key is empty, or the file of keys is empty or cannot be read.
     """
     from powerinfer.serve.settings import ServerSettings
 
@@ -53,7 +48,7 @@ def server_settings(
 
 
 def _names(model: Path | None, alias: str | None) -> list[str]:
-    """The alias, the name of the file without its ending, and what else a client may say."""
+    """Names that clients may use for the model; the first is shown to them."""
     aliases = [each.strip() for each in (alias or "").split(",") if each.strip()]
     if model is None:
         return list(dict.fromkeys([*aliases, _EMBEDDED]))

@@ -1,4 +1,4 @@
-"""`--settings`: what commands share that measure several settings of sparsity on one model."""
+"""The option `--settings` of commands that compare sparsity settings."""
 
 import click
 
@@ -6,7 +6,7 @@ __all__ = ["read_names"]
 
 
 def read_names(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[str, ...]:
-    """Read `off,exact,lowbit:2`: a callback of click.
+    """Parse `off,exact,lowbit:2`; a callback of click.
 
     Raises:
         UnsupportedError: there is no such setting.

@@ -1,4 +1,4 @@
-"""`--tasks`, `--data`, `--limit`: what commands share that ask tasks."""
+"""The options `--tasks`, `--data` and `--limit`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ __all__ = ["read_tasks", "task_options"]
 
 
 def _names(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[str, ...]:
-    """Read `piqa,./file.jsonl`."""
+    """Parse `piqa,./file.jsonl`."""
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
@@ -47,16 +47,11 @@ def task_options(command: Command) -> Command:
 
 
 def read_tasks(names: Sequence[str], data: Path | None, limit: int | None) -> "tuple[Task, ...]":
-    """The tasks, read from their files.
-
-    Args:
-        names: of tasks, or paths of files.
-        data: folder with the files of named tasks.
-        limit: most items of each.
+    """Read tasks from their files.
 
     Raises:
-        click.UsageError: there is no such folder.
-        TaskError: there is no such task, its file is missing, or is malformed.
+        click.UsageError: the folder `data` does not exist.
+        TaskError: there is no such task, or its file is missing or malformed.
     """
     if data is not None and not data.is_dir():
         raise click.UsageError(f"--data {data}: no such folder")

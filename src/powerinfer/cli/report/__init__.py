@@ -1,1 +1,1 @@
-"""What commands print: tables, summaries and progress."""
+"""Output of commands: tables, summaries and progress."""

@@ -1,4 +1,4 @@
-"""What `powerinfer calibrate` prints: tables of layers and kinds and a summary, or JSON."""
+"""Output of `powerinfer calibrate`: tables of layers and kinds with a summary, or JSON."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ _KINDS_HEAD = ("kind", "layers", "density", "recall", "precision", "error", "tim
 
 
 class KindReport(TypedDict):
-    """What a kind does within the dial: means over the `layers` that have such a setting."""
+    """Means of a kind within the dial, over the `layers` that have such a setting."""
 
     kind: str
     layers: int
@@ -43,7 +43,7 @@ class KindReport(TypedDict):
 
 
 class LayerReport(TypedDict):
-    """What was measured and chosen for a layer."""
+    """Measurements and choice of a layer."""
 
     layer: int
     active_share: float
@@ -60,12 +60,12 @@ class LayerReport(TypedDict):
 class CalibrationReport(TypedDict):
     """The object of `calibrate --json`.
 
-    `time` is the predicted time of the FFN in units of that of `exact`; `hot_share` the share of
-    the neurons that make 80 % of the activations. `kinds` has what each measured kind does at
-    its fastest setting within the dial: means over the `layers` where it has one.
+    `time` is the predicted time of the FFN relative to `exact`; `hot_share` the share of the
+    neurons that make 80 % of the activations. `kinds` has each measured kind at its fastest
+    setting within the dial.
 
-    In a mixture of experts `hot_share` is of the neurons of all experts, all other shares are of
-    those of the experts that a token is given to.
+    In a mixture of experts `hot_share` counts the neurons of all experts, all other shares those
+    of the experts that a token uses.
     """
 
     path: str
@@ -84,13 +84,7 @@ class CalibrationReport(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The files that a calibration was written to.
-
-    Attributes:
-        stored: the calibration itself.
-        exports: tables.
-        plots: pictures.
-    """
+    """The files that a calibration was written to; `stored` is the calibration itself."""
 
     stored: Path
     exports: Sequence[Path] = ()
@@ -98,7 +92,7 @@ class Written:
 
 
 def as_report(calibration: "Calibration", written: Written) -> CalibrationReport:
-    """See `CalibrationReport`."""
+    """Create the object of `calibrate --json`."""
     return {
         "path": str(written.stored),
         "exports": [str(path) for path in written.exports],
@@ -147,7 +141,7 @@ def print_report(calibration: "Calibration", written: Written) -> None:
 
 
 def _kinds(calibration: "Calibration") -> list[KindReport]:
-    """What each kind does within the dial, whether or not it was chosen."""
+    """Every measured kind within the dial, chosen or not."""
     from powerinfer.predictors.choosing import point_for
 
     found, layers = [], calibration.layers
@@ -218,6 +212,6 @@ def _row(layer: LayerReport) -> tuple[str, ...]:
 
 
 def _time(calibration: "Calibration") -> float:
-    """Mean over the layers, which are equally large."""
+    """Mean time over the layers, which are equally large."""
     points = [layer.chosen_point for layer in calibration.layers]
     return sum(1.0 if point is None else point.time for point in points) / len(points)

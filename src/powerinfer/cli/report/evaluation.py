@@ -38,15 +38,7 @@ def run_evaluation(
     *,
     as_json: bool,
 ) -> None:
-    """Measure and print.
-
-    Args:
-        model: value of `-m`.
-        options: of the engine.
-        tasks: to ask.
-        settings: to compare.
-        text: UTF-8 to measure the perplexity of, or None.
-        as_json: print one object instead of tables.
+    """Measure and print; `text` is UTF-8 to measure the perplexity of.
 
     Raises:
         PowerInferError: lm-eval is not installed, the model cannot be loaded, or an item or a
@@ -91,12 +83,7 @@ def _report(
 
 
 def print_task(task: "Task", rows: "Mapping[str, TaskRow]") -> None:
-    """Print the table of one task.
-
-    Args:
-        task: that was asked.
-        rows: figures of each setting, by the name to show; at least one.
-    """
+    """Print the table of one task; `rows` has a row for each shown name, at least one."""
     first = next(iter(rows.values()))
     print_paragraph(f"{task.name}: {first.items} items of {task.path}")
     head = (*_HEAD, *(_NORMALIZED_HEAD if task.is_normalized else ()))
@@ -106,7 +93,7 @@ def print_task(task: "Task", rows: "Mapping[str, TaskRow]") -> None:
 
 
 def print_task_legend(tasks: "Sequence[Task]") -> None:
-    """Explain, on stderr, what the tables of some tasks show."""
+    """Explain the tables of tasks on stderr."""
     if tasks:
         is_normalized = any(task.is_normalized for task in tasks)
         print_paragraph(_LEGEND + (_NORMALIZED_LEGEND if is_normalized else ""), err=True)

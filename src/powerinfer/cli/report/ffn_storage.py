@@ -1,4 +1,4 @@
-"""How a file stores its FFNs, and what `powerinfer pack` would make of it."""
+"""Storage of the FFNs in a file, and the gain from `powerinfer pack`."""
 
 import re
 from collections.abc import Sequence
@@ -34,11 +34,11 @@ class FFNStorage:
     """Bytes of the FFN matrices of all layers, those of all experts included.
 
     Attributes:
-        bytes: of all matrices.
-        down_bytes: of down projections.
-        plain_down_bytes: of those stored by columns, of which nothing can be skipped.
-        plain_down_formats: the formats of those, sorted.
-        expert_bytes: of matrices of experts, not of shared ones.
+        bytes: all matrices.
+        down_bytes: down projections.
+        plain_down_bytes: down projections stored by columns, of which nothing can be skipped.
+        plain_down_formats: their formats, sorted.
+        expert_bytes: matrices of experts, without shared ones.
     """
 
     bytes: int = 0
@@ -49,7 +49,7 @@ class FFNStorage:
 
     @property
     def is_down_transposed(self) -> bool | None:
-        """Whether every down projection has a row per neuron; None where there is none."""
+        """True if every down projection has a row per neuron; None if there is none."""
         return self.plain_down_bytes == 0 if self.down_bytes else None
 
 
@@ -72,7 +72,7 @@ def ffn_storage(file: "GGUFFile") -> FFNStorage:
 class ExpertsReport(TypedDict):
     """The key `experts` of `--json`.
 
-    `share_read` and `bytes_read` are what a token reads of them if it skips no neurons.
+    `share_read` and `bytes_read` are read by a token that skips no neurons.
     """
 
     count: int
@@ -83,7 +83,7 @@ class ExpertsReport(TypedDict):
 
 
 def experts_report(file: "GGUFFile", config: "ModelConfig") -> ExpertsReport | None:
-    """See `ExpertsReport`; None for a model without experts."""
+    """Create the key `experts`; None for a model without."""
     experts = config.experts
     if experts is None:
         return None
@@ -99,7 +99,7 @@ def experts_report(file: "GGUFFile", config: "ModelConfig") -> ExpertsReport | N
 
 
 def describe_experts(report: ExpertsReport) -> str:
-    """How many experts a token uses, and what it reads of them."""
+    """Phrase on the experts that a token uses, and their bytes."""
     return (
         f"{report['used']} of {report['count']} experts per token, which reads "
         f"{percent(report['share_read'])} of their {format_bytes(report['bytes'])}"
@@ -109,15 +109,7 @@ def describe_experts(report: ExpertsReport) -> str:
 def packing_advice(
     plain_down_bytes: int, plain_down_formats: Sequence[str], ffn_bytes: int
 ) -> str | None:
-    """How down is stored and what packing would bring, where neurons can be skipped.
-
-    None where it is stored by neurons.
-
-    Args:
-        plain_down_bytes: see `FFNStorage`.
-        plain_down_formats: likewise.
-        ffn_bytes: its `bytes`.
-    """
+    """Phrase on the gain from packing down projections; None if all are stored by neurons."""
     if not plain_down_bytes:
         return None
     changed = [

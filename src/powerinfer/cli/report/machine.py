@@ -1,4 +1,4 @@
-"""What `inspect --machine` says: the processor, its kernels, how memory and weights are read."""
+"""Output of `inspect --machine`: processor, kernels, and how memory and weights are read."""
 
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -18,12 +18,12 @@ _IS_BUSY = "the machine is busy"
 
 
 class Lines(tuple[str, ...]):
-    """Texts with a line each."""
+    """Texts that get a line each."""
 
 
 @dataclass(frozen=True, slots=True)
 class _PlainRead:
-    """How fast memory is read at most, or why that was not measured."""
+    """Fastest rate of reading memory, or the reason why it was not measured."""
 
     gb_per_s: float | None = None
     way: "PlainWay | None" = None
@@ -37,11 +37,10 @@ class MachineReport:
     Attributes:
         cpu_features: instruction-set extensions found and usable.
         available_kernels: best first.
-        selected_kernels: those that a run would use.
-        products: what multiplies prompts: quantized weights, F16 and F32, and BF16.
-        threads: that a run would use.
-        read: of memory.
-        read_ways: how weights are read that were measured, by format; None: by no kernels of ours.
+        selected_kernels: the kernels that a run would use.
+        products: kernels that multiply prompts, for quantized weights, F16 and F32, and BF16.
+        threads: the number that a run would use.
+        read_ways: measured ways of reading weights, by format; None without native kernels.
         gpus: a line each.
     """
 
@@ -55,7 +54,7 @@ class MachineReport:
     gpus: tuple[str, ...]
 
     def as_json(self) -> dict[str, object]:
-        """JSON values."""
+        """The object of `inspect --machine --json`."""
         quantized, floats, bf16 = self.products
         return {
             "cpu_features": self.cpu_features,
@@ -109,7 +108,7 @@ class MachineReport:
         ]
 
     def _way_lines(self) -> Lines:
-        """The default, and what was measured to be faster."""
+        """The default way, and those that were measured to be faster."""
         from powerinfer.ops.cpu.read_way import ReadWay
 
         if self.read_ways is None:
@@ -125,7 +124,7 @@ class MachineReport:
 
 
 def machine_report(kernels: str | None) -> MachineReport:
-    """What the processor has, which kernels a run with these flags would use, and which GPUs.
+    """Report the processor, the kernels that a run with this flag would use, and the GPUs.
 
     Raises:
         DeviceError: there are no such kernels.

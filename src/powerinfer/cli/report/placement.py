@@ -1,4 +1,4 @@
-"""What commands say about a placement: the table of what lies where, predictions, JSON."""
+"""Output on a placement: the table of parts and devices, predictions, JSON."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -27,12 +27,12 @@ __all__ = [
     "print_placement",
 ]
 
-# Layers are listed one by one in so many characters; beyond that, their distribution is shown.
+# Longest list of layers in characters; instead of a longer one, the distribution is shown.
 _LONGEST_LIST = 24
 
 
 def print_placement(loaded: "LoadedModel") -> None:
-    """Print on stderr where everything went and what speed is predicted; nothing on a CPU alone."""
+    """Print on stderr the placement and the predicted speed; nothing on a CPU alone."""
     placement = loaded.placement
     if placement is None or not placement.plan.has_anything:
         return
@@ -53,7 +53,7 @@ def print_placement(loaded: "LoadedModel") -> None:
 
 
 def _grown(formats: tuple["WeightFormat", ...]) -> Iterable[str]:
-    """One line where weights take more memory on the GPU than in the file."""
+    """One line if weights take more memory on the GPU than in the file."""
     from powerinfer.offload.weight_formats import grown_formats
     from powerinfer.ops.gpu.formats import device_format
 
@@ -61,7 +61,7 @@ def _grown(formats: tuple["WeightFormat", ...]) -> Iterable[str]:
     if not grown:
         return
     sizes = ", ".join(f"{each.name} {each.growth:.1f} times" for each in grown)
-    # A packed format grows only where its blocks lie across neurons.
+    # A packed format grows only if its blocks lie across neurons.
     lie_across = any(device_format(each.name).is_packed for each in grown)
     yield (
         f"some weights become F16 on the GPU and take more memory there: {sizes} as much as in the "
@@ -136,7 +136,7 @@ def _hot(found: PlacementReport) -> str:
 
 
 def print_layers(found: PlacementReport) -> None:
-    """Print a row per layer on stdout; layers that are alike share a row."""
+    """Print a row per layer on stdout; equal layers share a row."""
     head = ("layer", "attention", "predictor", "hot neurons", "bytes", "covered", "predicted")
     rows: list[tuple[str, ...]] = [head]
     first = 0
@@ -164,7 +164,7 @@ def _layer_cells(found: PlacementReport, number: int) -> tuple[str, ...]:
 
 
 def print_formats(formats: tuple["WeightFormat", ...]) -> None:
-    """Print on stdout what a weight of each format takes in the file and on the GPU."""
+    """Print on stdout the size of a weight of each format, in the file and on the GPU."""
     rows: list[tuple[str, ...]] = [
         ("format", "in the file", "bytes/weight", "on the GPU", "growth")
     ]
@@ -185,7 +185,7 @@ def print_formats(formats: tuple["WeightFormat", ...]) -> None:
 
 
 def print_budgets(points: Sequence["BudgetPoint"]) -> None:
-    """Print what other budgets would bring."""
+    """Print predictions for other budgets."""
     rows = [("budget", "hot neurons", "covered", "predicted")]
     for point in points:
         plan = point.plan
@@ -210,14 +210,14 @@ def print_budgets(points: Sequence["BudgetPoint"]) -> None:
 
 
 def _trades_neurons(smaller: "PlacementPlan", larger: "PlacementPlan") -> bool:
-    """Whether a larger budget moves neurons out and other parts in."""
+    """True if a larger budget moves neurons out and other parts in."""
     neurons_before, others_before = _counts(smaller)
     neurons, others = _counts(larger)
     return neurons < neurons_before and others > others_before
 
 
 def _counts(plan: "PlacementPlan") -> tuple[int, int]:
-    """Hot neurons, and other parts on the GPU."""
+    """Numbers of hot neurons, and of other parts on the GPU."""
     others = sum(layer.has_attention + layer.has_predictor for layer in plan.layers)
     return sum(len(layer.hot) for layer in plan.layers), others + plan.has_output
 
@@ -252,7 +252,7 @@ class PlacementJSON(TypedDict):
 
 
 def placement_json(found: PlacementReport) -> PlacementJSON:
-    """A plan for `plan --json`."""
+    """Create the part of `plan --json` on the plan."""
     return {
         "budget_bytes": found.budget_bytes,
         "gpu_bytes": found.total_bytes,

@@ -1,4 +1,4 @@
-"""What `train-predictors` prints."""
+"""Output of `train-predictors`."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ _HEAD = ("layer", "active", "rank", "recall", "precision", "density", "error")
 
 
 def print_predictors(trained: "TrainedPredictors", plan: "TrainingPlan") -> None:
-    """Print the table and what belongs to it on stdout, what falls short on stderr."""
+    """Print the table on stdout, and the layers that miss the recall on stderr."""
     short = [n for n, layer in enumerate(trained.layers) if layer.recall < plan.goal.recall]
     if short:
         which = ", ".join(map(str, short[:8])) + (", ..." if len(short) > len(short[:8]) else "")
@@ -57,7 +57,7 @@ def _rows(layers: "Sequence[LayerReport]") -> list[tuple[str, ...]]:
 
 
 def print_packed(report: "PackReport") -> None:
-    """Say what was packed."""
+    """Print the packed file and the notes on it."""
     for note in report.notes:
         click.echo(f"note: {note}", err=True)
     click.echo(f"{report.path}: the model with its predictors, {report.num_bytes / 1e6:.1f} MB")

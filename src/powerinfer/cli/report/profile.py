@@ -1,4 +1,4 @@
-"""What `powerinfer profile` prints: a table of the layers and a summary, or JSON."""
+"""Output of `powerinfer profile`: a table of the layers and a summary, or JSON."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ __all__ = ["Written", "as_report", "print_report"]
 
 
 class LayerReport(TypedDict):
-    """What was counted in a layer; `overlap` is empty where nothing was compared."""
+    """Shares of a layer; `overlap` is empty if nothing was compared."""
 
     layer: int
     active_share: float
@@ -29,12 +29,11 @@ class LayerReport(TypedDict):
 class ProfileReport(TypedDict):
     """The object of `profile --json`.
 
-    `active_share` is the share of the neurons that fire, of experts of those that a token is given
-    to; `hot_share` the share of a layer's neurons that make 80 % of the activations, `never_share`
-    of those that never fired. `overlap` has for the hottest 10, 20 and 50 % of the neurons
-    (`"0.1"`) the share that is among the hottest of the folder that was compared with, in each
-    layer and, at the top, among the neurons of all layers. `tokens_per_s` is null where an earlier
-    run had counted everything.
+    `active_share` is the share of the neurons that fire, among the experts that a token uses;
+    `hot_share` the share of a layer's neurons that make 80 % of the activations, `never_share`
+    that of neurons that never fired. `overlap` has for the hottest 10, 20 and 50 % of the neurons
+    (`"0.1"`) the share that is among the hottest of the compared folder, in each layer and, at the
+    top, over all layers. `tokens_per_s` is null if an earlier run had counted everything.
     """
 
     path: str
@@ -54,14 +53,10 @@ class ProfileReport(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What was written and compared with.
+    """Written files, and the folder of another profile that was compared with.
 
     Attributes:
-        folder: of the profile.
-        num_experts_used: for a token; 1 without a router.
-        compared_with: another profile's folder.
-        overlaps: with it.
-        plots: pictures.
+        num_experts_used: experts that a token uses; 1 without a router.
     """
 
     folder: Path
@@ -72,7 +67,7 @@ class Written:
 
 
 def as_report(outcome: "Outcome", written: Written) -> ProfileReport:
-    """See `ProfileReport`."""
+    """Create the object of `profile --json`."""
     record = outcome.profile.record
     layers = [_layer(outcome, written, number) for number in range(len(record.fired))]
     return {

@@ -1,4 +1,4 @@
-"""The bar on stderr while something long goes on; nothing off a terminal."""
+"""Progress bars on stderr; nothing if it is not a terminal."""
 
 import sys
 import time
@@ -14,11 +14,11 @@ _INTERVAL_S = 0.1
 
 
 class ProgressBar:
-    """A bar that appears with the first report and goes when everything is done.
+    """A bar that appears with the first report and disappears when everything is done.
 
-    Call it with (done, in all); it serves wherever something wants to tell how far it is, also
-    several times in a row. As a context manager it goes in any case, so that an error is printed on
-    a line of its own. A terminal has one bar at a time: a new one takes the one before away.
+    Call it with (done, total), also for several tasks in a row. As a context manager it disappears
+    in any case, so that an error gets a line of its own. A terminal shows one bar at a time: a new
+    one replaces the one before.
     """
 
     def __init__(
@@ -27,9 +27,9 @@ class ProgressBar:
         """Show nothing yet.
 
         Args:
-            what: goes on.
-            unit: of the numbers, `bytes` or a noun in the plural; without one only their share.
-            shown_from: smallest total that is worth a bar.
+            what: text before the bar.
+            unit: unit of the numbers, `bytes` or a plural noun; without one, a percentage.
+            shown_from: smallest total that gets a bar.
             delay_s: seconds from the first report before the bar appears.
         """
         self._what, self._unit, self._shown_from = what, unit, shown_from
@@ -51,13 +51,7 @@ class ProgressBar:
         self.close()
 
     def __call__(self, done: int, total: int, what: str | None = None) -> None:
-        """Show how far it is.
-
-        Args:
-            done: so many of them.
-            total: in all.
-            what: goes on now, where that changes.
-        """
+        """Show progress; `what` replaces the text before the bar."""
         if total < self._shown_from or not sys.stderr.isatty():
             return
         if done >= total:
@@ -73,7 +67,7 @@ class ProgressBar:
             self._task = self._bar.add_task(self._what, total=total)
             self._bar.start()
             _Shown.bar = self
-        # No thread of its own draws it: that would take time from what is measured.
+        # Not drawn by a thread, which would take time from what is measured.
         is_due = now - self._shown_at >= _INTERVAL_S
         self._shown_at = now if is_due else self._shown_at
         self._bar.update(
@@ -85,7 +79,7 @@ class ProgressBar:
         )
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
             _Shown.bar = None
@@ -123,12 +117,12 @@ class ProgressBar:
 
 
 class _Shown:
-    """What stands on the terminal now."""
+    """The bar that is on the terminal now."""
 
     bar: ClassVar[ProgressBar | None] = None
 
 
 def clear_line() -> None:
-    """Take the bar away that is shown, if one is, before something else is written to stderr."""
+    """Remove the bar that is shown, if any, before something else is written to stderr."""
     if _Shown.bar is not None:
         _Shown.bar.close()

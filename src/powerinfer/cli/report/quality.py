@@ -1,4 +1,4 @@
-"""`powerinfer bench --quality`: measures setting after setting, keeps and prints what it found."""
+"""`powerinfer bench --quality`: measures one setting after another, saves and prints them."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -38,19 +38,19 @@ _BUNDLED = (
     "text: the bundled one, which `powerinfer calibrate` may have seen: give another with -f FILE "
     "to judge a calibration"
 )
-# What the settings vary, or the plan says.
+# Varied by the settings, or part of the plan.
 _OTHER_OPTIONS = ("sparsity", "max_ffn_error", "recall", "context_length", "device")
 
 
 @dataclass(frozen=True, slots=True)
 class QualityJob:
-    """What to measure of a model.
+    """Measurements of a model.
 
     Attributes:
         plan: settings, sizes and repeats.
-        tasks: to ask each setting.
-        text: UTF-8; None takes the text in the package.
-        output: file that keeps what was measured; None for none.
+        tasks: tasks for each setting.
+        text: UTF-8; None takes the bundled text.
+        output: file that keeps the results; None for none.
     """
 
     plan: "QualityPlan"
@@ -66,18 +66,12 @@ def run_quality(
     *,
     as_json: bool,
 ) -> None:
-    """Measure and print; what was measured is printed also where something ends it early.
-
-    Args:
-        model: value of `-m`.
-        job: what to measure.
-        given: options of the command.
-        as_json: print one object instead of tables.
+    """Measure and print; an early end prints the results so far.
 
     Raises:
         click.UsageError: a flag names one setting, where --settings and --errors name many.
         PowerInferError: the model cannot be loaded, a setting or an item does not fit it, or the
-            file of an earlier run is of something else.
+            file of an earlier run belongs to other measurements.
     """
     options = replace(_checked(given), device=CPU)
     from powerinfer.bench.machine import describe_machine
@@ -104,7 +98,7 @@ def run_quality(
 
 
 def _say_what_is_kept(results: QualityResults, job: QualityJob) -> None:
-    """After an end that came early."""
+    """Tell after an early end whether results were kept."""
     count = len(results.settings)
     rows = "1 setting was" if count == 1 else f"{count} settings were"
     kept = (
@@ -116,7 +110,7 @@ def _say_what_is_kept(results: QualityResults, job: QualityJob) -> None:
 
 
 def _checked(given: LLMOptions) -> EngineOptions:
-    """The options of the command, of which none may be what the settings vary."""
+    """Engine options, none of which may be varied by the settings."""
     for name in ("sparsity", "max_ffn_error", "recall", "measure_recall"):
         if given.get(name):
             raise click.UsageError(
@@ -140,10 +134,10 @@ def _text(job: QualityJob) -> bytes:
 def _begin(
     path: Path, job: QualityJob, text: bytes, options: EngineOptions, version: str | None
 ) -> QualityResults:
-    """What an earlier run has in the file of `-o`, or nothing yet.
+    """Results of an earlier run from the file of `-o`, or empty ones.
 
     Raises:
-        MeasurementError: the file cannot be used, or something else was measured then.
+        MeasurementError: the file cannot be used, or belongs to other measurements.
     """
     from powerinfer.gguf import open_gguf
 
@@ -163,7 +157,7 @@ def _begin(
 def _subject(
     file: "GGUFFile", job: QualityJob, text: bytes, options: EngineOptions, version: str | None
 ) -> dict[str, str]:
-    """What runs must agree on to share a file, by the names that an error gives it."""
+    """Facts that runs with the same file must share, by their names in errors."""
     from powerinfer.bench.machine import describe_machine
     from powerinfer.calibration.files import find_calibration
     from powerinfer.gguf import model_identity
@@ -199,7 +193,7 @@ def _digest(data: bytes) -> str:
 def _measure(
     path: Path, job: QualityJob, text: bytes, options: EngineOptions, results: QualityResults
 ) -> None:
-    """Add every setting that is missing, behind a progress bar; keep each as it is done."""
+    """Measure the missing settings with a progress bar, and save each of them."""
     from powerinfer.bench.quality import Reference, measure_quality
 
     reference = None
@@ -225,7 +219,7 @@ def _measure(
 def _asker(
     tasks: "Sequence[Task]",
 ) -> "Callable[[LoadedModel, str, Progress], dict[str, Answers]]":
-    """What asks a model that runs some setting all tasks."""
+    """Create a function that asks a loaded model all tasks."""
     if not tasks:
         return lambda _loaded, _setting, _progress: {}
     from powerinfer.engine.llm import LLM

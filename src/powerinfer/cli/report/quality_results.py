@@ -1,4 +1,4 @@
-"""What `powerinfer bench --quality` found so far, and the file of `-o` that keeps it."""
+"""Results of `powerinfer bench --quality`, and the file of `-o` that keeps them."""
 
 import base64
 import hashlib
@@ -26,18 +26,13 @@ _NOUN = "table of bench --quality"
 _VERSION = 1
 _MOST_VERSIONS = 1 << 20
 _LARGEST_FILE = 1 << 28
-# A number of a token.
+# Type of a token id.
 _ID_TYPE = np.dtype("<i4")
 
 
 @dataclass(frozen=True, slots=True)
 class SettingFigures:
-    """One setting.
-
-    Attributes:
-        row: its figures on the text.
-        answers: to each task, by the task's name.
-    """
+    """Figures of one setting: `row` on the text, `answers` by name of the task."""
 
     row: "QualityRow"
     answers: "Mapping[str, Answers]"
@@ -48,7 +43,7 @@ class QualityResults:
     """All settings that were measured, the dense model first.
 
     Attributes:
-        subject: what was measured, which runs must agree on that share a file; name to value.
+        subject: facts that runs with the same file must share, by name.
         top_ids: i64[num_scored], the dense model's likeliest tokens; empty before it was measured.
         settings: in the order of measuring.
     """
@@ -59,7 +54,7 @@ class QualityResults:
 
     @property
     def names(self) -> list[str]:
-        """Of the settings that are there."""
+        """Names of the measured settings."""
         return [each.row.setting for each in self.settings]
 
     def task_rows(self, task: str) -> "dict[str, TaskRow]":
@@ -89,12 +84,12 @@ class QualityResults:
 
 
 def fingerprint(task: "Task") -> str:
-    """What tells the items of a task from others."""
+    """Hash of the items of a task."""
     return hashlib.sha256(repr((task.name, task.items)).encode()).hexdigest()[:16]
 
 
 def save_results(path: Path, results: QualityResults) -> None:
-    """Write a file, which replaces an older one at once or not at all.
+    """Write a file, or leave the old one unchanged.
 
     Raises:
         MeasurementError: it cannot be written.
@@ -120,7 +115,7 @@ def load_results(path: Path) -> QualityResults:
     """Read what `save_results` wrote.
 
     Raises:
-        MeasurementError: it cannot be read, or is no such file.
+        MeasurementError: it cannot be read, or is malformed.
     """
     data = read_small_file(path, _LARGEST_FILE, noun=_NOUN, error=MeasurementError)
 

@@ -32,12 +32,7 @@ _TASK_LEGEND = "; the column of a task is the accuracy on it"
 
 
 def print_quality(results: QualityResults, tasks: "Sequence[Task]") -> None:
-    """Print what was measured.
-
-    Args:
-        results: of at least one setting.
-        tasks: that were asked.
-    """
+    """Print the tables; there is at least one setting."""
     rows = [each.row for each in results.settings]
     on_tasks = {task.name: results.task_rows(task.name) for task in tasks}
     cells = (
@@ -60,7 +55,7 @@ def print_quality(results: QualityResults, tasks: "Sequence[Task]") -> None:
 
 
 def _note_mixed_kinds(rows: "Sequence[QualityRow]") -> None:
-    """What runs in the layers of settings that differ among them."""
+    """Print the kinds of settings whose layers differ."""
     for row in rows:
         if len(set(row.layer_kinds)) > 1:
             counted = Counter(row.layer_kinds).most_common()
@@ -73,7 +68,7 @@ def _name(row: "QualityRow") -> str:
 
 
 def _range(row: "QualityRow") -> str:
-    """Smallest and largest speed-up; a single repeat does not tell how they spread."""
+    """Smallest and largest speedup; a single repeat has no range."""
     if row.setting == "off" or len(row.decode_s) == 1:
         return "-"
     return "-".join(f"{each:.2f}" for each in row.speedup_range)

@@ -1,4 +1,4 @@
-"""What is said about a generation at its end: its figures as one line, and a full context."""
+"""Messages at the end of a generation: its figures, and a full context."""
 
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ __all__ = ["say_if_full", "summary"]
 
 
 def say_if_full(llm: "LLM", generation: "Generation", params: "SamplingParams") -> None:
-    """Say on stderr that the context was full before the tokens asked for were generated."""
+    """Tell on stderr that the context was full before all requested tokens were generated."""
     count, limit = len(generation.token_ids), params.max_tokens
     if generation.finish_reason != "length" or count == limit:
         return
@@ -26,7 +26,7 @@ def say_if_full(llm: "LLM", generation: "Generation", params: "SamplingParams") 
 
 
 def summary(metrics: Metrics) -> str:
-    """The figures of a generation, for people."""
+    """Figures of a generation as one line."""
     parts = [f"load {metrics.load_s:.2f} s"]
     if (rate := metrics.prefill_tokens_per_s) is not None:
         parts.append(f"prefill {metrics.prefill_tokens} tokens, {rate:.1f} tokens/s")

@@ -1,4 +1,4 @@
-"""What commands say about sparsity: which kinds run, and what `--measure-recall` found."""
+"""Output on sparsity: the kinds that run, and the results of `--measure-recall`."""
 
 from typing import TYPE_CHECKING, TypedDict
 
@@ -15,13 +15,13 @@ __all__ = ["describe_shares", "describe_sparsity", "print_recall", "sparsity_rep
 
 
 def describe_sparsity(loaded: "LoadedModel") -> str:
-    """What decides which neurons run, for the line at the start."""
+    """Phrase on the choice of neurons, for the line at the start."""
     watched = " (measuring recall: speeds mean nothing)"
     return loaded.sparsity.summary + (watched if loaded.options.measure_recall else "")
 
 
 def describe_shares(neurons: "NeuronTally") -> str:
-    """Which neurons ran, as one line."""
+    """Shares of active and predicted neurons as one line."""
     of_experts = " of the chosen experts" if neurons.has_experts else ""
     text = f"active neurons{of_experts} {percent(neurons.active_share)}"
     if neurons.predicted_share is None:
@@ -30,7 +30,7 @@ def describe_shares(neurons: "NeuronTally") -> str:
 
 
 class SparsityReport(TypedDict):
-    """The keys of every `--json` report on what ran; lists have one value per layer.
+    """Keys on sparsity in every `--json` report; lists have one value per layer.
 
     `experts` is None for a model without; `recall`, `precision` and `ffn_error` are None without
     `--measure-recall`.
@@ -45,7 +45,7 @@ class SparsityReport(TypedDict):
 
 
 def sparsity_report(loaded: "LoadedModel") -> SparsityReport:
-    """See `SparsityReport`."""
+    """Create these keys."""
     model = loaded.model
     meter = recall_meter(model)
     layers = None if meter is None else meter.layers

@@ -52,7 +52,7 @@ class FormatSummary(TypedDict):
 
 
 class Summary(TypedDict):
-    """What `inspect` prints; `problem` is why the file cannot be run, or None."""
+    """Facts that `inspect` prints; `problem` is the reason why the file cannot be run."""
 
     files: list[str]
     container: str
@@ -82,7 +82,7 @@ class TensorRow(TypedDict):
 
 
 def summarize(file: GGUFFile) -> Summary:
-    """Collect what `inspect` prints; only values that JSON knows."""
+    """Collect the facts that `inspect` prints, as JSON values."""
     tensors = list(file.tensors.values())
     parameters = sum(tensor.num_elements for tensor in tensors)
     tensor_bytes = sum(tensor.num_bytes for tensor in tensors)
@@ -195,7 +195,7 @@ def _value_or_summary(file: GGUFFile, key: str) -> JSON:
 
 
 def _plain(value: object) -> JSON:
-    """Turn a metadata value into what JSON knows; it knows neither NaN nor infinity."""
+    """Turn a metadata value into a JSON value; JSON has neither NaN nor infinity."""
     if isinstance(value, np.ndarray):
         return [_plain(item) for item in value.tolist()]
     if isinstance(value, float) and not math.isfinite(value):

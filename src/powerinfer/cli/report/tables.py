@@ -1,4 +1,4 @@
-"""Plain tables and paragraphs on stdout or stderr, which fit the terminal that shows them."""
+"""Plain tables and paragraphs on stdout or stderr, fitted to the terminal."""
 
 import os
 import sys
@@ -13,11 +13,7 @@ _GAP = "  "
 
 
 def line_width(*, err: bool = False) -> int | None:
-    """Characters of a line: `COLUMNS`, else the terminal's; None where there is no terminal.
-
-    Args:
-        err: of stderr instead of stdout.
-    """
+    """Characters in a line: `COLUMNS`, else the terminal's; None without a terminal."""
     wanted = os.environ.get("COLUMNS", "")
     if wanted.isascii() and wanted.isdigit() and int(wanted) > 0:
         return int(wanted)
@@ -37,8 +33,8 @@ def print_table(
     begin with the first column.
 
     Args:
-        rows: of cells, equally many in each; a row of headings is a row.
-        left: numbers of the columns whose cells are aligned at the left; the others at the right.
+        rows: cells, the same number in each row; headings are a row.
+        left: indices of left-aligned columns; the others are right-aligned.
         indent: spaces before each row.
         err: print on stderr.
     """
@@ -58,13 +54,9 @@ def print_table(
 
 
 def print_paragraph(text: str, *, indent: int = 0, hanging: int = 0, err: bool = False) -> None:
-    """Print a text, on several lines where the terminal is narrower; words stay whole.
+    """Print a paragraph, wrapped to the terminal without breaking words.
 
-    Args:
-        text: of one paragraph.
-        indent: spaces before the first line.
-        hanging: spaces before the other lines.
-        err: print on stderr.
+    `indent` and `hanging` are the spaces before the first line and before the others.
     """
     width = line_width(err=err)
     line = " " * indent + text
@@ -81,12 +73,12 @@ def print_paragraph(text: str, *, indent: int = 0, hanging: int = 0, err: bool =
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    """A share as a cell; `-` where there is none."""
+    """A share as a cell; `-` for None."""
     return "-" if share is None else f"{100 * share:.{digits}f} %"
 
 
 def _fitting(widths: Sequence[int], width: int | None) -> list[list[int]]:
-    """Columns of as few tables as fit into a width, about equally wide."""
+    """Distribute columns over as few tables as fit into a width, about equally wide."""
     if width is None:
         return [list(range(len(widths)))]
     found = list(_filled(widths, width))
@@ -99,7 +91,7 @@ def _fitting(widths: Sequence[int], width: int | None) -> list[list[int]]:
 
 
 def _filled(widths: Sequence[int], width: int) -> Iterator[list[int]]:
-    """Columns of tables that are filled one after the other."""
+    """Fill one table with columns after the other."""
     columns, used = [0], widths[0]
     for column in range(1, len(widths)):
         needed = len(_GAP) + widths[column]
