@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from powerinfer.cli.files import PathType
-from powerinfer.cli.flags.options import json_option, model_option, print_json
+from powerinfer.cli.flags.options import json_option, model_option, option, print_json
 from powerinfer.cli.flags.settings import read_names
 from powerinfer.cli.report.progress import ProgressBar
 from powerinfer.cli.report.tables import percent, print_paragraph, print_table
@@ -44,70 +44,37 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: str) ->
 
 @click.command("serve", epilog=_EPILOG)
 @model_option
-@click.option(
-    "--settings",
-    callback=read_names,
+@option(
+    "--settings S,S",
+    "Sparsity settings, each on a server of its own. [default: the model's own]",
     default="",
-    metavar="S,S",
-    help="Sparsity settings, each on a server of its own. [default: the model's own]",
+    callback=read_names,
 )
-@click.option("--peer", type=PathType(), metavar="PROGRAM", help="llama-server to compare with.")
-@click.option(
-    "--plain", type=PathType(), metavar="FILE", help="Model file for --peer. [default: -m]"
-)
-@click.option(
-    "--clients",
-    callback=_numbers,
+@option("--peer PROGRAM", "llama-server to compare with.", PathType())
+@option("--plain FILE", "Model file for --peer. [default: -m]", PathType())
+@option(
+    "--clients N,N",
+    "Numbers of concurrent clients to measure.",
     default="1,4,16",
-    show_default=True,
-    metavar="N,N",
-    help="Numbers of concurrent clients to measure.",
+    callback=_numbers,
 )
-@click.option(
-    "--prompt-tokens",
-    type=click.IntRange(1),
-    default=32,
-    show_default=True,
-    metavar="N",
-    help="Tokens in each prompt.",
-)
-@click.option(
-    "-n",
-    "--max-tokens",
-    type=click.IntRange(2),
-    default=64,
-    show_default=True,
-    metavar="N",
-    help="Tokens in each answer.",
-)
-@click.option(
-    "--repeats",
-    type=click.IntRange(1),
-    default=3,
-    show_default=True,
-    metavar="N",
-    help="Rounds to measure.",
-)
-@click.option(
-    "-c",
-    "--context",
-    type=click.IntRange(64),
+@option("--prompt-tokens N", "Tokens in each prompt.", click.IntRange(1), default=32)
+@option("-n --max-tokens N", "Tokens in each answer.", click.IntRange(2), default=64)
+@option("--repeats N", "Rounds to measure.", click.IntRange(1), default=3)
+@option(
+    "-c --context N",
+    "Context length of each text in tokens.",
+    click.IntRange(64),
     default=512,
-    show_default=True,
-    metavar="N",
-    help="Context length of each text in tokens.",
 )
-@click.option(
-    "-t",
-    "--threads",
-    type=click.IntRange(1),
-    metavar="N",
-    help="CPU threads of every server. [default: physical cores]",
+@option(
+    "-t --threads N",
+    "CPU threads of every server. [default: physical cores]",
+    click.IntRange(1),
 )
-@click.option(
+@option(
     "--scenarios",
-    is_flag=True,
-    help="Also measure a long prompt while other answers stream, the second turn of a chat, and "
+    "Also measure a long prompt while other answers stream, the second turn of a chat, and "
     "one stream against `powerinfer bench`.",
 )
 @json_option

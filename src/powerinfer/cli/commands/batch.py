@@ -10,6 +10,7 @@ from powerinfer.cli.flags.flags import flag, llm_options, sampling_params
 from powerinfer.cli.flags.options import (
     engine_options,
     json_option,
+    option,
     parallel_options,
     print_json,
     sampling_options,
@@ -42,23 +43,19 @@ out.jsonl to retry the request.
 
 
 @click.command(epilog=_EPILOG)
-@click.option(
-    "-i",
-    "--input",
-    "source",
-    type=PathType(),
+@option(
+    "-i --input PATH",
+    "File of requests, one JSON object per line.",
+    PathType(),
+    name="source",
     required=True,
-    metavar="PATH",
-    help="File of requests, one JSON object per line.",
 )
-@click.option(
-    "-o",
-    "--output",
-    "target",
-    type=PathType(),
+@option(
+    "-o --output PATH",
+    "File of answers, written as they are done; an existing file is added to.",
+    PathType(),
+    name="target",
     required=True,
-    metavar="PATH",
-    help="File of answers, written as they are done; an existing file is added to.",
 )
 @parallel_options
 @flag("max_tokens", help="Most tokens in a chat answer; -1 for no limit.", default=-1)

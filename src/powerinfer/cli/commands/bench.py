@@ -13,8 +13,8 @@ import click
 
 from powerinfer.cli.bench_serve import bench_serve
 from powerinfer.cli.files import PathType, check_folder, read_text
-from powerinfer.cli.flags.flags import Command, add_flags, llm_options
-from powerinfer.cli.flags.options import engine_options, json_option, print_json
+from powerinfer.cli.flags.flags import llm_options
+from powerinfer.cli.flags.options import engine_options, json_option, option, print_json
 from powerinfer.cli.flags.settings import read_names
 from powerinfer.cli.flags.tasks import read_tasks, task_options
 from powerinfer.cli.parts import CommandWithParts
@@ -81,90 +81,61 @@ def _errors(
     return errors
 
 
-_QUALITY_OPTIONS = (
-    click.option(
-        "--quality",
-        is_flag=True,
-        help="Measure speed and quality of several sparsity settings on one text, one row each.",
-    ),
-    click.option(
-        "-f",
-        "--file",
-        type=PathType(),
-        metavar="PATH",
-        help="Text for --quality, UTF-8; - is stdin. [default: the bundled text]",
-    ),
-    click.option(
-        "--settings",
-        callback=read_names,
-        default="",
-        metavar="S,S",
-        help="Sparsity settings for --quality: off, exact, default, auto or predictor kinds. "
-        "[default: off, exact, default, oracle, and each built-in kind that the model can run]",
-    ),
-    click.option(
-        "--errors",
-        callback=_errors,
-        default="",
-        metavar="X,X",
-        help="Also measure each predictor kind at these values of --max-ffn-error. default means "
-        "the kind's own threshold, for mlp the one in the file, even with a calibration; it "
-        "replaces the row without a limit.",
-    ),
-    task_options,
-    click.option(
-        "-o",
-        "--output",
-        type=PathType(),
-        metavar="FILE",
-        help="Save each row of --quality to this JSON file as soon as it is measured. The same "
-        "command again, also with other --settings and --errors, measures only what the file "
-        "lacks.",
-    ),
-    click.option(
-        "--windows",
-        "num_windows",
-        type=click.IntRange(min=1),
-        default=16,
-        show_default=True,
-        metavar="N",
-        help="Score at most N windows of the text with --quality.",
-    ),
-)
-
-
-def _quality_options(command: Command) -> Command:
-    return add_flags(command, *_QUALITY_OPTIONS)
-
-
 @click.command(cls=CommandWithParts, parts={"serve": bench_serve}, epilog=_EPILOG)
-@click.option(
-    "--prefill",
-    "prefill_lengths",
-    callback=_lengths,
+@option(
+    "--prefill N,N",
+    "Prompt lengths to measure, in tokens; '' measures none.",
+    name="prefill_lengths",
     default="128,512",
-    show_default=True,
-    metavar="N,N",
-    help="Prompt lengths to measure, in tokens; '' measures none.",
+    callback=_lengths,
 )
-@click.option(
-    "--decode",
-    "decode_steps",
-    type=click.IntRange(min=0),
+@option(
+    "--decode N",
+    "Tokens to decode per repeat; 0 measures none.",
+    click.IntRange(min=0),
+    name="decode_steps",
     default=32,
-    show_default=True,
-    metavar="N",
-    help="Tokens to decode per repeat; 0 measures none.",
 )
-@click.option(
-    "--repeats",
-    type=click.IntRange(min=1),
-    default=3,
-    show_default=True,
-    metavar="N",
-    help="Rounds to measure.",
+@option("--repeats N", "Rounds to measure.", click.IntRange(min=1), default=3)
+@option(
+    "--quality",
+    "Measure speed and quality of several sparsity settings on one text, one row each.",
 )
-@_quality_options
+@option(
+    "-f --file PATH",
+    "Text for --quality, UTF-8; - is stdin. [default: the bundled text]",
+    PathType(),
+)
+@option(
+    "--settings S,S",
+    "Sparsity settings for --quality: off, exact, default, auto or predictor kinds. "
+    "[default: off, exact, default, oracle, and each built-in kind that the model can run]",
+    default="",
+    callback=read_names,
+)
+@option(
+    "--errors X,X",
+    "Also measure each predictor kind at these values of --max-ffn-error. default means the "
+    "kind's own threshold, for mlp the one in the file, even with a calibration; it replaces "
+    "the row without a limit.",
+    default="",
+    callback=_errors,
+)
+@task_options
+@option(
+    "-o --output FILE",
+    "Save each row of --quality to this JSON file as soon as it is measured. The same "
+    "command again, also with other --settings and --errors, measures only what the file "
+    "lacks.",
+    PathType(),
+)
+@option(
+    "--windows N",
+    "Score at most N windows of the text with --quality.",
+    click.IntRange(min=1),
+    name="num_windows",
+    default=16,
+)
 @engine_options
 @json_option
 def bench(  # noqa: PLR0913  click passes every flag as an argument

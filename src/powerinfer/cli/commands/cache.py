@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from powerinfer.cli.files import ModelPath
-from powerinfer.cli.flags.options import json_option, print_json
+from powerinfer.cli.flags.options import json_option, option, print_json
 from powerinfer.cli.report.tables import print_paragraph, print_table
 
 if TYPE_CHECKING:
@@ -37,14 +37,12 @@ files yourself.
 
 
 @click.command(epilog=_EPILOG)
-@click.option(
-    "-m",
-    "--model",
-    type=ModelPath(),
-    metavar="PATH",
-    help="Only files of this model. [default: files of all models]",
+@option(
+    "-m --model PATH",
+    "Only files of this model. [default: files of all models]",
+    ModelPath(),
 )
-@click.option("--clear", is_flag=True, help="Delete the files.")
+@option("--clear", "Delete the files.")
 @json_option
 def cache(
     model: Path | None,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from powerinfer.cli.flags.flags import flag, in_flags, llm_options, sampling_params
-from powerinfer.cli.flags.options import engine_options, sampling_options
+from powerinfer.cli.flags.options import engine_options, option, sampling_options
 from powerinfer.cli.report.progress import clear_line
 from powerinfer.errors import PowerInferError, PromptError
 
@@ -42,9 +42,7 @@ context), the oldest messages are forgotten until half of it is free.
 
 
 @click.command(epilog=_EPILOG)
-@click.option(
-    "--system", metavar="TEXT", help="System message: an instruction before the conversation."
-)
+@option("--system TEXT", "System message: an instruction before the conversation.")
 @flag("max_tokens", help="Most tokens in an answer; -1 for no limit.", default=-1)
 @engine_options
 @sampling_options

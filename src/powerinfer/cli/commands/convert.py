@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from powerinfer.cli.files import PathType, check_folder
-from powerinfer.cli.flags.options import json_option, print_json
+from powerinfer.cli.flags.options import json_option, option, print_json
 from powerinfer.cli.report.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -37,32 +37,19 @@ too. Code in a checkpoint is never run.
 
 @click.command(epilog=_EPILOG)
 @click.argument("source", metavar="SOURCE")
-@click.option(
-    "-o",
-    "--output",
-    type=PathType(),
-    required=True,
-    metavar="FILE",
-    help="File to write; it must not exist yet.",
-)
-@click.option(
+@option("-o --output FILE", "File to write; it must not exist yet.", PathType(), required=True)
+@option(
     "--outtype",
-    type=click.Choice(["auto", "f32", "f16", "bf16", "q8_0"]),
+    "Format of the matrices; auto keeps that of the checkpoint, or takes f16 with predictors.",
+    click.Choice(["auto", "f32", "f16", "bf16", "q8_0"]),
     default="auto",
-    show_default=True,
-    help="Format of the matrices; auto keeps that of the checkpoint, or takes f16 with predictors.",
 )
-@click.option(
-    "--predictors",
-    type=PathType(),
-    metavar="DIR",
-    help="Folder of PowerInfer predictors: model_0.pt, model_1.pt, ... (needs torch).",
+@option(
+    "--predictors DIR",
+    "Folder of PowerInfer predictors: model_0.pt, model_1.pt, ... (needs torch).",
+    PathType(),
 )
-@click.option(
-    "--plain",
-    is_flag=True,
-    help="Write no transposed tensors, so that llama.cpp can read the file.",
-)
+@option("--plain", "Write no transposed tensors, so that llama.cpp can read the file.")
 @json_option
 def convert(
     source: str,

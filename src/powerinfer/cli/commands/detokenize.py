@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from powerinfer.cli.commands.tokenize import open_tokenizer, read_content
-from powerinfer.cli.flags.options import json_option, model_option, print_json
+from powerinfer.cli.flags.options import json_option, model_option, option, print_json
 
 __all__ = ["COMMAND"]
 
@@ -30,15 +30,9 @@ _ID = re.compile("[0-9]{1,18}")
 
 @click.command(epilog=_EPILOG)
 @click.argument("ids", nargs=-1)
-@click.option(
-    "-f",
-    "--file",
-    type=click.Path(path_type=Path),
-    metavar="PATH",
-    help="Read the ids from a file.",
-)
+@option("-f --file PATH", "Read the ids from a file.", click.Path(path_type=Path))
 @model_option
-@click.option("--special", is_flag=True, help="Print the names of control tokens too.")
+@option("--special", "Print the names of control tokens too.")
 @json_option
 def detokenize(
     ids: tuple[str, ...],

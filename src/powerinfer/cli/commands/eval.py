@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from powerinfer.cli.files import PathType, read_text
-from powerinfer.cli.flags.flags import Command, add_flags, flag, llm_options
-from powerinfer.cli.flags.options import json_option, model_option
+from powerinfer.cli.flags.flags import flags, llm_options
+from powerinfer.cli.flags.options import json_option, model_option, option
 from powerinfer.cli.flags.settings import read_names
 from powerinfer.cli.flags.tasks import read_tasks, task_options
 
@@ -38,31 +38,22 @@ have the standard error of paired answers. Needs lm-eval: the extra `eval`.
 """
 
 
-def _engine_options(command: Command) -> Command:
-    """Add -m and what all settings have in common; they run on the CPU alone."""
-    names = ("context_length", "threads", "kv_type", "activation", "mmap", "kernels")
-    return add_flags(command, model_option, *map(flag, names))
-
-
 @click.command(name="eval", epilog=_EPILOG)
 @task_options
-@click.option(
-    "--settings",
-    callback=read_names,
-    default="off,default",
-    show_default=True,
-    metavar="S,S",
-    help="Sparsity settings to compare: off, exact, default, auto or predictor kinds. off always "
+@option(
+    "--settings S,S",
+    "Sparsity settings to compare: off, exact, default, auto or predictor kinds. off always "
     "comes first.",
+    default="off,default",
+    callback=read_names,
 )
-@click.option(
-    "-f",
-    "--file",
-    type=PathType(),
-    metavar="PATH",
-    help="Also measure the perplexity of this text, UTF-8; - is stdin.",
+@option(
+    "-f --file PATH",
+    "Also measure the perplexity of this text, UTF-8; - is stdin.",
+    PathType(),
 )
-@_engine_options
+@model_option
+@flags("context_length", "threads", "kv_type", "activation", "mmap", "kernels")
 @json_option
 def evaluate(
     model: Path | None,

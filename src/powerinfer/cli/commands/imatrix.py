@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from powerinfer.cli.files import PathType, check_folder, read_text, text_name
-from powerinfer.cli.flags.flags import Command, add_flags, flag, llm_options
-from powerinfer.cli.flags.options import json_option, model_option, print_json
+from powerinfer.cli.flags.flags import flag, flags, llm_options
+from powerinfer.cli.flags.options import json_option, model_option, option, print_json
 from powerinfer.cli.report.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -39,41 +39,23 @@ window is left out.
 """
 
 
-def _engine_options(command: Command) -> Command:
-    """Add -m and what counts here: all neurons are computed, on the CPU alone."""
-    context = flag(
-        "context_length",
-        help="Tokens in a window, and in the context.",
-        default=DEFAULT_WINDOW,
-    )
-    names = ("threads", "kv_type", "activation", "mmap", "kernels")
-    return add_flags(command, model_option, context, *map(flag, names))
-
-
 @click.command(epilog=_EPILOG)
-@click.option(
-    "-f",
-    "--file",
-    type=PathType(),
+@option(
+    "-f --file TEXT",
+    "Text to run the model on, UTF-8; - is stdin.",
+    PathType(),
     required=True,
-    metavar="TEXT",
-    help="Text to run the model on, UTF-8; - is stdin.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=PathType(),
+@option(
+    "-o --output FILE",
+    "File to write; an existing file is replaced only if it is an importance matrix.",
+    PathType(),
     required=True,
-    metavar="FILE",
-    help="File to write; an existing file is replaced only if it is an importance matrix.",
 )
-@click.option(
-    "--chunks",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Use only the first N windows. [default: all]",
-)
-@_engine_options
+@option("--chunks N", "Use only the first N windows. [default: all]", click.IntRange(min=1))
+@model_option
+@flag("context_length", help="Tokens in a window, and in the context.", default=DEFAULT_WINDOW)
+@flags("threads", "kv_type", "activation", "mmap", "kernels")
 @json_option
 def imatrix(
     model: Path | None,

@@ -10,7 +10,7 @@ import click
 
 from powerinfer.cli.files import ModelPath, model_file
 from powerinfer.cli.flags.flags import flag
-from powerinfer.cli.flags.options import json_option, model_option, print_json
+from powerinfer.cli.flags.options import json_option, model_option, option, print_json
 from powerinfer.cli.report.tables import line_width, print_paragraph, print_table
 
 if TYPE_CHECKING:
@@ -34,10 +34,8 @@ _LONGEST_VALUE = 60
 @click.command(epilog=_EPILOG)
 @click.argument("path", metavar="[MODEL]", type=ModelPath(), required=False)
 @model_option
-@click.option("--tensors", is_flag=True, help="List every tensor: name, shape, format, bytes.")
-@click.option(
-    "--machine", is_flag=True, help="Show CPU features, kernels, read bandwidth and GPUs instead."
-)
+@option("--tensors", "List every tensor: name, shape, format, bytes.")
+@option("--machine", "Show CPU features, kernels, read bandwidth and GPUs instead.")
 @flag("kernels")
 @json_option
 def inspect(

@@ -12,7 +12,7 @@ import click
 
 from powerinfer.cli.files import ModelPath, PathType, check_folder, model_file
 from powerinfer.cli.flags.flags import flag
-from powerinfer.cli.flags.options import json_option, print_json
+from powerinfer.cli.flags.options import json_option, option, print_json
 from powerinfer.cli.report.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -40,27 +40,22 @@ sparse_threshold, and its activation/ is copied next to the file.
 
 @click.command(epilog=_EPILOG)
 @click.argument("model", metavar="[MODEL]", type=ModelPath(), required=False)
-@click.option(
-    "-o",
-    "--output",
-    type=PathType(),
+@option(
+    "-o --output FILE",
+    "File to write; an existing file is replaced only if pack wrote it.",
+    PathType(),
     required=True,
-    metavar="FILE",
-    help="File to write; an existing file is replaced only if pack wrote it.",
 )
-@click.option(
-    "--layout", default="rows", show_default=True, metavar="NAME", help="How to store the FFN."
-)
+@option("--layout NAME", "How to store the FFN.", default="rows")
 @flag(
     "activation",
     help="Also store the FFN activation in the file: silu, gelu, relu, drelu, relu2 or "
     "fatrelu:THRESHOLD.",
 )
-@click.option(
-    "--predictors",
-    type=PathType(),
-    metavar="DIR",
-    help="Folder of PowerInfer predictors: model_0.pt, model_1.pt, ... (needs torch).",
+@option(
+    "--predictors DIR",
+    "Folder of PowerInfer predictors: model_0.pt, model_1.pt, ... (needs torch).",
+    PathType(),
 )
 @json_option
 def pack(

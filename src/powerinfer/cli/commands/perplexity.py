@@ -12,7 +12,7 @@ import click
 
 from powerinfer.cli.files import PathType, read_text
 from powerinfer.cli.flags.flags import flag, llm_options
-from powerinfer.cli.flags.options import engine_options, json_option, print_json
+from powerinfer.cli.flags.options import engine_options, json_option, option, print_json
 from powerinfer.cli.report.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -40,14 +40,7 @@ measure them.
 
 
 @click.command(epilog=_EPILOG)
-@click.option(
-    "-f",
-    "--file",
-    type=PathType(),
-    required=True,
-    metavar="PATH",
-    help="Text to score, UTF-8; - is stdin.",
-)
+@option("-f --file PATH", "Text to score, UTF-8; - is stdin.", PathType(), required=True)
 @partial(
     engine_options,
     context=flag(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from powerinfer.cli.files import PathType, check_folder, model_file
-from powerinfer.cli.flags.flags import flag, in_flags, llm_options
-from powerinfer.cli.flags.options import json_option, model_option, print_json
+from powerinfer.cli.flags.flags import flag, flags, in_flags, llm_options
+from powerinfer.cli.flags.options import json_option, model_option, option, print_json
 from powerinfer.errors import PlacementError
 from powerinfer.options.options import AUTO, CPU, EngineOptions, check_dials, engine_options
 
@@ -58,15 +58,12 @@ it, as MODEL.gguf.generated.gpuidx, but never replaces one of another program.
 
 @click.command(epilog=_EPILOG)
 @model_option
-@flag("vram_budget")
-@flag("solver")
+@flags("vram_budget", "solver")
 @flag("gpu_index", help="Explain this plan or PowerInfer index instead of making one.")
-@click.option(
-    "-o",
-    "--output",
-    type=PathType(),
-    metavar="FILE",
-    help="Write the plan to this file. [default: MODEL.gguf.plan.json]",
+@option(
+    "-o --output FILE",
+    "Write the plan to this file. [default: MODEL.gguf.plan.json]",
+    PathType(),
 )
 @click.option(
     "--write-gpu-index/--no-write-gpu-index",
@@ -74,24 +71,14 @@ it, as MODEL.gguf.generated.gpuidx, but never replaces one of another program.
     help="Also write PowerInfer's index next to the plan, as NAME.generated.gpuidx. [default: "
     "yes, unless another program wrote the file that is there]",
 )
-@click.option(
-    "--plot",
-    "plots",
-    type=PathType(file_okay=False),
-    metavar="FOLDER",
-    help="Draw neurons per layer, covered activations and predicted speed by budget, into this "
-    "folder.",
+@option(
+    "--plot FOLDER",
+    "Draw neurons per layer, covered activations and predicted speed by budget, into this folder.",
+    PathType(file_okay=False),
+    name="plots",
 )
-@flag("device")
-@flag("context_length")
-@flag("kv_type")
-@flag("sparsity")
-@flag("max_ffn_error")
-@flag("recall")
-@flag("measure_recall")
-@flag("activation")
-@flag("threads")
-@flag("kernels")
+@flags("device", "context_length", "kv_type", "sparsity", "max_ffn_error", "recall")
+@flags("measure_recall", "activation", "threads", "kernels")
 @json_option
 def plan(
     model: Path | None,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from powerinfer.cli.files import PathType, check_folder, model_file
-from powerinfer.cli.flags.flags import Command, add_flags, flag, llm_options
-from powerinfer.cli.flags.options import json_option, model_option, print_json
+from powerinfer.cli.flags.flags import flag, flags, llm_options
+from powerinfer.cli.flags.options import json_option, model_option, option, print_json
 from powerinfer.cli.report.progress import ProgressBar
 from powerinfer.errors import PowerInferError
 
@@ -53,56 +53,44 @@ Needs the extra train: scripts/setup train.
 """
 
 
-def _engine_options(command: Command) -> Command:
-    """Add what counts here: the model runs on the CPU, without loss."""
-    context = flag(
-        "context_length",
-        help="Tokens in a window. [default: 512, or the model's context if it is shorter]",
-    )
-    return add_flags(command, context, *map(flag, ("threads", "activation", "kernels")))
-
-
 @click.command(epilog=_EPILOG)
 @model_option
-@click.option(
-    "-f",
-    "--file",
-    "files",
-    type=PathType(),
+@option(
+    "-f --file TEXT",
+    "Text to run the model on, UTF-8, plain or .zst; repeatable.",
+    PathType(),
+    name="files",
     required=True,
     multiple=True,
-    metavar="TEXT",
-    help="Text to run the model on, UTF-8, plain or .zst; repeatable.",
 )
-@click.option(
-    "--tokens",
-    "num_tokens",
-    type=click.IntRange(min=16),
-    metavar="N",
-    help="Count at most N tokens. [default: all]",
+@option(
+    "--tokens N",
+    "Count at most N tokens. [default: all]",
+    click.IntRange(min=16),
+    name="num_tokens",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=PathType(file_okay=False),
-    metavar="DIR",
-    help="Folder to write. [default: activation next to the model]",
+@option(
+    "-o --output DIR",
+    "Folder to write. [default: activation next to the model]",
+    PathType(file_okay=False),
 )
-@click.option(
-    "--compare",
-    type=PathType(file_okay=False),
-    metavar="DIR",
-    help="Print which share of the neurons that fire most often is the same in this profile.",
+@option(
+    "--compare DIR",
+    "Print which share of the neurons that fire most often is the same in this profile.",
+    PathType(file_okay=False),
 )
-@click.option(
-    "--plot",
-    "plots",
-    type=PathType(file_okay=False),
-    metavar="FOLDER",
-    help="Also draw how unequally often neurons fire, into this folder; needs the extra plot: "
+@option(
+    "--plot FOLDER",
+    "Also draw how unequally often neurons fire, into this folder; needs the extra plot: "
     "scripts/setup plot.",
+    PathType(file_okay=False),
+    name="plots",
 )
-@_engine_options
+@flag(
+    "context_length",
+    help="Tokens in a window. [default: 512, or the model's context if it is shorter]",
+)
+@flags("threads", "activation", "kernels")
 @json_option
 def profile(
     model: Path | None,

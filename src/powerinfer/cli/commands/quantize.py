@@ -10,7 +10,7 @@ import click
 
 from powerinfer.cli.files import ModelPath, PathType, check_folder, model_file
 from powerinfer.cli.flags.flags import flag
-from powerinfer.cli.flags.options import json_option, print_json
+from powerinfer.cli.flags.options import json_option, option, print_json
 from powerinfer.cli.report.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -54,20 +54,18 @@ differences over the summed squares. `powerinfer perplexity` measures the model'
 @click.argument("model", metavar="IN", type=ModelPath())
 @click.argument("output", metavar="OUT", type=PathType())
 @click.argument("file_type", metavar="TYPE")
-@click.option(
-    "--imatrix",
-    type=PathType(),
-    metavar="FILE",
-    help="Importance of the weights, from `powerinfer imatrix` or llama-imatrix: weights with "
+@option(
+    "--imatrix FILE",
+    "Importance of the weights, from `powerinfer imatrix` or llama-imatrix: weights with "
     "large inputs get smaller errors.",
+    PathType(),
 )
-@click.option(
-    "--keep",
-    "kept",
-    multiple=True,
-    metavar="PATTERN=TYPE",
-    help="Store matrices whose names match a pattern, with the wildcards *, ? and [...], in this "
+@option(
+    "--keep PATTERN=TYPE",
+    "Store matrices whose names match a pattern, with the wildcards *, ? and [...], in this "
     "format (f32, f16, bf16, q8_0, q4_k, ...); repeatable, the first match counts.",
+    name="kept",
+    multiple=True,
 )
 @flag("threads", help="CPU threads. [default: physical cores]")
 @flag("kernels", help="Instruction set of the encoders; all write the same bytes.")

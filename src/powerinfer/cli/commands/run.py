@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING
 import click
 
 from powerinfer.cli.files import PathType, read_prompt_bytes, read_prompt_stdin
-from powerinfer.cli.flags.flags import flag, llm_options, sampling_params
+from powerinfer.cli.flags.flags import flag, flags, llm_options, sampling_params
 from powerinfer.cli.flags.options import (
     decode_escapes,
     engine_options,
-    form_options,
     json_option,
+    option,
     print_json,
     sampling_options,
 )
 from powerinfer.cli.report.progress import clear_line
+from powerinfer.sampling.sampling_params import FORMS
 
 if TYPE_CHECKING:
     from powerinfer import LLM, Generation, SamplingParams
@@ -50,22 +51,14 @@ begins with a hyphen.
 
 @click.command(epilog=_EPILOG)
 @click.argument("words", metavar="[PROMPT]", nargs=-1)
-@click.option("-p", "--prompt", metavar="TEXT", help="Prompt; '' starts from nothing.")
-@click.option(
-    "-f",
-    "--file",
-    type=PathType(),
-    metavar="PATH",
-    help="Read the prompt from a file or pipe; - is stdin.",
-)
+@option("-p --prompt TEXT", "Prompt; '' starts from nothing.")
+@option("-f --file PATH", "Read the prompt from a file or pipe; - is stdin.", PathType())
 @flag("max_tokens")
 @engine_options
 @sampling_options
-@click.option("-e", "--escape", is_flag=True, help="Decode \\n, \\t, \\\\, \\xHH in the prompt.")
-@click.option("--no-display-prompt", is_flag=True, help="Do not repeat the prompt on stdout.")
-@flag("context_shift")
-@flag("keep_tokens")
-@form_options
+@option("-e --escape", "Decode \\n, \\t, \\\\, \\xHH in the prompt.")
+@option("--no-display-prompt", "Do not repeat the prompt on stdout.")
+@flags("context_shift", "keep_tokens", *FORMS)
 @json_option
 @flag("logprobs")
 def run(  # noqa: PLR0913  click passes every flag as an argument

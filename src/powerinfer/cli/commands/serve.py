@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 from powerinfer.cli.files import PathType
-from powerinfer.cli.flags.flags import flag, llm_options, sampling_params
+from powerinfer.cli.flags.flags import flag, flags, llm_options, sampling_params
 from powerinfer.cli.flags.llama_server_flags import llama_server_flags, take_llama_server_flags
-from powerinfer.cli.flags.options import engine_options, parallel_options, sampling_options
+from powerinfer.cli.flags.options import engine_options, option, parallel_options, sampling_options
 
 if TYPE_CHECKING:
     from powerinfer.options.llm_options import LLMOptions
@@ -41,76 +41,62 @@ accepted and listed.
 
 
 @click.command(epilog=_EPILOG)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
+@option("--host TEXT", "Address to listen on.", default="127.0.0.1")
+@option(
     "--port",
-    type=click.IntRange(0, 65535),
+    "Port to listen on; 0 takes a free one, which is printed.",
+    click.IntRange(0, 65535),
     default=8080,
-    show_default=True,
-    help="Port to listen on; 0 takes a free one, which is printed.",
 )
 @parallel_options
-@click.option(
+@option(
     "--max-queue",
-    type=click.IntRange(0),
+    "Most requests that wait; further ones are refused with 429.",
+    click.IntRange(0),
     default=64,
-    show_default=True,
-    help="Most requests that wait; further ones are refused with 429.",
 )
-@click.option("-a", "--alias", metavar="NAME", help="Model name for clients.")
-@click.option(
-    "--api-key",
-    "api_keys",
+@option("-a --alias NAME", "Model name for clients.")
+@option(
+    "--api-key KEY",
+    "Key that requests must carry; repeatable.",
+    name="api_keys",
     multiple=True,
-    metavar="KEY",
     envvar="POWERINFER_API_KEY",
     show_envvar=True,
-    help="Key that requests must carry; repeatable.",
 )
-@click.option(
-    "--api-key-file", type=PathType(), metavar="FILE", help="File with keys, one per line."
-)
-@click.option(
-    "--drain-timeout",
-    type=click.FloatRange(0),
+@option("--api-key-file FILE", "File with keys, one per line.", PathType())
+@option(
+    "--drain-timeout S",
+    "Seconds that running requests have to finish when the server stops.",
+    click.FloatRange(0),
     default=30.0,
-    show_default=True,
-    metavar="S",
-    help="Seconds that running requests have to finish when the server stops.",
 )
-@click.option(
-    "--request-timeout",
-    type=click.FloatRange(0, min_open=True),
-    metavar="S",
-    help="Most seconds a request may take. [default: no limit]",
+@option(
+    "--request-timeout S",
+    "Most seconds a request may take. [default: no limit]",
+    click.FloatRange(0, min_open=True),
 )
-@click.option(
-    "-to",
-    "--timeout",
-    type=click.FloatRange(0, min_open=True),
+@option(
+    "-to --timeout S",
+    "Seconds in which a request must arrive, and its reader must read on.",
+    click.FloatRange(0, min_open=True),
     default=60.0,
-    show_default=True,
-    metavar="S",
-    help="Seconds in which a request must arrive, and its reader must read on.",
 )
-@click.option(
-    "--cors-origin",
-    "cors_origins",
+@option(
+    "--cors-origin ORIGIN",
+    "Let pages of another origin, such as https://example.org, use the API; repeatable.",
+    name="cors_origins",
     multiple=True,
-    metavar="ORIGIN",
-    help="Let pages of another origin, such as https://example.org, use the API; repeatable.",
 )
-@click.option(
+@option(
     "--reuse-answers",
-    is_flag=True,
-    help="Reuse earlier answers when they come back in a prompt, without computing them again. "
+    "Reuse earlier answers when they come back in a prompt, without computing them again. "
     "The last bits of a text then depend on what was computed before.",
 )
 @flag("max_tokens", help="Most tokens in a chat answer; -1 for no limit.", default=-1)
 @engine_options
 @sampling_options
-@flag("context_shift")
-@flag("keep_tokens")
+@flags("context_shift", "keep_tokens")
 @llama_server_flags
 def serve(model: Path | None, **flags: object) -> int:
     """Serve a model to many clients at once."""

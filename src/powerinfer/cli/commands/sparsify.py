@@ -11,7 +11,7 @@ import click
 
 from powerinfer.cli.files import PathType, check_folder
 from powerinfer.cli.flags.flags import flag
-from powerinfer.cli.flags.options import json_option, print_json
+from powerinfer.cli.flags.options import json_option, option, print_json
 from powerinfer.cli.report.progress import ProgressBar
 from powerinfer.cli.report.tables import percent
 
@@ -44,87 +44,62 @@ result is the same to the bit.
 
 @click.command(epilog=_EPILOG)
 @click.argument("checkpoint", metavar="CHECKPOINT")
-@click.option(
-    "-f",
-    "--file",
-    "files",
-    type=PathType(),
+@option(
+    "-f --file TEXT",
+    "Text to train on, UTF-8, plain or .zst; repeatable. A line <|endoftext|> separates documents.",
+    PathType(),
+    name="files",
     required=True,
     multiple=True,
-    metavar="TEXT",
-    help="Text to train on, UTF-8, plain or .zst; repeatable. A line <|endoftext|> separates "
-    "documents.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=PathType(file_okay=False),
+@option(
+    "-o --output DIR",
+    "Folder to write; an unfinished run in it is resumed.",
+    PathType(file_okay=False),
     required=True,
-    metavar="DIR",
-    help="Folder to write; an unfinished run in it is resumed.",
 )
-@click.option(
-    "--tokens",
-    type=click.IntRange(min=1),
+@option(
+    "--tokens N",
+    "Tokens to train on; a shorter text is repeated.",
+    click.IntRange(min=1),
     required=True,
-    metavar="N",
-    help="Tokens to train on; a shorter text is repeated.",
 )
-@click.option(
+@option(
     "--activation",
-    type=click.Choice(["drelu", "relu"]),
+    "New FFN activation: drelu makes more zeros, relu keeps a Llama or Mistral checkpoint.",
+    click.Choice(["drelu", "relu"]),
     default="drelu",
-    show_default=True,
-    help="New FFN activation: drelu makes more zeros, relu keeps a Llama or Mistral checkpoint.",
 )
-@click.option(
-    "--distill",
-    type=click.FloatRange(min=0),
+@option(
+    "--distill W",
+    "Weight of matching the predictions of the unchanged model, which must fit into memory too.",
+    click.FloatRange(min=0),
     default=0.0,
-    show_default=True,
-    metavar="W",
-    help="Weight of matching the predictions of the unchanged model, which must fit into memory "
-    "too.",
 )
-@click.option(
-    "--density-penalty",
-    type=click.FloatRange(min=0),
+@option(
+    "--density-penalty W",
+    "Weight of a penalty on neurons that are not zero: more zeros, a higher perplexity.",
+    click.FloatRange(min=0),
     default=0.0,
-    show_default=True,
-    metavar="W",
-    help="Weight of a penalty on neurons that are not zero: more zeros, a higher perplexity.",
 )
-@click.option(
-    "--learning-rate",
-    type=click.FloatRange(min=0, min_open=True),
+@option(
+    "--learning-rate X",
+    "Peak learning rate; it ends at a tenth. Small models take 1e-3.",
+    click.FloatRange(min=0, min_open=True),
     default=5e-5,
-    show_default=True,
-    metavar="X",
-    help="Peak learning rate; it ends at a tenth. Small models take 1e-3.",
 )
-@click.option(
-    "--seq-len",
-    type=click.IntRange(min=1),
-    default=512,
-    show_default=True,
-    metavar="N",
-    help="Tokens in a training sequence.",
-)
-@click.option(
-    "--batch-tokens",
-    type=click.IntRange(min=1),
+@option("--seq-len N", "Tokens in a training sequence.", click.IntRange(min=1), default=512)
+@option(
+    "--batch-tokens N",
+    "Tokens in one optimizer step.",
+    click.IntRange(min=1),
     default=16384,
-    show_default=True,
-    metavar="N",
-    help="Tokens in one optimizer step.",
 )
-@click.option(
-    "--seed",
-    type=click.IntRange(0, 1 << 31),
+@option(
+    "--seed N",
+    "Seed of the order of the sequences.",
+    click.IntRange(0, 1 << 31),
     default=1,
-    show_default=True,
-    metavar="N",
-    help="Seed of the order of the sequences.",
 )
 @flag(
     "device",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from powerinfer.cli.files import model_file, unreadable
-from powerinfer.cli.flags.options import json_option, model_option, print_json
+from powerinfer.cli.flags.options import json_option, model_option, option, print_json
 
 if TYPE_CHECKING:
     from powerinfer.tokenizer import Tokenizer
@@ -32,19 +32,16 @@ Without TEXT and -f the text comes from standard input. Nothing is stripped from
 
 @click.command(epilog=_EPILOG)
 @click.argument("text", required=False)
-@click.option(
-    "-f",
-    "--file",
-    type=click.Path(path_type=Path),
-    metavar="PATH",
-    help="Read the text from a file, byte for byte.",
+@option(
+    "-f --file PATH",
+    "Read the text from a file, byte for byte.",
+    click.Path(path_type=Path),
 )
 @model_option
-@click.option("--bos", is_flag=True, help="Begin with the BOS token.")
-@click.option(
+@option("--bos", "Begin with the BOS token.")
+@option(
     "--parse-special",
-    is_flag=True,
-    help="Encode names of control tokens in the text, such as <|im_end|>, as these tokens.",
+    "Encode names of control tokens in the text, such as <|im_end|>, as these tokens.",
 )
 @click.option(
     "--ids/--pieces",

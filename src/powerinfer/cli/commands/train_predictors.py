@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from powerinfer.cli.files import PathType, check_folder, model_file
-from powerinfer.cli.flags.flags import Command, add_flags, flag, llm_options
-from powerinfer.cli.flags.options import json_option, model_option, print_json
+from powerinfer.cli.flags.flags import flag, flags, llm_options
+from powerinfer.cli.flags.options import json_option, model_option, option, print_json
 from powerinfer.cli.flags.sizes import SizeType
 from powerinfer.cli.report.predictors import print_packed, print_predictors
 from powerinfer.cli.report.progress import ProgressBar
@@ -51,92 +51,66 @@ Use text like what the model will read, some hundred thousand tokens of it.
 """
 
 
-def _engine_options(command: Command) -> Command:
-    """Add what counts here: the model runs on the CPU, without loss."""
-    device = flag(
-        "device",
-        help="Where to train: cpu, cuda, cuda:N, or auto, which takes a GPU if torch finds one. "
-        "The model itself runs on the CPU.",
-    )
-    return add_flags(command, device, *map(flag, ("threads", "activation", "kernels")))
-
-
 @click.command("train-predictors", epilog=_EPILOG)
 @model_option
-@click.option(
-    "-f",
-    "--file",
-    "files",
-    type=PathType(),
+@option(
+    "-f --file TEXT",
+    "Text to run the model on, UTF-8, plain or .zst; repeatable.",
+    PathType(),
+    name="files",
     required=True,
     multiple=True,
-    metavar="TEXT",
-    help="Text to run the model on, UTF-8, plain or .zst; repeatable.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=PathType(file_okay=False),
+@option(
+    "-o --output DIR",
+    "Folder to write; an unfinished run in it is resumed.",
+    PathType(file_okay=False),
     required=True,
-    metavar="DIR",
-    help="Folder to write; an unfinished run in it is resumed.",
 )
-@click.option(
-    "--recall",
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+@option(
+    "--recall X",
+    "Share of the firing neurons that predictors must find in every layer.",
+    click.FloatRange(0, 1, min_open=True, max_open=True),
     default=0.95,
-    show_default=True,
-    metavar="X",
-    help="Share of the firing neurons that predictors must find in every layer.",
 )
-@click.option(
-    "--max-share",
-    type=click.FloatRange(0, 1, min_open=True),
+@option(
+    "--max-share X",
+    "Most parameters of all predictors together, as a share of the model's. Takes precedence "
+    "over --recall, with a warning.",
+    click.FloatRange(0, 1, min_open=True),
     default=0.10,
-    show_default=True,
-    metavar="X",
-    help="Most parameters of all predictors together, as a share of the model's. Takes "
-    "precedence over --recall, with a warning.",
 )
-@click.option(
-    "--tokens",
-    "num_tokens",
-    type=click.IntRange(min=1),
+@option(
+    "--tokens N",
+    "Use at most N tokens of the text.",
+    click.IntRange(min=1),
+    name="num_tokens",
     default=500_000,
-    show_default=True,
-    metavar="N",
-    help="Use at most N tokens of the text.",
 )
-@click.option(
-    "--cache",
-    type=PathType(file_okay=False),
-    metavar="DIR",
-    help="Folder for what is recorded, removed at the end. [default: cache in the output]",
+@option(
+    "--cache DIR",
+    "Folder for what is recorded, removed at the end. [default: cache in the output]",
+    PathType(file_okay=False),
 )
-@click.option(
-    "--cache-size",
-    type=SizeType(),
+@option(
+    "--cache-size SIZE",
+    "Most space it may take; the less, the more often the model runs over the text.",
+    SizeType(),
     default="8GiB",
-    show_default=True,
-    metavar="SIZE",
-    help="Most space it may take; the less, the more often the model runs over the text.",
 )
-@click.option(
-    "--pack",
-    "packed",
-    type=PathType(),
-    metavar="FILE",
-    help="Also write the model with its predictors, in PowerInfer's own format.",
+@option(
+    "--pack FILE",
+    "Also write the model with its predictors, in PowerInfer's own format.",
+    PathType(),
+    name="packed",
 )
-@click.option(
-    "--seed",
-    type=click.IntRange(0, 1 << 31),
-    default=0,
-    show_default=True,
-    metavar="N",
-    help="Seed of the training.",
+@option("--seed N", "Seed of the training.", click.IntRange(0, 1 << 31), default=0)
+@flag(
+    "device",
+    help="Where to train: cpu, cuda, cuda:N, or auto, which takes a GPU if torch finds one. The "
+    "model itself runs on the CPU.",
 )
-@_engine_options
+@flags("threads", "activation", "kernels")
 @json_option
 def train_predictors(  # noqa: PLR0913  click passes every flag as an argument
     model: Path | None,

@@ -3,8 +3,8 @@
 import click
 
 from powerinfer.cli.files import PathType
-from powerinfer.cli.flags.flags import Command, add_flags, flag
-from powerinfer.cli.flags.options import json_option, model_option
+from powerinfer.cli.flags.flags import Command, add_flags, flag, flags
+from powerinfer.cli.flags.options import json_option, model_option, option
 
 __all__ = ["calibration_options"]
 
@@ -36,20 +36,17 @@ def _kind(text: str) -> str:
 
 
 _MEASURING = (
-    click.option(
-        "-f",
-        "--file",
-        type=PathType(),
-        metavar="TEXT",
-        help="Text to measure on, UTF-8; - is stdin. [default: a short bundled text]",
+    option(
+        "-f --file TEXT",
+        "Text to measure on, UTF-8; - is stdin. [default: a short bundled text]",
+        PathType(),
     ),
-    click.option(
-        "--tokens",
-        "num_tokens",
-        type=click.IntRange(32, 1 << 16),
-        metavar="N",
-        help="Use at most N tokens of the text; memory grows with them. [default: 4096; 1024 for "
-        "wide models]",
+    option(
+        "--tokens N",
+        "Use at most N tokens of the text; memory grows with them. [default: 4096; 1024 for wide "
+        "models]",
+        click.IntRange(32, 1 << 16),
+        name="num_tokens",
     ),
     flag(
         "max_ffn_error",
@@ -60,49 +57,42 @@ _MEASURING = (
         "recall",
         help="Share of the firing neurons that predictors must find; instead of --max-ffn-error.",
     ),
-    click.option(
-        "--kinds",
-        callback=_kinds,
-        metavar="K,K",
-        help="Predictor kinds to measure, such as lowbit:3 (lowbit alone is lowbit:2), sign or "
+    option(
+        "--kinds K,K",
+        "Predictor kinds to measure, such as lowbit:3 (lowbit alone is lowbit:2), sign or "
         "sign+lowbit:2. [default: each built-in kind that the model can run, and sign+lowbit:2]",
+        callback=_kinds,
     ),
 )
 _STORING = (
-    click.option(
+    option(
         "--write",
-        "is_inside",
-        is_flag=True,
-        help="Store the result inside the model file. A calibration next to the file is deleted, "
+        "Store the result inside the model file. A calibration next to the file is deleted, "
         "because it would take precedence.",
+        name="is_inside",
     ),
-    click.option(
-        "-o",
-        "--output",
-        type=PathType(),
-        metavar="FILE",
-        help="File to write: the calibration or, with --write, a copy of the model. "
-        "[default: MODEL.gguf.calibration.json; with --write the model itself]",
+    option(
+        "-o --output FILE",
+        "File to write: the calibration or, with --write, a copy of the model. [default: "
+        "MODEL.gguf.calibration.json; with --write the model itself]",
+        PathType(),
     ),
-    click.option(
-        "--export",
-        type=PathType(),
-        metavar="FILE",
-        help="Also write all measurements as tables: FILE.npz for numpy, or FILE.csv and three "
-        "files next to it. Columns: docs/calibration-file.md.",
+    option(
+        "--export FILE",
+        "Also write all measurements as tables: FILE.npz for numpy, or FILE.csv and three files "
+        "next to it. Columns: docs/calibration-file.md.",
+        PathType(),
     ),
-    click.option(
-        "--plot",
-        "plots",
-        type=PathType(file_okay=False),
-        metavar="FOLDER",
-        help="Also draw the measurements, into this folder; needs the extra plot: scripts/setup "
-        "plot.",
+    option(
+        "--plot FOLDER",
+        "Also draw the measurements, into this folder; needs the extra plot: scripts/setup plot.",
+        PathType(file_okay=False),
+        name="plots",
     ),
 )
 
 
 def calibration_options(command: Command) -> Command:
     """Add all options of the command."""
-    others = (flag("activation"), flag("threads"), flag("kernels"), json_option)
+    others = (flags("activation", "threads", "kernels"), json_option)
     return add_flags(command, model_option, *_MEASURING, *_STORING, *others)

@@ -27,6 +27,7 @@ __all__ = [
     "change_sampling",
     "chat_flags",
     "flag",
+    "flags",
     "in_flags",
     "llm_options",
     "sampling_params",
@@ -85,6 +86,15 @@ def flag(
         callback=read,
         help=help or option.help,
     )
+
+
+def flags(*names: str) -> Callable[[Command], Command]:
+    """Create a decorator that adds several flags, each as `flag` does."""
+
+    def decorate(command: Command) -> Command:
+        return add_flags(command, *map(flag, names))
+
+    return decorate
 
 
 def add_flags(command: Command, *flags: Callable[[Command], Command]) -> Command:

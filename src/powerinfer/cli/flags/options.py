@@ -3,11 +3,12 @@
 import json
 import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import click
 
 from powerinfer.cli.files import ModelPath
-from powerinfer.cli.flags.flags import Command, add_flags, flag
+from powerinfer.cli.flags.flags import Command, add_flags, flag, flags
 from powerinfer.options.option import OptionTable, options_of
 from powerinfer.options.options import EngineOptions
 from powerinfer.sampling.sampling_params import FORMS, SamplingParams
@@ -15,9 +16,9 @@ from powerinfer.sampling.sampling_params import FORMS, SamplingParams
 __all__ = [
     "decode_escapes",
     "engine_options",
-    "form_options",
     "json_option",
     "model_option",
+    "option",
     "parallel_options",
     "print_json",
     "sampling_options",
@@ -26,18 +27,46 @@ __all__ = [
 # Flags that commands add one by one: not every command has them, or their default differs.
 _ADDED_SINGLY = ("context_shift", "keep_tokens", "max_tokens", "logprobs", *FORMS)
 
-model_option = click.option(
-    "-m",
-    "--model",
-    "model",
-    type=ModelPath(),
-    metavar="PATH",
-    help="GGUF file, first part of a split file, folder with one GGUF file, or "
+
+def option(
+    usage: str,
+    help: str,  # noqa: A002  as click calls it
+    type: "click.ParamType[Any] | None" = None,  # noqa: A002  likewise
+    *,
+    name: str | None = None,
+    default: object = None,
+    **settings: Any,
+) -> Callable[[Command], Command]:
+    """Create a decorator that adds an option to a command, with its default in the help.
+
+    Args:
+        usage: flags and metavar as help shows them, such as `-o --output FILE`; without metavar and
+            type it is a switch.
+        help: text for `--help`.
+        type: converts the value; by default it is a text.
+        name: the command's parameter, if it is not named after the flag.
+        default: value if the option is not given.
+        **settings: other arguments of `click.option`.
+    """
+    words = usage.split()
+    names = [word for word in words if word.startswith("-")]
+    metavar = next((word for word in words if not word.startswith("-")), None)
+    if name is not None:
+        names.append(name)
+    if default is not None:
+        settings |= {"default": default, "show_default": default != ""}
+    if metavar is None and type is None:
+        settings["is_flag"] = True
+    return click.option(*names, type=type, metavar=metavar, help=help, **settings)
+
+
+model_option = option(
+    "-m --model PATH",
+    "GGUF file, first part of a split file, folder with one GGUF file, or "
     "hf:ORG/NAME[:QUANT][@REVISION] on huggingface.co. [default: the bundled model]",
+    ModelPath(),
 )
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object on stdout instead of text."
-)
+json_option = option("--json", "Print one JSON object on stdout instead of text.", name="as_json")
 
 
 def engine_options(
@@ -60,32 +89,23 @@ def parallel_options(command: Command) -> Command:
     """Add the flags for computing several texts at once."""
     return add_flags(
         command,
-        click.option(
-            "-np",
-            "--parallel",
-            type=click.IntRange(1, 1 << 16),
+        option(
+            "-np --parallel",
+            "Most texts computed at once; each has a context of its own.",
+            click.IntRange(1, 1 << 16),
             default=8,
-            show_default=True,
-            help="Most texts computed at once; each has a context of its own.",
         ),
-        click.option(
-            "--kv-tokens",
-            type=click.IntRange(1, 1 << 31),
-            metavar="N",
-            help="Size of the KV cache in tokens, shared by all texts. [default: --parallel "
-            "times -c]",
+        option(
+            "--kv-tokens N",
+            "Size of the KV cache in tokens, shared by all texts. [default: --parallel times -c]",
+            click.IntRange(1, 1 << 31),
         ),
     )
 
 
 def sampling_options(command: Command) -> Command:
     """Add the flags for choosing tokens and for stopping early."""
-    return add_flags(command, *map(flag, _shared_flags(SamplingParams)))
-
-
-def form_options(command: Command) -> Command:
-    """Add the flags that prescribe a JSON schema, a regular expression or a grammar."""
-    return add_flags(command, *map(flag, FORMS))
+    return flags(*_shared_flags(SamplingParams))(command)
 
 
 def _shared_flags(table: type[OptionTable]) -> list[str]:

@@ -8,6 +8,7 @@ import click
 
 from powerinfer.cli.files import PathType
 from powerinfer.cli.flags.flags import Command, add_flags
+from powerinfer.cli.flags.options import option
 
 if TYPE_CHECKING:
     from powerinfer.evaluation.task import Task
@@ -24,25 +25,11 @@ def task_options(command: Command) -> Command:
     """Add the flags; the command gets `tasks`, `data` and `limit`, which `read_tasks` takes."""
     return add_flags(
         command,
-        click.option(
-            "--tasks",
-            callback=_names,
-            default="",
-            metavar="T,T",
-            help="Names of tasks or paths of task files.",
+        option(
+            "--tasks T,T", "Names of tasks or paths of task files.", default="", callback=_names
         ),
-        click.option(
-            "--data",
-            type=PathType(file_okay=False),
-            metavar="DIR",
-            help="Folder with the files of named tasks.",
-        ),
-        click.option(
-            "--limit",
-            type=click.IntRange(min=1),
-            metavar="N",
-            help="Ask only the first N items of each task.",
-        ),
+        option("--data DIR", "Folder with the files of named tasks.", PathType(file_okay=False)),
+        option("--limit N", "Ask only the first N items of each task.", click.IntRange(min=1)),
     )
 
 
