@@ -61,16 +61,9 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: str) ->
 @option("--prompt-tokens N", "Tokens in each prompt.", click.IntRange(1), default=32)
 @option("-n --max-tokens N", "Tokens in each answer.", click.IntRange(2), default=64)
 @option("--repeats N", "Rounds to measure.", click.IntRange(1), default=3)
+@option("-c --context N", "Context length of each text in tokens.", click.IntRange(64), default=512)
 @option(
-    "-c --context N",
-    "Context length of each text in tokens.",
-    click.IntRange(64),
-    default=512,
-)
-@option(
-    "-t --threads N",
-    "CPU threads of every server. [default: physical cores]",
-    click.IntRange(1),
+    "-t --threads N", "CPU threads of every server. [default: physical cores]", click.IntRange(1)
 )
 @option(
     "--scenarios",

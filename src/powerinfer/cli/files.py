@@ -9,12 +9,13 @@ from typing import BinaryIO
 import click
 
 __all__ = [
+    "STDIN",
     "ModelPath",
     "PathType",
     "check_folder",
+    "check_plots",
     "model_file",
     "read_prompt_bytes",
-    "read_prompt_stdin",
     "read_text",
     "strip_final_newline",
     "text_name",
@@ -24,7 +25,7 @@ __all__ = [
 _LARGEST_TEXT = 1 << 30
 # The largest contexts there are, of ten million tokens, hold about 50 MB of text.
 _LARGEST_PROMPT = 1 << 28
-_STDIN = "-"
+STDIN = Path("-")
 
 
 class PathType(click.Path):
@@ -99,9 +100,11 @@ def read_prompt_bytes(path: Path) -> bytes:
     Raises:
         click.ClickException: it cannot be read, or is larger than any prompt.
     """
-    if str(path) == _STDIN:
-        return read_prompt_stdin()
-    return strip_final_newline(_read_file(path, _LARGEST_PROMPT))
+    if path != STDIN:
+        return strip_final_newline(_read_file(path, _LARGEST_PROMPT))
+    if sys.stdin is None:
+        raise click.ClickException("stdin is closed; give the prompt with -p or -f")
+    return strip_final_newline(_read(sys.stdin.buffer, "stdin", _LARGEST_PROMPT))
 
 
 def unreadable(path: Path, error: OSError) -> click.ClickException:
@@ -111,24 +114,13 @@ def unreadable(path: Path, error: OSError) -> click.ClickException:
     return click.ClickException(f"{path}: cannot be read: {error.strerror or error}")
 
 
-def read_prompt_stdin() -> bytes:
-    """Like `read_prompt_bytes`, from stdin, which must not be a terminal.
-
-    Raises:
-        click.ClickException: it is closed, or larger than any prompt.
-    """
-    if sys.stdin is None:
-        raise click.ClickException("stdin is closed; give the prompt with -p or -f")
-    return strip_final_newline(_read(sys.stdin.buffer, "stdin", _LARGEST_PROMPT))
-
-
 def read_text(path: Path) -> bytes:
     """Read a UTF-8 text file or pipe as it is; `-` is stdin.
 
     Raises:
         click.ClickException: it cannot be read or is not UTF-8.
     """
-    if str(path) == _STDIN:
+    if path == STDIN:
         content = _read(sys.stdin.buffer, "stdin", _LARGEST_TEXT)
     else:
         content = _read_file(path, _LARGEST_TEXT)
@@ -144,7 +136,7 @@ def read_text(path: Path) -> bytes:
 def text_name(path: Path) -> str:
     """Name of a text in reports: the file's name, or `stdin`."""
     # The name of a shell's <(...) is a number, meaningless after the command.
-    has_name = str(path) != _STDIN and path.absolute().parts[1] not in ("dev", "proc")
+    has_name = path != STDIN and path.absolute().parts[1] not in ("dev", "proc")
     return path.name if has_name or path.is_file() else "stdin"
 
 
@@ -173,6 +165,20 @@ def check_folder(path: Path) -> None:
         ) from None
 
 
+def check_plots(folder: Path | None) -> None:
+    """Check that plots can be drawn into a folder, if one is given.
+
+    Raises:
+        PowerInferError: the extra for plots is not installed.
+        click.ClickException: the folder cannot be written to.
+    """
+    if folder is not None:
+        from powerinfer.bench.figures import check_plotting
+
+        check_plotting()
+        check_folder(folder)
+
+
 def _read_file(path: Path, largest: int) -> bytes:
     try:
         # Before opening, because opening a pipe waits for its writer.
@@ -199,4 +205,4 @@ def _read(file: BinaryIO, name: str, largest: int) -> bytes:
 
 
 def _name(path: Path) -> str:
-    return "stdin" if str(path) == _STDIN else str(path)
+    return "stdin" if path == STDIN else str(path)

@@ -24,12 +24,13 @@ if TYPE_CHECKING:
     from powerinfer.models.metrics import Metrics
     from powerinfer.offload.progress import PlacementProgress
     from powerinfer.options.llm_options import LLMOptions
+    from powerinfer.serve.context import ServedModel
 
 __all__ = [
     "announce",
-    "announce_loaded",
     "describe",
     "device_report",
+    "load_for_serving",
     "loading_bars",
     "open_llm",
     "placement_progress",
@@ -57,6 +58,14 @@ def open_llm(
 
     with loading_bars() as bars:
         return LLM(model, reading=reading, **bars, **options)
+
+
+def load_for_serving(model: "Path | None", options: "LLMOptions") -> "ServedModel":
+    """Load a model for `serve` or `batch`, with progress bars on a terminal."""
+    from powerinfer.serve.loading import load_served
+
+    with loading_bars() as bars:
+        return load_served(model, options, **bars)
 
 
 class LoadingBars(TypedDict):
@@ -142,13 +151,8 @@ def print_speed(metrics: "Metrics") -> None:
     )
 
 
-def announce(llm: "LLM") -> None:
-    """Say on stderr what runs, and where everything lies if a GPU takes part."""
-    announce_loaded(llm.loaded)
-
-
-def announce_loaded(loaded: "LoadedModel") -> None:
-    """As `announce`."""
+def announce(loaded: "LoadedModel") -> None:
+    """Print on stderr what runs, and the placement if a GPU takes part."""
     print_paragraph(describe(loaded), err=True)
     advice = _packing_advice(loaded)
     if advice is not None:

@@ -94,13 +94,11 @@ def batch(
 
 
 def _load(model: Path | None, options: "LLMOptions") -> "ServedModel":
-    from powerinfer.cli.model import announce_loaded, loading_bars
-    from powerinfer.serve.loading import load_served
+    from powerinfer.cli.model import announce, load_for_serving
 
-    with loading_bars() as bars:
-        served = load_served(model, options, **bars)
+    served = load_for_serving(model, options)
     if served.loaded is not None:
-        announce_loaded(served.loaded)
+        announce(served.loaded)
     return served
 
 

@@ -98,8 +98,7 @@ def _errors(
 )
 @option("--repeats N", "Rounds to measure.", click.IntRange(min=1), default=3)
 @option(
-    "--quality",
-    "Measure speed and quality of several sparsity settings on one text, one row each.",
+    "--quality", "Measure speed and quality of several sparsity settings on one text, one row each."
 )
 @option(
     "-f --file PATH",
@@ -176,7 +175,7 @@ def bench(  # noqa: PLR0913  click passes every flag as an argument
     plan = SpeedPlan(prefill_lengths, decode_steps, repeats)
     options["context_length"] = options.get("context_length") or plan.context_length
     with open_llm(model, options) as llm:
-        announce(llm)
+        announce(llm.loaded)
         with ProgressBar("measuring", unit="rounds") as progress:
             result = measure_speed(llm, plan, progress)
         report, device = result.report(llm), device_report(llm.loaded)

@@ -37,11 +37,7 @@ files yourself.
 
 
 @click.command(epilog=_EPILOG)
-@option(
-    "-m --model PATH",
-    "Only files of this model. [default: files of all models]",
-    ModelPath(),
-)
+@option("-m --model PATH", "Only files of this model. [default: files of all models]", ModelPath())
 @option("--clear", "Delete the files.")
 @json_option
 def cache(

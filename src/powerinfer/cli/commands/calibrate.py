@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.cli.files import check_folder, model_file, read_text, text_name
+from powerinfer.cli.files import check_folder, check_plots, model_file, read_text, text_name
 from powerinfer.cli.flags.calibration import calibration_options
 from powerinfer.cli.flags.flags import in_flags, llm_options
 from powerinfer.cli.flags.options import print_json
@@ -94,11 +94,7 @@ def _check_more(export: Path | None, plots: Path | None, output: Path | None) ->
         check_folder(export.parent)
         if output is not None and output.absolute() == export.absolute():
             raise click.UsageError("-o and --export name the same file; give each its own")
-    if plots is not None:
-        from powerinfer.bench.figures import check_plotting
-
-        check_plotting()
-        check_folder(plots)
+    check_plots(plots)
 
 
 def _report(

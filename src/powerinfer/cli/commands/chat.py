@@ -67,7 +67,7 @@ def chat(
     options = llm_options(flags)
     options["context_shift"], options["reuse_prefix"] = context_shift, True
     with reading_bar() as reading, open_llm(model, options, reading) as llm:
-        announce(llm)
+        announce(llm.loaded)
         _announce_template(llm, is_embedded=model is None)
         conversation = Conversation(
             llm, params, system=system, as_text=story_text if model is None else None

@@ -48,9 +48,7 @@ have the standard error of paired answers. Needs lm-eval: the extra `eval`.
     callback=read_names,
 )
 @option(
-    "-f --file PATH",
-    "Also measure the perplexity of this text, UTF-8; - is stdin.",
-    PathType(),
+    "-f --file PATH", "Also measure the perplexity of this text, UTF-8; - is stdin.", PathType()
 )
 @model_option
 @flags("context_length", "threads", "kv_type", "activation", "mmap", "kernels")

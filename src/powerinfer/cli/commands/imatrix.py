@@ -40,12 +40,7 @@ window is left out.
 
 
 @click.command(epilog=_EPILOG)
-@option(
-    "-f --file TEXT",
-    "Text to run the model on, UTF-8; - is stdin.",
-    PathType(),
-    required=True,
-)
+@option("-f --file TEXT", "Text to run the model on, UTF-8; - is stdin.", PathType(), required=True)
 @option(
     "-o --output FILE",
     "File to write; an existing file is replaced only if it is an importance matrix.",

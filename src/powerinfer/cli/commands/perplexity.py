@@ -44,9 +44,7 @@ measure them.
 @partial(
     engine_options,
     context=flag(
-        "context_length",
-        help="Tokens in a window, and in the context.",
-        default=DEFAULT_WINDOW,
+        "context_length", help="Tokens in a window, and in the context.", default=DEFAULT_WINDOW
     ),
 )
 @json_option
@@ -67,7 +65,7 @@ def perplexity(
     options["context_length"] = context_length
     reading = _TokensRead()
     with reading.bar, open_llm(model, options, reading) as llm:
-        announce(llm)
+        announce(llm.loaded)
         neurons = NeuronTally(llm.loaded.model)
         started = time.perf_counter()
         with neurons.counting():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.cli.files import PathType, check_folder, model_file
+from powerinfer.cli.files import PathType, check_folder, check_plots, model_file
 from powerinfer.cli.flags.flags import flag, flags, in_flags, llm_options
 from powerinfer.cli.flags.options import json_option, model_option, option, print_json
 from powerinfer.errors import PlacementError
@@ -61,9 +61,7 @@ it, as MODEL.gguf.generated.gpuidx, but never replaces one of another program.
 @flags("vram_budget", "solver")
 @flag("gpu_index", help="Explain this plan or PowerInfer index instead of making one.")
 @option(
-    "-o --output FILE",
-    "Write the plan to this file. [default: MODEL.gguf.plan.json]",
-    PathType(),
+    "-o --output FILE", "Write the plan to this file. [default: MODEL.gguf.plan.json]", PathType()
 )
 @click.option(
     "--write-gpu-index/--no-write-gpu-index",
@@ -146,11 +144,7 @@ def _check_targets(
     from powerinfer.placement import gpu_index
     from powerinfer.placement.plan_json import PLAN
 
-    if plots is not None:
-        from powerinfer.bench.figures import check_plotting
-
-        check_plotting()
-        check_folder(plots)
+    check_plots(plots)
     if output is not None:
         check_folder(output.parent)
         PLAN.check_target(output)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.cli.files import PathType, check_folder, model_file
+from powerinfer.cli.files import PathType, check_folder, check_plots, model_file
 from powerinfer.cli.flags.flags import flag, flags, llm_options
 from powerinfer.cli.flags.options import json_option, model_option, option, print_json
 from powerinfer.cli.report.progress import ProgressBar
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from powerinfer import LLM
     from powerinfer.options.llm_options import LLMOptions
-    from powerinfer.train.profile.comparing import Overlap
     from powerinfer.train.profile.profile import Outcome
 
 __all__ = ["COMMAND"]
@@ -112,9 +111,10 @@ def profile(
     options = llm_options(flags)
     has_window = options.get("context_length") is not None
     folder = _folder(model, output, options)
-    _check_plots(plots)
+    check_plots(plots)
     from powerinfer.cli.model import open_llm
     from powerinfer.cli.report.profile import Written, as_report, print_report
+    from powerinfer.train.profile.comparing import hot_overlaps
 
     options["sparsity"], options["device"] = "exact", "cpu"
     with open_llm(model, options) as llm:
@@ -127,7 +127,7 @@ def profile(
         folder,
         1 if experts is None else experts.num_used,
         compare,
-        () if other is None else _overlaps(outcome, other),
+        () if other is None else hot_overlaps(outcome.profile.frequency, other),
         drawn,
     )
     if as_json:
@@ -155,14 +155,6 @@ def _folder(model: Path | None, output: Path | None, options: "LLMOptions") -> P
     folder = file.path.parent / FOLDER if output is None else output
     check_folder(folder)
     return folder
-
-
-def _check_plots(plots: Path | None) -> None:
-    if plots is not None:
-        from powerinfer.bench.figures import check_plotting
-
-        check_plotting()
-        check_folder(plots)
 
 
 def _read(llm: "LLM", folder: Path) -> "npt.NDArray[np.float32]":
@@ -203,12 +195,6 @@ def _count(
             progress=show,
             stopped=note,
         )
-
-
-def _overlaps(outcome: "Outcome", other: "npt.NDArray[np.float32]") -> "tuple[Overlap, ...]":
-    from powerinfer.train.profile.comparing import hot_overlaps
-
-    return hot_overlaps(outcome.profile.frequency, other)
 
 
 def _draw(outcome: "Outcome", plots: Path, model: str) -> list[Path]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.cli.files import PathType, read_prompt_bytes, read_prompt_stdin
+from powerinfer.cli.files import STDIN, PathType, read_prompt_bytes
 from powerinfer.cli.flags.flags import flag, flags, llm_options, sampling_params
 from powerinfer.cli.flags.options import (
     decode_escapes,
@@ -90,7 +90,7 @@ def run(  # noqa: PLR0913  click passes every flag as an argument
 
     options = llm_options(flags, vram_budget)
     with reading_bar() as reading, open_llm(model, options, reading) as llm:
-        announce(llm)
+        announce(llm.loaded)
         if as_json:
             _print_report(llm, content, params)
             return
@@ -113,7 +113,7 @@ def _prompt(words: tuple[str, ...], prompt: str | None, file: Path | None) -> by
         raise click.UsageError(
             "no prompt: give one with -p 'TEXT', -f FILE or on stdin (or try `powerinfer chat`)"
         )
-    return read_prompt_stdin()
+    return read_prompt_bytes(STDIN)
 
 
 def _quoted(words: tuple[str, ...]) -> str:

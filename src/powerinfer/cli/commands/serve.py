@@ -126,26 +126,18 @@ def _run(model: Path | None, options: "LLMOptions", settings: "ServerSettings") 
 
     def load() -> "ServedModel":
         click.echo(f"loading the model; http://{shown}:{port} is open", err=True)
-        return _load(model, options)
+        return load_for_serving(model, options)
 
     def announce_ready(served: "ServedModel") -> None:
         if served.loaded is not None:
-            announce_loaded(served.loaded)
+            announce(served.loaded)
         click.echo(f"serving {settings.model_name} on http://{shown}:{port}", err=True)
 
-    from powerinfer.cli.model import announce_loaded
+    from powerinfer.cli.model import announce, load_for_serving
 
     context = ServerContext(replace(settings, port=port))
     number = run_server(context, listener, load, announce_ready)
     return _EXIT_INTERRUPTED if number == signal.SIGINT else 0
-
-
-def _load(model: Path | None, options: "LLMOptions") -> "ServedModel":
-    from powerinfer.cli.model import loading_bars
-    from powerinfer.serve.loading import load_served
-
-    with loading_bars() as bars:
-        return load_served(model, options, **bars)
 
 
 def _warn_if_open(settings: "ServerSettings") -> None:

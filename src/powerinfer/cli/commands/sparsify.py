@@ -89,18 +89,8 @@ result is the same to the bit.
     default=5e-5,
 )
 @option("--seq-len N", "Tokens in a training sequence.", click.IntRange(min=1), default=512)
-@option(
-    "--batch-tokens N",
-    "Tokens in one optimizer step.",
-    click.IntRange(min=1),
-    default=16384,
-)
-@option(
-    "--seed N",
-    "Seed of the order of the sequences.",
-    click.IntRange(0, 1 << 31),
-    default=1,
-)
+@option("--batch-tokens N", "Tokens in one optimizer step.", click.IntRange(min=1), default=16384)
+@option("--seed N", "Seed of the order of the sequences.", click.IntRange(0, 1 << 31), default=1)
 @flag(
     "device",
     help="Where to train: cpu, cuda, cuda:N, or auto, which takes a GPU if torch finds one.",

@@ -32,11 +32,7 @@ Without TEXT and -f the text comes from standard input. Nothing is stripped from
 
 @click.command(epilog=_EPILOG)
 @click.argument("text", required=False)
-@option(
-    "-f --file PATH",
-    "Read the text from a file, byte for byte.",
-    click.Path(path_type=Path),
-)
+@option("-f --file PATH", "Read the text from a file, byte for byte.", click.Path(path_type=Path))
 @model_option
 @option("--bos", "Begin with the BOS token.")
 @option(

@@ -57,31 +57,6 @@ class LayerReport(TypedDict):
     time: float
 
 
-class CalibrationReport(TypedDict):
-    """The object of `calibrate --json`.
-
-    `time` is the predicted time of the FFN relative to `exact`; `hot_share` the share of the
-    neurons that make 80 % of the activations. `kinds` has each measured kind at its fastest
-    setting within the dial.
-
-    In a mixture of experts `hot_share` counts the neurons of all experts, all other shares those
-    of the experts that a token uses.
-    """
-
-    path: str
-    exports: list[str]
-    plots: list[str]
-    model: str
-    activation: str
-    text: str
-    tokens: int
-    max_ffn_error: float | None
-    recall: float | None
-    time: float
-    layers: list[LayerReport]
-    kinds: list[KindReport]
-
-
 @dataclass(frozen=True, slots=True)
 class Written:
     """The files that a calibration was written to; `stored` is the calibration itself."""
@@ -91,8 +66,16 @@ class Written:
     plots: Sequence[Path] = ()
 
 
-def as_report(calibration: "Calibration", written: Written) -> CalibrationReport:
-    """Create the object of `calibrate --json`."""
+def as_report(calibration: "Calibration", written: Written) -> dict[str, object]:
+    """Create the object of `calibrate --json`.
+
+    `time` is the predicted time of the FFN relative to `exact`; `hot_share` the share of the
+    neurons that make 80 % of the activations. `kinds` has each measured kind at its fastest
+    setting within the dial.
+
+    In a mixture of experts `hot_share` counts the neurons of all experts, all other shares those
+    of the experts that a token uses.
+    """
     return {
         "path": str(written.stored),
         "exports": [str(path) for path in written.exports],

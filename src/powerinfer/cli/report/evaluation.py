@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from powerinfer.evaluation.task import Task
     from powerinfer.options.options import EngineOptions
 
-__all__ = ["print_task", "print_task_legend", "run_evaluation"]
+__all__ = ["print_task", "print_task_legend", "run_evaluation", "shown_setting"]
 
 _HEAD = ("setting", "accuracy", "+/-", "difference", "+/-", "equal answers")
 _NORMALIZED_HEAD = ("per character", "+/-")
@@ -60,7 +60,10 @@ def run_evaluation(
         print_json(_report(results, plan.tasks, version))
         return
     for task in plan.tasks:
-        print_task(task, {_name(each): each.tasks[task.name] for each in results})
+        print_task(
+            task,
+            {shown_setting(each.setting, each.sparsity): each.tasks[task.name] for each in results},
+        )
     _print_text(results)
     print_task_legend(plan.tasks)
 
@@ -135,13 +138,13 @@ def _print_text(results: "Sequence[SettingResult]") -> None:
 def _text_cells(result: "SettingResult", text: "TextRow") -> tuple[str, ...]:
     ratio = text.perplexity_ratio
     return (
-        _name(result),
+        shown_setting(result.setting, result.sparsity),
         f"{text.perplexity:.4f}",
         f"{text.standard_error:.4f}",
         "-" if ratio is None else f"{100 * (ratio - 1):+.2f} %",
     )
 
 
-def _name(result: "SettingResult") -> str:
-    is_default = result.setting == "default"
-    return f"default: {result.sparsity}" if is_default else result.setting
+def shown_setting(setting: str, sparsity: str) -> str:
+    """Name of a setting in tables, with the sparsity that `default` stands for."""
+    return f"default: {sparsity}" if setting == "default" else setting

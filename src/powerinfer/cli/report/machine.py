@@ -101,10 +101,15 @@ class MachineReport:
 
         if self.read_ways is None:
             return []
-        ways = [*((name, True, way) for name, way in self.read_ways.items())]
+        ways = [*self.read_ways.items(), (None, ReadWay())]
         return [
-            {"format": name, "threads": self.threads, "is_measured": is_measured, **asdict(way)}
-            for name, is_measured, way in (*ways, (None, False, ReadWay()))
+            {
+                "format": name,
+                "threads": self.threads,
+                "is_measured": bool(name),
+                **asdict(way),
+            }
+            for name, way in ways
         ]
 
     def _way_lines(self) -> Lines:

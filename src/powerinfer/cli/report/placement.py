@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 import click
 
@@ -222,36 +222,7 @@ def _counts(plan: "PlacementPlan") -> tuple[int, int]:
     return sum(len(layer.hot) for layer in plan.layers), others + plan.has_output
 
 
-class LayerJSON(TypedDict):
-    """A layer in `plan --json`."""
-
-    layer: int
-    has_attention: bool
-    has_predictor: bool
-    hot_neurons: int
-    gpu_bytes: int
-    gpu_share: float
-    predicted_s: float
-
-
-class PlacementJSON(TypedDict):
-    """A plan in `plan --json`."""
-
-    budget_bytes: int
-    gpu_bytes: int
-    attention_bytes: int
-    kv_bytes: int
-    predictor_bytes: int
-    neuron_bytes: int
-    output_bytes: int
-    overhead_bytes: int
-    gpu_share: float
-    predicted_tokens_per_s: float | None
-    num_neurons: int
-    layers: list[LayerJSON]
-
-
-def placement_json(found: PlacementReport) -> PlacementJSON:
+def placement_json(found: PlacementReport) -> dict[str, object]:
     """Create the part of `plan --json` on the plan."""
     return {
         "budget_bytes": found.budget_bytes,

@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,7 +69,8 @@ class QualityResults:
 
     def rows_as_json(self) -> list[dict[str, object]]:
         """A row for each setting, as JSON values."""
-        tasks = {name: self.task_rows(name) for name in self._task_names}
+        names = self.settings[0].answers if self.settings else ()
+        tasks = {name: self.task_rows(name) for name in names}
         return [
             {
                 **each.row.as_json(),
@@ -77,10 +78,6 @@ class QualityResults:
             }
             for each in self.settings
         ]
-
-    @property
-    def _task_names(self) -> Sequence[str]:
-        return list(self.settings[0].answers) if self.settings else []
 
 
 def fingerprint(task: "Task") -> str:

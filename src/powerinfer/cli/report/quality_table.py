@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.cli.report.evaluation import print_task, print_task_legend
+from powerinfer.cli.report.evaluation import print_task, print_task_legend, shown_setting
 from powerinfer.cli.report.quality_results import QualityResults
 from powerinfer.cli.report.tables import percent, print_paragraph, print_table
 from powerinfer.store.memory import format_bytes
@@ -45,7 +45,7 @@ def print_quality(results: QualityResults, tasks: "Sequence[Task]") -> None:
     print_table([(*_COLUMNS, *on_tasks), *cells], left=(0,))
     _note_mixed_kinds(rows)
     print_paragraph(_LEGEND + (_TASK_LEGEND if tasks else ""), err=True)
-    names = {row.setting: _name(row) for row in rows}
+    names = {row.setting: shown_setting(row.setting, row.sparsity) for row in rows}
     if tasks:
         click.echo()
     for task in tasks:
@@ -63,10 +63,6 @@ def _note_mixed_kinds(rows: "Sequence[QualityRow]") -> None:
             print_paragraph(f"{row.setting}: {kinds}")
 
 
-def _name(row: "QualityRow") -> str:
-    return row.setting if row.setting != "default" else f"default: {row.sparsity}"
-
-
 def _range(row: "QualityRow") -> str:
     """Smallest and largest speedup; a single repeat has no range."""
     if row.setting == "off" or len(row.decode_s) == 1:
@@ -77,7 +73,7 @@ def _range(row: "QualityRow") -> str:
 def _cells(row: "QualityRow") -> tuple[str, ...]:
     own_bytes = row.predictor_bytes_per_token
     return (
-        _name(row),
+        shown_setting(row.setting, row.sparsity),
         f"{row.decode_tokens_per_s:.1f}",
         f"{row.speedup:.2f}x",
         _range(row),

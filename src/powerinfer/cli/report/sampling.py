@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from powerinfer.cli.report.sparsity import describe_shares
 from powerinfer.models.metrics import Metrics
 from powerinfer.store.memory import format_bytes
 
@@ -34,9 +35,6 @@ def summary(metrics: Metrics) -> str:
         parts.append(f"decode {metrics.decode_tokens} tokens, {rate:.1f} tokens/s")
     if (count := metrics.bytes_per_token) is not None:
         parts.append(f"{format_bytes(count)} per token, {metrics.gb_per_s or 0:.2f} GB/s")
-    if (share := metrics.active_share) is not None:
-        of_experts = " of the chosen experts" if metrics.has_experts else ""
-        parts.append(f"active neurons{of_experts} {100 * share:.1f} %")
-    if (share := metrics.predicted_share) is not None:
-        parts.append(f"predicted {100 * share:.1f} %")
+    if metrics.active_share is not None:
+        parts.append(describe_shares(metrics))
     return "; ".join(parts)

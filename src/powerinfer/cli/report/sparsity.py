@@ -1,15 +1,15 @@
 """Output on sparsity: the kinds that run, and the results of `--measure-recall`."""
 
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 from powerinfer.calibration.recall import LayerRecall, recall_meter
-from powerinfer.cli.report.ffn_storage import ExpertsReport, experts_report
+from powerinfer.cli.report.ffn_storage import experts_report
 from powerinfer.cli.report.tables import percent, print_paragraph, print_table
 
 if TYPE_CHECKING:
     from powerinfer.loading.loader import LoadedModel
     from powerinfer.models import Model
-    from powerinfer.models.metrics import NeuronTally
+    from powerinfer.models.metrics import Metrics, NeuronTally
 
 __all__ = ["describe_shares", "describe_sparsity", "print_recall", "sparsity_report"]
 
@@ -20,7 +20,7 @@ def describe_sparsity(loaded: "LoadedModel") -> str:
     return loaded.sparsity.summary + (watched if loaded.options.measure_recall else "")
 
 
-def describe_shares(neurons: "NeuronTally") -> str:
+def describe_shares(neurons: "NeuronTally | Metrics") -> str:
     """Shares of active and predicted neurons as one line."""
     of_experts = " of the chosen experts" if neurons.has_experts else ""
     text = f"active neurons{of_experts} {percent(neurons.active_share)}"
@@ -29,23 +29,12 @@ def describe_shares(neurons: "NeuronTally") -> str:
     return f"{text}; predicted {percent(neurons.predicted_share)}"
 
 
-class SparsityReport(TypedDict):
+def sparsity_report(loaded: "LoadedModel") -> dict[str, object]:
     """Keys on sparsity in every `--json` report; lists have one value per layer.
 
     `experts` is None for a model without; `recall`, `precision` and `ffn_error` are None without
     `--measure-recall`.
     """
-
-    sparsity: str
-    layer_kinds: list[str]
-    experts: ExpertsReport | None
-    recall: list[float | None] | None
-    precision: list[float | None] | None
-    ffn_error: list[float | None] | None
-
-
-def sparsity_report(loaded: "LoadedModel") -> SparsityReport:
-    """Create these keys."""
     model = loaded.model
     meter = recall_meter(model)
     layers = None if meter is None else meter.layers

@@ -72,15 +72,6 @@ class Summary(TypedDict):
     metadata: dict[str, JSON]
 
 
-class TensorRow(TypedDict):
-    """A tensor; its shape is outermost first."""
-
-    name: str
-    shape: list[int]
-    format: str
-    bytes: int
-
-
 def summarize(file: GGUFFile) -> Summary:
     """Collect the facts that `inspect` prints, as JSON values."""
     tensors = list(file.tensors.values())
@@ -107,8 +98,8 @@ def summarize(file: GGUFFile) -> Summary:
     }
 
 
-def tensor_rows(file: GGUFFile) -> list[TensorRow]:
-    """One row per tensor."""
+def tensor_rows(file: GGUFFile) -> list[dict[str, object]]:
+    """One row per tensor; its shape is outermost first."""
     return [
         {
             "name": tensor.name,
