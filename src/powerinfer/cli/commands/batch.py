@@ -52,7 +52,7 @@ out.jsonl to retry the request.
 )
 @option(
     "-o --output PATH",
-    "File of answers, written as they are done; an existing file is added to.",
+    "File of answers, each written as soon as it is done; an existing file is extended.",
     PathType(),
     name="target",
     required=True,

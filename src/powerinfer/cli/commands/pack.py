@@ -68,7 +68,7 @@ def pack(
 ) -> None:
     """Write MODEL in a layout that lets inactive neurons be skipped completely.
 
-    Without MODEL it is the bundled one, which only lacks --predictors.
+    MODEL defaults to the bundled one, which has this layout and takes only --predictors.
     """
     from powerinfer.convert.pack import pack as pack_model
     from powerinfer.convert.powerinfer.pack_predictors import pack_with_predictors

@@ -78,7 +78,7 @@ accepted and listed.
 )
 @option(
     "-to --timeout S",
-    "Seconds in which a request must arrive, and its reader must read on.",
+    "Seconds for a request to arrive, and for its client to read on.",
     click.FloatRange(0, min_open=True),
     default=60.0,
 )

@@ -89,12 +89,12 @@ Use text like what the model will read, some hundred thousand tokens of it.
 )
 @option(
     "--cache DIR",
-    "Folder for what is recorded, removed at the end. [default: cache in the output]",
+    "Folder for recorded inputs, removed at the end. [default: cache in the output]",
     PathType(file_okay=False),
 )
 @option(
     "--cache-size SIZE",
-    "Most space it may take; the less, the more often the model runs over the text.",
+    "Most disk space of --cache; with less, the model runs over the text more often.",
     SizeType(),
     default="8GiB",
 )
