@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from powerinfer.cli.files import PathType, check_folder
-from powerinfer.cli.flags.options import json_option, option, print_json
+from powerinfer.cli.flags.options import json_option, option, predictors_option, print_json
 from powerinfer.cli.report.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -44,11 +44,7 @@ too. Code in a checkpoint is never run.
     click.Choice(["auto", "f32", "f16", "bf16", "q8_0"]),
     default="auto",
 )
-@option(
-    "--predictors DIR",
-    "Folder of PowerInfer predictors: model_0.pt, model_1.pt, ... (needs torch).",
-    PathType(),
-)
+@predictors_option
 @option("--plain", "Write no transposed tensors, so that llama.cpp can read the file.")
 @json_option
 def convert(

@@ -12,7 +12,7 @@ import click
 
 from powerinfer.cli.files import ModelPath, PathType, check_folder, model_file
 from powerinfer.cli.flags.flags import flag
-from powerinfer.cli.flags.options import json_option, option, print_json
+from powerinfer.cli.flags.options import json_option, option, predictors_option, print_json
 from powerinfer.cli.report.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -52,11 +52,7 @@ sparse_threshold, and its activation/ is copied next to the file.
     help="Also store the FFN activation in the file: silu, gelu, relu, drelu, relu2 or "
     "fatrelu:THRESHOLD.",
 )
-@option(
-    "--predictors DIR",
-    "Folder of PowerInfer predictors: model_0.pt, model_1.pt, ... (needs torch).",
-    PathType(),
-)
+@predictors_option
 @json_option
 def pack(
     model: Path | None,

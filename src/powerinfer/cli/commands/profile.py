@@ -10,7 +10,7 @@ import click
 
 from powerinfer.cli.files import PathType, check_folder, check_plots, model_file
 from powerinfer.cli.flags.flags import flag, flags, llm_options
-from powerinfer.cli.flags.options import json_option, model_option, option, print_json
+from powerinfer.cli.flags.options import json_option, model_option, option, print_json, texts_option
 from powerinfer.cli.report.progress import ProgressBar
 from powerinfer.errors import PowerInferError
 
@@ -54,14 +54,7 @@ Needs the extra train: scripts/setup train.
 
 @click.command(epilog=_EPILOG)
 @model_option
-@option(
-    "-f --file TEXT",
-    "Text to run the model on, UTF-8, plain or .zst; repeatable.",
-    PathType(),
-    name="files",
-    required=True,
-    multiple=True,
-)
+@texts_option("Text to run the model on, UTF-8, plain or .zst; repeatable.")
 @option(
     "--tokens N",
     "Count at most N tokens. [default: all]",

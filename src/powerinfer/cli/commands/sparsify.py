@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from powerinfer.cli.files import PathType, check_folder
+from powerinfer.cli.files import check_folder
 from powerinfer.cli.flags.flags import flag
-from powerinfer.cli.flags.options import json_option, option, print_json
+from powerinfer.cli.flags.options import (
+    json_option,
+    option,
+    print_json,
+    resumed_output_option,
+    texts_option,
+)
 from powerinfer.cli.report.progress import ProgressBar
 from powerinfer.cli.report.tables import percent
 
@@ -44,20 +50,10 @@ result is the same to the bit.
 
 @click.command(epilog=_EPILOG)
 @click.argument("checkpoint", metavar="CHECKPOINT")
-@option(
-    "-f --file TEXT",
-    "Text to train on, UTF-8, plain or .zst; repeatable. A line <|endoftext|> separates documents.",
-    PathType(),
-    name="files",
-    required=True,
-    multiple=True,
+@texts_option(
+    "Text to train on, UTF-8, plain or .zst; repeatable. A line <|endoftext|> separates documents."
 )
-@option(
-    "-o --output DIR",
-    "Folder to write; an unfinished run in it is resumed.",
-    PathType(file_okay=False),
-    required=True,
-)
+@resumed_output_option
 @option(
     "--tokens N",
     "Tokens to train on; a shorter text is repeated.",

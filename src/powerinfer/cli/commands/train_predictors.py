@@ -10,7 +10,14 @@ import click
 
 from powerinfer.cli.files import PathType, check_folder, model_file
 from powerinfer.cli.flags.flags import flag, flags, llm_options
-from powerinfer.cli.flags.options import json_option, model_option, option, print_json
+from powerinfer.cli.flags.options import (
+    json_option,
+    model_option,
+    option,
+    print_json,
+    resumed_output_option,
+    texts_option,
+)
 from powerinfer.cli.flags.sizes import SizeType
 from powerinfer.cli.report.predictors import print_packed, print_predictors
 from powerinfer.cli.report.progress import ProgressBar
@@ -53,20 +60,8 @@ Use text like what the model will read, some hundred thousand tokens of it.
 
 @click.command("train-predictors", epilog=_EPILOG)
 @model_option
-@option(
-    "-f --file TEXT",
-    "Text to run the model on, UTF-8, plain or .zst; repeatable.",
-    PathType(),
-    name="files",
-    required=True,
-    multiple=True,
-)
-@option(
-    "-o --output DIR",
-    "Folder to write; an unfinished run in it is resumed.",
-    PathType(file_okay=False),
-    required=True,
-)
+@texts_option("Text to run the model on, UTF-8, plain or .zst; repeatable.")
+@resumed_output_option
 @option(
     "--recall X",
     "Share of the firing neurons that predictors must find in every layer.",

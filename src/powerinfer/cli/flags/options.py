@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from powerinfer.cli.files import ModelPath
+from powerinfer.cli.files import ModelPath, PathType
 from powerinfer.cli.flags.flags import Command, add_flags, flag, flags
 from powerinfer.options.option import OptionTable, options_of
 from powerinfer.options.options import EngineOptions
@@ -20,8 +20,11 @@ __all__ = [
     "model_option",
     "option",
     "parallel_options",
+    "predictors_option",
     "print_json",
+    "resumed_output_option",
     "sampling_options",
+    "texts_option",
 ]
 
 # Flags that commands add one by one: not every command has them, or their default differs.
@@ -67,6 +70,24 @@ model_option = option(
     ModelPath(),
 )
 json_option = option("--json", "Print one JSON object on stdout instead of text.", name="as_json")
+
+
+predictors_option = option(
+    "--predictors DIR",
+    "Folder of PowerInfer predictors: model_0.pt, model_1.pt, ... (needs torch).",
+    PathType(),
+)
+resumed_output_option = option(
+    "-o --output DIR",
+    "Folder to write; an unfinished run in it is resumed.",
+    PathType(file_okay=False),
+    required=True,
+)
+
+
+def texts_option(help: str) -> Callable[[Command], Command]:  # noqa: A002  as click calls it
+    """Create a decorator that adds -f, given once or more, as the parameter `files`."""
+    return option("-f --file TEXT", help, PathType(), name="files", required=True, multiple=True)
 
 
 def engine_options(
