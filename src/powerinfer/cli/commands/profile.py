@@ -164,7 +164,8 @@ def _count(
     llm: "LLM", files: tuple[Path, ...], folder: Path, limit: int | None, *, has_window: bool
 ) -> "Outcome":
     """Count with a progress bar."""
-    from powerinfer.train.profile.profile import WINDOW, make_profile
+    from powerinfer.calibration.text import WINDOW
+    from powerinfer.train.profile.profile import make_profile
 
     context = llm.loaded.model.context_length
     with ProgressBar("counting") as bar:
