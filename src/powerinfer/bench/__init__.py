@@ -1,1 +1,1 @@
-"""Benchmarks: measuring speed and quality, describing the machine, drawing plots."""
+"""Benchmarks of speed and quality, a description of the machine, and plots."""

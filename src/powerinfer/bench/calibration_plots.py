@@ -1,4 +1,4 @@
-"""Plots of a calibration: which neurons fire, and what each predictor kind costs and finds."""
+"""Plots of a calibration: activation frequencies, and cost and recall of each predictor kind."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -31,8 +31,8 @@ DoubleArray: TypeAlias = npt.NDArray[np.float64]
 DensityFor: TypeAlias = Callable[[Curve, DoubleArray], DoubleArray]
 
 _PINK, _SKY, _YELLOW = "#cc79a7", "#56b4e9", "#e69f00"
-# The same line for a kind in every plot, so that plots of different runs compare. What lies on
-# another line is dashed and shows it through the gaps.
+# Fixed line styles per kind make plots of different runs comparable. Lines that may overlap others
+# are dashed.
 _LINES = {
     "lowbit:2": (BLUE, "-"),
     "lowbit:3": (ORANGE, "-"),
@@ -52,30 +52,18 @@ _RECALLS = np.linspace(0.5, 0.999, 120)
 
 
 def draw_plots(calibration: Calibration, folder: Path, *, model: str) -> list[Path]:
-    """Draw four plots, each as PNG and SVG.
+    """Draw four plots, each as PNG and SVG, and return the files in this order.
 
     `activation-frequency`, `sparsity-per-layer`, `error-by-density`, `recall-by-density`.
 
-    Args:
-        calibration: what to draw.
-        folder: made if it does not exist.
-        model: name of the model, written into the plots with what it was measured on.
-
-    Returns:
-        The files, in this order.
-
     Raises:
         UnsupportedError: matplotlib is not installed.
-        CalibrationError: a file cannot be written; names it.
+        CalibrationError: a file cannot be written; the message names it.
     """
     drawings = [
         Drawing(name, title, partial(draw, calibration))
         for name, title, draw in (
-            (
-                FREQUENCY,
-                FREQUENCY_TITLE,
-                _draw_frequency,
-            ),
+            (FREQUENCY, FREQUENCY_TITLE, _draw_frequency),
             (
                 "sparsity-per-layer",
                 "Neurons that fire, and neurons that are let pass",
@@ -105,7 +93,7 @@ def _draw_frequency(calibration: Calibration, axes: "Axes") -> None:
 
 
 def _draw_layers(calibration: Calibration, axes: "Axes") -> None:
-    """Share of every layer that fires, and the share that its predictor lets pass."""
+    """Bars for the neurons that fire in each layer, marks for those its predictor selects."""
     numbers = range(len(calibration.layers))
     active = [100 * calibration.active_share(number) for number in numbers]
     axes.bar(numbers, active, width=0.7, color=BLUE, label="fire (are not zero)")
@@ -123,7 +111,7 @@ def _draw_layers(calibration: Calibration, axes: "Axes") -> None:
 
 
 def _draw_errors(calibration: Calibration, axes: "Axes") -> None:
-    """For each kind the mean over the layers of the density that an error needs."""
+    """Plot error limits against the density each kind needs for them, averaged over layers."""
     _draw_kinds(calibration, axes, _ERRORS, _density_for_error)
     dial = calibration.dial.max_ffn_error
     if dial is not None:
@@ -131,21 +119,21 @@ def _draw_errors(calibration: Calibration, axes: "Axes") -> None:
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set_ylabel("upper limit of the FFN error in each layer")
-    _legend_beside(axes)
+    _put_legend_outside(axes)
 
 
 def _draw_recalls(calibration: Calibration, axes: "Axes") -> None:
-    """For each kind the mean over the layers of the density that a recall needs."""
+    """Plot recalls against the density each kind needs for them, averaged over layers."""
     _draw_kinds(calibration, axes, _RECALLS, _density_for_recall, scale=100)
     dial = calibration.dial.recall
     if dial is not None:
         axes.axhline(100 * dial, color=BLACK, linestyle=":", label=f"the dial, {100 * dial:g} %")
     axes.set_ylabel("recall in each layer (%)")
-    _legend_beside(axes)
+    _put_legend_outside(axes)
 
 
-def _legend_beside(axes: "Axes") -> None:
-    """Lines of many kinds leave no room inside."""
+def _put_legend_outside(axes: "Axes") -> None:
+    """Put the legend outside: lines of many kinds leave no room inside."""
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0, fontsize=8.5)
 
 
@@ -156,10 +144,10 @@ def _draw_kinds(
     density_for: DensityFor,
     scale: float = 1,
 ) -> None:
-    """A line per kind: mean density over the layers, by what is wanted of every layer."""
+    """Plot one line per kind: mean density over the layers for each target in `wanted`."""
     layers = calibration.layers
     names = dict.fromkeys(name for layer in layers for name in layer.curves)
-    # Dashed lines last: they lie on top.
+    # Dashed lines are drawn last, on top.
     for kind in sorted(names, key=lambda kind: _line_of(kind, names)[1] != "-"):
         curves = [layer.curves[kind] for layer in layers if kind in layer.curves]
         density = np.mean([density_for(curve, wanted) for curve in curves], axis=0)
@@ -173,7 +161,7 @@ def _draw_kinds(
 
 
 def _line_of(kind: str, names: Iterable[str]) -> tuple[str, str]:
-    """Colour and style of a kind; those of other packages take what is left, in order of names."""
+    """Color and style of a kind; unlisted kinds get the remaining ones in alphabetical order."""
     if kind in _LINES:
         return _LINES[kind]
     others = sorted(name for name in names if name not in _LINES)
@@ -181,26 +169,23 @@ def _line_of(kind: str, names: Iterable[str]) -> tuple[str, str]:
 
 
 def _density_for_error(curve: Curve, errors: DoubleArray) -> DoubleArray:
-    """Density at which a curve stays within each error, see `_density_for`."""
     limits = [max(point.ffn_error_high, _LEAST_ERROR) for point in curve]
     return _density_for(curve, np.log(limits), np.log(errors))
 
 
 def _density_for_recall(curve: Curve, recalls: DoubleArray) -> DoubleArray:
-    """Density at which a curve reaches each recall, see `_density_for`."""
     return _density_for(curve, np.array([-point.recall for point in curve]), -recalls)
 
 
 def _density_for(curve: Curve, losses: DoubleArray, wanted: DoubleArray) -> DoubleArray:
-    """Smallest density that keeps within each loss, between measured points by straight lines.
+    """Smallest density that stays within each loss, interpolated linearly between measured points.
 
     Args:
-        curve: as measured.
-        losses: f64[points], what each of its points loses.
-        wanted: f64[n], losses to keep within.
+        losses: f64[points], the loss at each point of the curve.
+        wanted: f64[n], loss limits.
 
     Returns:
-        f64[n]; NaN, which is not drawn, beyond the points that were measured.
+        f64[n]; NaN, which is not drawn, outside the measured range.
     """
     measured = np.array([point.density for point in curve])
     order = np.lexsort((measured, losses))

@@ -1,4 +1,4 @@
-"""What decoding costs with one setting of sparsity, beside the dense model at the same times."""
+"""Decode cost of a sparsity setting, measured in turns with the dense model."""
 
 import time
 from collections.abc import Sequence
@@ -13,13 +13,7 @@ __all__ = ["DecodeSpeed", "DecodeTimer", "Decoded"]
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What one step costs on average.
-
-    Attributes:
-        seconds: of a step.
-        num_bytes: read by it, KV included.
-        predictor_bytes: of those, bytes of predictors.
-    """
+    """Average cost of one decode step; `num_bytes` includes the KV cache."""
 
     seconds: float
     num_bytes: float
@@ -28,13 +22,11 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class DecodeSpeed:
-    """What several repeats cost.
+    """Decode cost over several repeats.
 
     Attributes:
-        step_s: seconds per step of each.
-        dense_s: those of the dense model at the same times.
-        bytes_per_token: as `Decoded.num_bytes`.
-        predictor_bytes: as there.
+        step_s: seconds per step, one entry per repeat.
+        dense_s: the same for the dense model, measured at the same times.
     """
 
     step_s: tuple[float, ...]
@@ -44,36 +36,29 @@ class DecodeSpeed:
 
     @property
     def speedups(self) -> list[float]:
-        """Over the dense model, one per repeat."""
+        """Speedups over the dense model, one per repeat."""
         return [dense / own for dense, own in zip(self.dense_s, self.step_s, strict=True)]
 
 
 class DecodeTimer:
-    """Decodes the tokens of one text again and again."""
+    """Decodes the same text repeatedly, with a model and with the dense one it is compared to."""
 
     def __init__(self, dense: LLM, token_ids: Sequence[int], plan: QualityPlan) -> None:
-        """Measure nothing yet.
-
-        Args:
-            dense: the model that others are compared with.
-            token_ids: of the text.
-            plan: how many steps, how often.
-        """
         self._dense, self._token_ids, self._plan = dense, token_ids, plan
 
     def dense(self) -> DecodeSpeed:
-        """The dense model: it is the measure, so it is 1.00 times as fast."""
+        """Time the dense model, whose speedup is 1.00 by definition."""
         runs = [self.decode(self._dense) for _ in range(self._plan.repeats + 1)]
-        # The first time is not counted: pages and caches are cold.
+        # The first run is not counted: pages and caches are cold.
         step_s = tuple(run.seconds for run in runs[1:])
         return DecodeSpeed(step_s, step_s, runs[-1].num_bytes, runs[-1].predictor_bytes)
 
     def beside_dense(self, llm: LLM) -> DecodeSpeed:
-        """Decode in turns with the dense model, and compare with its mean just before and after.
+        """Decode in turns with the dense model; compare with its mean just before and just after.
 
-        A machine that grows faster or slower in the meantime, because its clock rises or another
-        program runs, changes both alike. Compared with the run before alone, a processor that
-        wakes up would make everything look faster than dense, the dense model too.
+        A clock that rises or another program that starts during the measurement affects both alike.
+        Compared only with the run before it, every model (the dense one too) would look fast while
+        the processor wakes up.
         """
         for each in (self._dense, llm):
             own = self.decode(each)  # not counted: pages and caches are cold
@@ -88,7 +73,7 @@ class DecodeTimer:
         return DecodeSpeed(tuple(step_s), tuple(dense_s), own.num_bytes, own.predictor_bytes)
 
     def decode(self, llm: LLM) -> Decoded:
-        """Decode the text's own tokens once, behind its beginning."""
+        """Decode the text's own tokens once, after a short prefill."""
         steps = self._plan.decode_steps
         neurons, kv_bytes = NeuronTally(llm.loaded.model), 0
         sequence = llm.new_sequence()

@@ -1,4 +1,4 @@
-"""Figures as PNG and SVG files: the same look for all plots, the same bytes for the same figures.
+"""Figures as PNG and SVG files with one look and reproducible bytes.
 
 matplotlib is imported here, and only when figures are drawn.
 """
@@ -31,14 +31,14 @@ __all__ = [
     "frame_layers",
 ]
 
-# Colours that the colour-blind tell apart (Okabe and Ito, Color Universal Design, 2008).
+# Colors for the color-blind (Okabe and Ito, Color Universal Design, 2008).
 BLUE, ORANGE, GREEN, GRAY = "#0072b2", "#d55e00", "#009e73", "#777777"
 BLACK = "#000000"
 
 _SIZE_INCHES = (7.2, 4.8)
 _DPI = 120
-_LINE_HEIGHT = 0.034  # of the figure, for a line of the facts below
-_CHARACTERS = 128  # in such a line
+_LINE_HEIGHT = 0.034  # share of the figure's height for one line of facts
+_CHARACTERS = 128  # in one line of facts
 _LONGEST_FACT = 80
 _LONGEST_REASON = 300
 _ALL = 100  # percent
@@ -48,13 +48,7 @@ _SALT = "powerinfer"
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """One figure.
-
-    Attributes:
-        name: of its files, without an ending.
-        title: what the figure shows.
-        draw: draws it.
-    """
+    """A figure to draw, and the name of its files without suffix."""
 
     name: str
     title: str
@@ -62,11 +56,10 @@ class Drawing:
 
 
 def check_plotting() -> None:
-    """Check that plots can be drawn.
+    """Check that matplotlib is installed and can be imported.
 
     Raises:
-        UnsupportedError: matplotlib is not installed, and it says how to get it; or it cannot be
-            imported.
+        UnsupportedError: it is not; the message says how to get it.
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise UnsupportedError(
@@ -75,7 +68,7 @@ def check_plotting() -> None:
         )
     try:
         import matplotlib.backends.backend_agg
-        import matplotlib.backends.backend_svg  # noqa: F401  what drawing needs besides
+        import matplotlib.backends.backend_svg  # noqa: F401  needed for drawing
     except ImportError as error:
         reason = " ".join(str(error).split())[:_LONGEST_REASON]
         raise UnsupportedError(
@@ -85,26 +78,13 @@ def check_plotting() -> None:
 
 
 def draw_all(
-    drawings: Sequence[Drawing],
-    folder: Path,
-    facts: Sequence[str],
-    *,
-    error: type[PowerInferError],
+    drawings: Sequence[Drawing], folder: Path, facts: Sequence[str], *, error: type[PowerInferError]
 ) -> list[Path]:
-    """Draw figures, each as NAME.png and NAME.svg.
-
-    Args:
-        drawings: what to draw.
-        folder: made if it does not exist.
-        facts: what the figures were made from, written below each.
-        error: to raise where a file cannot be written; it names the file.
-
-    Returns:
-        The files, in order.
+    """Draw figures, each as NAME.png and NAME.svg, and return the files in order.
 
     Raises:
         UnsupportedError: matplotlib is not installed.
-        PowerInferError: as given.
+        PowerInferError: a file cannot be written (the type is `error`).
     """
     check_plotting()
     import matplotlib as mpl
@@ -112,11 +92,11 @@ def draw_all(
     below = _lines(facts)
     paths = []
     with mpl.rc_context(), warnings.catch_warnings():
-        # Pictures are the same whatever style the user's own settings ask for.
+        # The user's own matplotlib style must not change the figures.
         mpl.rcdefaults()
         mpl.rcParams["svg.hashsalt"] = _SALT
         mpl.rcParams["legend.framealpha"] = 1
-        # Names of files may have characters that the font lacks; a box in their place is enough.
+        # File names may contain characters the font lacks; a box in their place is good enough.
         warnings.filterwarnings("ignore", message="Glyph")
         for drawing in drawings:
             figure = _figure(drawing, below)
@@ -127,13 +107,7 @@ def draw_all(
 
 
 def frame_layers(axes: "Axes", num_layers: int, highest: float) -> None:
-    """Axes for a share of the neurons of each layer, with room above for the legend.
-
-    Args:
-        axes: to set up.
-        num_layers: one bar each.
-        highest: percent that is drawn.
-    """
+    """Set up axes for a share of each layer's neurons, with room for the legend on top."""
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlabel("layer")
@@ -150,7 +124,8 @@ def _figure(drawing: Drawing, below: Sequence[str]) -> "Figure":
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    # Without pyplot there is no window system and no global state. White shows on any page.
+    # Figures made without pyplot need no window system and no global state. White shows on any
+    # page.
     height = _LINE_HEIGHT * (len(below) + 0.7)
     layout = ConstrainedLayoutEngine(rect=(0.005, height, 0.985, 1 - height - 0.01))
     figure = Figure(figsize=_SIZE_INCHES, layout=layout, facecolor="white")
@@ -167,7 +142,7 @@ def _figure(drawing: Drawing, below: Sequence[str]) -> "Figure":
 
 
 def _encoded(figure: "Figure", ending: str) -> bytes:
-    """A figure as a file, without the date or version that would make it differ."""
+    """Encode a figure without the date or version that would make files differ."""
     content = io.BytesIO()
     metadata = {"Date": None} if ending == "svg" else {"Software": None}
     figure.savefig(content, format=ending, dpi=_DPI, metadata=metadata)
@@ -175,7 +150,7 @@ def _encoded(figure: "Figure", ending: str) -> bytes:
 
 
 def _lines(facts: Sequence[str]) -> list[str]:
-    """As few lines as hold all facts, none of which is broken."""
+    """Pack facts into as few lines as possible without breaking any fact."""
     lines: list[str] = []
     for fact in facts:
         short = fact if len(fact) <= _LONGEST_FACT else f"{fact[:_LONGEST_FACT]}..."

@@ -1,4 +1,4 @@
-"""The power law of neurons: which share of all activations the most active ones make."""
+"""The power law of neurons: share of all activations made by the most active ones."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -25,19 +25,11 @@ _HOT = 0.8
 
 
 def draw_profile(profile: ActivationProfile, folder: Path, *, model: str) -> list[Path]:
-    """Draw how unequally often the neurons of a profile fire, as PNG and SVG.
-
-    Args:
-        profile: what to draw.
-        folder: made if it does not exist.
-        model: name of the model, written into the plot with what was counted.
-
-    Returns:
-        The files.
+    """Plot how unequally the neurons of a profile fire, as PNG and SVG.
 
     Raises:
         UnsupportedError: matplotlib is not installed.
-        PowerInferError: a file cannot be written; names it.
+        PowerInferError: a file cannot be written; the message names it.
     """
     record = profile.record
     drawing = Drawing(FREQUENCY, FREQUENCY_TITLE, partial(draw_frequency, list(profile.counts)))
@@ -51,11 +43,10 @@ def draw_profile(profile: ActivationProfile, folder: Path, *, model: str) -> lis
 
 
 def draw_frequency(layers: Sequence[npt.NDArray[np.int64]], axes: "Axes") -> None:
-    """Share of the activations that the hottest neurons make, one line per layer and the mean.
+    """Plot the share of activations made by the hottest neurons: a line per layer and the mean.
 
     Args:
-        layers: i64[num_neurons] each, tokens for which each neuron fires.
-        axes: to draw on.
+        layers: i64[num_neurons] per layer, number of tokens for which each neuron fires.
     """
     shares = []
     for number, counts in enumerate(layers):

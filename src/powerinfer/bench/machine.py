@@ -1,4 +1,4 @@
-"""What a measurement ran on: processor, memory, system, versions, commit."""
+"""Processor, memory, system, versions and commit of a measurement."""
 
 import os
 import platform
@@ -18,7 +18,7 @@ _THIS_FILE = Path("src/powerinfer/bench/machine.py")
 
 
 class Machine(TypedDict):
-    """Facts for a result file, as JSON values; what cannot be found out is None."""
+    """Facts for a result file, as JSON values; unknown ones are None."""
 
     cpu: str
     logical_cpus: int | None
@@ -31,7 +31,7 @@ class Machine(TypedDict):
 
 
 def describe_machine() -> Machine:
-    """See `Machine`."""
+    """Collect the facts of this machine."""
     return {
         "cpu": _field(_CPUINFO, "model name") or platform.processor() or platform.machine(),
         "logical_cpus": os.cpu_count(),
@@ -45,7 +45,7 @@ def describe_machine() -> Machine:
 
 
 def _field(path: Path, name: str) -> str | None:
-    """First value of a `name : value` line."""
+    """Return the first value of a `name : value` line."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -63,9 +63,9 @@ def _memory_bytes() -> int | None:
 
 
 def _commit() -> str | None:
-    """Commit of our source tree that this was run from, with `+` behind it if files were changed.
+    """Commit of the source tree this runs from, with `+` appended if files were changed.
 
-    None where the package lies in a repository of somebody else's, or in none.
+    None if the package is not in a checkout of this project.
     """
     folder = Path(__file__).resolve().parent
     root = _git(folder, "rev-parse", "--show-toplevel")
@@ -80,7 +80,7 @@ def _commit() -> str | None:
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
         done = subprocess.run(
-            # Looking must not take the lock under which somebody may be committing.
+            # Do not take the lock: somebody may be committing.
             ["git", "--no-optional-locks", "-C", str(folder), *arguments],
             capture_output=True,
             text=True,

@@ -1,4 +1,4 @@
-"""Where a decode step's time goes: seconds and bytes per operator, beside plain reads of memory."""
+"""Seconds and bytes per operator of a decode step, compared with plain memory reads."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -33,17 +33,7 @@ HEAD = "head"
 ATTENTION = "attention"
 NATIVE_REST = "norms, rotation, sums"
 PYTHON = "Python and sampling"
-OPERATORS = (
-    PROJECTIONS,
-    ROUTERS,
-    PREDICTORS,
-    NEURONS,
-    DOWN,
-    HEAD,
-    ATTENTION,
-    NATIVE_REST,
-    PYTHON,
-)
+OPERATORS = (PROJECTIONS, ROUTERS, PREDICTORS, NEURONS, DOWN, HEAD, ATTENTION, NATIVE_REST, PYTHON)
 
 _REST = ("embed", "rms_norm", "layer_norm", "rope_and_store", "add")
 _PROMPT_TOKENS = 32
@@ -55,7 +45,7 @@ _NEURON_TENSORS = tuple(
 
 
 class OperatorRow(TypedDict):
-    """An operator in a table; `of_plain` is its rate against that of a plain read."""
+    """One row of a table; `of_plain` is its rate relative to a plain read."""
 
     operator: str
     ms: float
@@ -67,7 +57,7 @@ class OperatorRow(TypedDict):
 
 @dataclass(slots=True)
 class OperatorCost:
-    """What one operator cost so far."""
+    """Accumulated cost of one operator."""
 
     seconds: float = 0.0
     bytes: float = 0.0
@@ -78,13 +68,11 @@ class OperatorTimes:
     """Average costs of one decode step.
 
     Attributes:
-        costs: by operator, in the order of `OPERATORS`.
-        read_gb_per_s: of a plain read of the file's weights.
-        gather_gb_per_s: of a plain read of as many scattered neuron rows as are active; None
-            where the file's neurons are not rows or none is skipped.
-        dense_ffn_bytes: of the bytes of gate and up those that are read whole, for every token.
-        active_share: neurons whose result was used, of those of all experts.
-        predicted_share: neurons that were let pass by what decides.
+        read_gb_per_s: rate of a plain read of the file's weights.
+        gather_gb_per_s: rate of a plain read of as many scattered neuron rows as are active; None
+            if the file does not store neurons as rows or none is skipped.
+        dense_ffn_bytes: bytes of gate and up that are read for every token.
+        active_share: share of all experts' neurons whose result was used.
     """
 
     costs: dict[str, OperatorCost]
@@ -95,14 +83,14 @@ class OperatorTimes:
     predicted_share: float
 
     def rows(self) -> list[OperatorRow]:
-        """One row per operator with time, as JSON values; the last is the sum.
+        """One row per operator with time, as JSON values, and a row with the sum.
 
-        `of_plain` compares with a plain read; rows that are gathered, with a plain gather.
+        `of_plain` compares with a plain read, for gathered rows with a plain gather.
         """
         bounds = dict.fromkeys((PROJECTIONS, ROUTERS, PREDICTORS, HEAD), self.read_gb_per_s)
         bounds[NEURONS] = self._neurons_bound()
         bounds[DOWN] = self.gather_gb_per_s or self.read_gb_per_s
-        # Where no rows of down are gathered, the block is not taken apart.
+        # Without gathered rows of down the FFN is not split into parts.
         names = {} if self.costs[DOWN].seconds else {NEURONS: WHOLE_FFN}
         out = [
             _row(names.get(name, name), cost, bounds.get(name))
@@ -114,7 +102,7 @@ class OperatorTimes:
         return [*out, _row("total", total, None)]
 
     def _neurons_bound(self) -> float:
-        """GB/s for rows of which some are read whole and some are gathered."""
+        """GB/s for a mix of rows read whole and rows gathered."""
         num_bytes = self.costs[NEURONS].bytes
         if self.gather_gb_per_s is None or not num_bytes:
             return self.read_gb_per_s
@@ -137,26 +125,20 @@ def _row(name: str, cost: OperatorCost, bound: float | None) -> OperatorRow:
 
 @dataclass(slots=True)
 class _OperatorClock:
-    """Adds up what calls of a backend cost.
-
-    Attributes:
-        ops: the backend.
-        head: the output matrix, by which products are told apart.
-        costs: by operator.
-    """
+    """Adds up the cost of calls to a backend."""
 
     ops: SomeOps
     head: Matrix
     costs: dict[str, OperatorCost] = field(default_factory=dict)
 
     def clear(self) -> None:
-        """Start anew."""
+        """Reset all costs."""
         self.costs = {name: OperatorCost() for name in OPERATORS}
 
     def timed(
         self, operator: str, call: Callable[Given, Result], *args: Given.args, **named: Given.kwargs
     ) -> Result:
-        """Call and count the time."""
+        """Call a function and count its time."""
         started = time.perf_counter()
         result = call(*args, **named)
         self.costs[operator].seconds += time.perf_counter() - started
@@ -169,7 +151,7 @@ class _OperatorClock:
         layers: Sequence[SomeLinear],
         is_prompt: BoolArray | None = None,
     ) -> Result:
-        """Products of one input, with their bytes."""
+        """Call a product of one input with several matrices and count its time and bytes."""
         operator = HEAD if layers[0].matrix is self.head else PROJECTIONS
         self.costs[operator].bytes += sum(self.ops.matrix_bytes(each.matrix) for each in layers)
         return self.timed(operator, call, x, layers, is_prompt)
@@ -177,7 +159,7 @@ class _OperatorClock:
     def timed_ffn(
         self, operator: str, call: Callable[Given, Result], *args: Given.args, **named: Given.kwargs
     ) -> Result:
-        """One block; the backend's counters say how its time divides among its parts."""
+        """Call one FFN block; the backend's counters divide its time among the parts."""
         counters = self.ops.counters
         before = copy(counters)
         result = self.timed(operator, call, *args, **named)
@@ -206,41 +188,35 @@ class _OperatorClock:
 
 
 class TimedOps:
-    """Forwards every call to another backend and adds up what the calls of a step cost.
+    """Forwards every call to another backend and adds up the costs of each operator.
 
-    Passes for `powerinfer.ops.protocol.Ops`: what is not timed is the backend's own attribute.
+    Passes for `powerinfer.ops.protocol.Ops`: attributes that are not timed are the backend's own.
     """
 
     def __init__(self, ops: SomeOps, head: Matrix) -> None:
-        """Start at zero.
-
-        Args:
-            ops: the backend.
-            head: the output matrix, by which products are told apart.
-        """
-        # What is kept below refers to the clock, which does not refer back.
+        # The wrapped calls kept below refer to the clock, which does not refer back.
         self._clock = _OperatorClock(ops, head)
         self.clear()
 
     @property
     def costs(self) -> dict[str, OperatorCost]:
-        """What each operator cost so far."""
+        """Accumulated costs by operator."""
         return self._clock.costs
 
     def clear(self) -> None:
-        """Start anew."""
+        """Reset all costs."""
         self._clock.clear()
 
     def step(self, x: FloatArray, batch: Batch, program: LayerProgram[Activations]) -> FloatArray:
-        """Each operation by itself: none of a record's would be timed."""
+        """Run each operation by itself: those of a recorded program would not be timed."""
         return self._clock.ops.step(x, batch, replace(program, key=None))
 
     def __getattr__(self, name: str) -> object:
-        """The backend's attribute, wrapped if it is timed; found once, then kept."""
+        """Return the backend's attribute, wrapped if it is timed, and cache it."""
         clock = self._clock
         found: Callable[..., object] = getattr(clock.ops, name)
         if name == "start_ffn":
-            # On a CPU the work begins when the result is requested, and is timed there.
+            # On a CPU the work begins, and is timed, when the result is requested.
             found = partial(partial, cast("Callable[..., object]", self.ffn))
         elif name in ("ffn", "ffn_active", "predict"):
             found = partial(clock.timed_ffn, PREDICTORS if name == "predict" else NEURONS, found)
@@ -260,9 +236,8 @@ def measure_operators(llm: LLM, steps: int = 16, seed: int = 0) -> OperatorTimes
     """Decode random tokens with every operation timed.
 
     Args:
-        llm: loaded with a context for 32 tokens and twice the steps.
-        steps: single-token steps that are counted, after as many that are not.
-        seed: of the tokens.
+        llm: loaded with a context of 32 tokens plus twice the steps.
+        steps: single-token steps to measure, after as many warm-up steps.
     """
     loaded = llm.loaded
     model = loaded.model
@@ -300,14 +275,14 @@ def measure_operators(llm: LLM, steps: int = 16, seed: int = 0) -> OperatorTimes
 
 
 def _timed_sequence(llm: LLM, timed: TimedOps) -> TokenSequence:
-    """A sequence of its own whose steps go through the timer."""
+    """A new sequence whose steps go through the timer."""
     loaded = llm.loaded
     model: Model = replace(loaded.model, ops=cast("SomeOps", timed))
     return TokenSequence(model, model.new_cache(kv_type=loaded.kv_type), loaded.options.batch_size)
 
 
 def _dense_ffn_bytes(model: Model) -> int:
-    """Bytes of FFN matrices that a sparse step reads whole: those that decide, down by columns."""
+    """Bytes of FFN matrices that a sparse step reads whole: deciding rows, and down by columns."""
     total = 0
     for layer, kind in zip(model.weights.layers, model.layer_kinds, strict=True):
         ffn = layer.ffn
@@ -321,10 +296,10 @@ def _dense_ffn_bytes(model: Model) -> int:
 
 
 def _plain_rates(llm: LLM, active_share: float) -> tuple[float, float | None]:
-    """GB/s of a plain read of the weights, and of a plain gather of active neurons' rows."""
+    """GB/s of a plain read of the weights and of a plain gather of active neurons' rows."""
     loaded = llm.loaded
     weights = [tensor.data.reshape(-1) for tensor in loaded.file.tensors.values()]
-    # The first pass reads pages again that repacking released.
+    # The first pass faults in pages that repacking released.
     reader = PlainReader(loaded.threads)
     read_s = [reader.read_s(weights) for _ in range(2)][-1]
     read = sum(array.nbytes for array in weights) / read_s / 1e9

@@ -1,6 +1,7 @@
-"""Plots of a placement: what lies on the GPU, and what other budgets of memory would bring."""
+"""Plots of a placement: neurons on the GPU, and predictions for other memory budgets."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,53 +22,45 @@ _MIB, _GIB = 1 << 20, 1 << 30
 def draw_placement_plots(
     plan: PlacementPlan, points: Sequence[BudgetPoint], folder: Path, facts: Sequence[str]
 ) -> list[Path]:
-    """Draw three plots, each as PNG and SVG.
+    """Draw three plots, each as PNG and SVG, and return the files in this order.
 
     `gpu-neurons-per-layer`, `covered-activations-by-budget`, `predicted-speed-by-budget`.
 
     Args:
-        plan: whose layers are drawn.
         points: predictions for several budgets, ascending.
-        folder: made if it does not exist.
-        facts: model, devices and what else was assumed, written into the plots.
-
-    Returns:
-        The files, in this order.
+        facts: model, devices and other assumptions, written into the plots.
 
     Raises:
         UnsupportedError: matplotlib is not installed.
-        PlacementError: a file cannot be written; names it.
+        PlacementError: a file cannot be written; the message names it.
     """
     about = (
         *facts,
         f"{len(plan.layers)} layers of {plan.num_neurons} neurons",
         f"solver {plan.solver}",
     )
-    return draw_all(_drawings(plan, points), folder, about, error=PlacementError)
-
-
-def _drawings(plan: PlacementPlan, points: Sequence[BudgetPoint]) -> list[Drawing]:
-    return [
+    drawings = [
         Drawing(
             "gpu-neurons-per-layer",
             f"Neurons on the GPU, with {format_bytes(plan.budget_bytes)}",
-            lambda axes: _draw_layers(plan, axes),
+            partial(_draw_layers, plan),
         ),
         Drawing(
             "covered-activations-by-budget",
             "Activations on the GPU, by budget",
-            lambda axes: _draw_covered(plan, points, axes),
+            partial(_draw_covered, plan, points),
         ),
         Drawing(
             "predicted-speed-by-budget",
             "Predicted decode speed, by budget",
-            lambda axes: _draw_speed(plan, points, axes),
+            partial(_draw_speed, plan, points),
         ),
     ]
+    return draw_all(drawings, folder, about, error=PlacementError)
 
 
 def _draw_layers(plan: PlacementPlan, axes: "Axes") -> None:
-    """How many neurons of every layer are on the GPU; layers whose attention is not stand out."""
+    """Bars for each layer's neurons on the GPU; marks for layers with attention on the CPU."""
     numbers = range(len(plan.layers))
     shares = [100 * len(layer.hot) / plan.num_neurons for layer in plan.layers]
     axes.bar(numbers, shares, width=0.7, color=BLUE, label="neurons on the GPU")
@@ -106,7 +99,7 @@ def _draw_speed(plan: PlacementPlan, points: Sequence[BudgetPoint], axes: "Axes"
 
 
 def _unit(plan: PlacementPlan, points: Sequence[BudgetPoint]) -> tuple[str, int]:
-    """The unit of budgets, with its bytes."""
+    """Unit of the budget axis, with its number of bytes."""
     largest = max([plan.budget_bytes, *(point.budget_bytes for point in points)])
     return ("GiB", _GIB) if largest >= 2 * _GIB else ("MiB", _MIB)
 

@@ -1,4 +1,4 @@
-"""Costs and gains of sparsity: one row per setting, speed and quality side by side.
+"""Speed and quality of sparsity settings, one row per setting.
 
 All rows use the same text: perplexity and agreement by `engine.perplexity`, speed by decoding the
 text's own tokens one at a time, so that every setting computes the same positions.
@@ -32,18 +32,18 @@ __all__ = ["Measured", "Progress", "Reference", "measure_quality"]
 Progress = Callable[[str, int, int], None]
 """Called with (setting, windows done, windows in all)."""
 
-# No usual tokenizer makes tokens longer than this on average; the rest of a text is not read.
+# No common tokenizer averages longer tokens than this; text beyond that is not read.
 _BYTES_PER_TOKEN = 16
 _WITHOUT_DIAL = ("off", "exact", "default", "oracle")
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The dense model's figures, with which those of the other settings are compared.
+    """Figures of the dense model, to compare the other settings with.
 
     Attributes:
-        row: of the setting `off`.
-        top_ids: i64[num_scored], the likeliest token at each scored position of the text.
+        row: figures of the setting `off`.
+        top_ids: i64[num_scored], the most likely token at each scored position.
     """
 
     row: QualityRow
@@ -52,12 +52,11 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One setting.
+    """One measured setting.
 
     Attributes:
-        row: its figures.
-        top_ids: as of `Reference`.
-        loaded: the model that runs it, for whatever else is to be measured of it.
+        top_ids: as in `Reference`.
+        loaded: the model that runs it, for further measurements.
     """
 
     row: QualityRow
@@ -67,7 +66,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What is the same for all rows."""
+    """Inputs shared by all rows."""
 
     plan: QualityPlan
     token_ids: Sequence[int]
@@ -85,16 +84,14 @@ def measure_quality(
     reference: Reference | None = None,
     done: Collection[str] = (),
 ) -> Iterator[Measured]:
-    """Measure every setting, yielding each as it is done; the dense model comes first.
+    """Measure every setting, the dense model first, and yield each result at once.
 
     Args:
-        path: of the model, see `engine.loader.load`.
-        options: of the engine; `sparsity` and the dials are those of the settings.
-        plan: what to measure.
-        text: UTF-8; not the one that was calibrated on.
-        progress: told after every window.
-        reference: what an earlier run measured of the dense model, which is then left out.
-        done: settings that an earlier run measured, which are left out.
+        path: model, see `loading.loader.load`.
+        options: engine options; `sparsity` and the dials are replaced by those of the settings.
+        text: UTF-8, not the text used for calibration.
+        reference: dense figures of an earlier run; the dense model is then not measured.
+        done: settings measured by an earlier run, which are skipped.
 
     Raises:
         PromptError: the text is too short for the plan.
@@ -102,7 +99,7 @@ def measure_quality(
     """
     options = replace(options, context_length=plan.context_length, max_ffn_error=None, recall=None)
     for name in plan.settings:
-        # Refuses unknown names before anything is measured.
+        # Reject unknown names before measuring anything.
         read_setting(name).options(options)
     opened = loader.open_model(path, options)
     dense = loader.load(opened, replace(options, sparsity="off"), None)
@@ -110,7 +107,7 @@ def measure_quality(
     settings = _settings(dense.model, plan)
     for setting in settings:
         if setting.sparsity is not None:
-            # Before the dense model is measured, which may take long.
+            # Check before the dense model is measured, which may take long.
             check_is_sparse(dense.model.config.activation, setting.sparsity)
     job = _Job(plan, token_ids, DecodeTimer(LLM.of(dense), token_ids, plan), progress)
     if reference is None:
@@ -129,14 +126,14 @@ def measure_quality(
 
 
 def _settings(dense: Model, plan: QualityPlan) -> list[Setting]:
-    """The settings of the rows after the dense one."""
+    """Settings of the rows after the dense one."""
     names = [name for name in plan.settings if name != "off"]
     if not plan.settings and dense.config.activation.is_sparse:
         names = ["exact", "default", *kinds_to_measure(dense), "oracle"]
     dialled = [name for name in names if name not in _WITHOUT_DIAL]
     if None in plan.errors:
-        # Where nothing is calibrated the row without a dial would be the same, else that of the
-        # calibration's own dial.
+        # Without a calibration the row without a dial would be the same; with one it would be that
+        # of the calibration's own dial.
         names = [name for name in names if name in _WITHOUT_DIAL]
     return [
         *(read_setting(name) for name in names),
@@ -149,10 +146,10 @@ def _dialled(name: str, error: float | None) -> Setting:
 
 
 def _tokens(dense: LoadedModel, plan: QualityPlan, text: bytes) -> list[int]:
-    """The tokens that are scored.
+    """Tokens to score.
 
     Raises:
-        PromptError: they are too few.
+        PromptError: the text has too few.
     """
     wanted = max(plan.window * plan.num_windows, plan.context_length)
     token_ids = dense.tokenizer.encode(text[: wanted * _BYTES_PER_TOKEN])[:wanted]
@@ -166,7 +163,7 @@ def _tokens(dense: LoadedModel, plan: QualityPlan, text: bytes) -> list[int]:
 
 
 def _measure(job: _Job, loaded: LoadedModel, name: str, dense: Reference | None) -> Measured:
-    """One setting; without `dense` the model itself is what others are compared with."""
+    """Measure one setting; without `dense` the model itself is the reference."""
     speed = job.decoding.dense() if dense is None else job.decoding.beside_dense(LLM.of(loaded))
     meter = RecallMeter(loaded.model)
     neurons = NeuronTally(loaded.model)
@@ -178,8 +175,8 @@ def _measure(job: _Job, loaded: LoadedModel, name: str, dense: Reference | None)
         rate = 1 / statistics.median(speed.step_s)
         dense_perplexity, dense_ids = perplexity.value, top_ids
     else:
-        # The machine may have become faster or slower since the dense row was measured; a rate
-        # from these repeats alone would contradict the speedup.
+        # The machine's speed may have changed since the dense row was measured; a rate from these
+        # repeats alone would contradict the speedup.
         rate = dense.row.decode_tokens_per_s * speedup
         dense_perplexity, dense_ids = dense.row.perplexity, dense.top_ids
     row = QualityRow(
@@ -207,7 +204,6 @@ def _measure(job: _Job, loaded: LoadedModel, name: str, dense: Reference | None)
 
 
 def _score(job: _Job, llm: LLM, name: str) -> tuple[Perplexity, npt.NDArray[np.int64]]:
-    """Perplexity and likeliest tokens."""
     num_windows = count_windows(job.token_ids, job.plan.window)
     perplexity, top_ids = Perplexity(), []
     for number, score in enumerate(scored_windows(llm, job.token_ids, job.plan.window)):

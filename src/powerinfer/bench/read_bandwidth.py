@@ -1,4 +1,4 @@
-"""How fast the machine reads weights when it does nothing else: the bound of decoding."""
+"""Memory read bandwidth, the upper bound of decode speed."""
 
 import statistics
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ PLAIN_WAYS = (
     PlainWay(streams=4),
     PlainWay(ahead=2048, streams=4),
 )
-"""Which of them is fastest differs between processors, by a quarter and more."""
+"""The fastest of them differs between processors, by a quarter and more."""
 
 _GATHERED_AHEAD = (0, 4 << 10, 12 << 10, 24 << 10)
 
-# Ways are compared on so many bytes at most, more than caches hold.
+# Ways are compared on at most this many bytes, more than caches hold.
 _SAMPLE_BYTES = 512 << 20
 _ROUNDS = 3
 
@@ -32,15 +32,15 @@ _ROUNDS = 3
 class PlainReader:
     """Reads every byte of arrays once, in the fastest of several ways.
 
-    The bytes are combined as 64-bit words, which is far faster than memory delivers them.
+    Bytes are combined as 64-bit words, far faster than memory delivers them.
     """
 
     def __init__(self, threads: int, *, compared_bytes: int = _SAMPLE_BYTES) -> None:
         """Start the threads.
 
         Args:
-            threads: of the native team, 1 to 512.
-            compared_bytes: read at most in each way to find the fastest.
+            threads: size of the native team, 1 to 512.
+            compared_bytes: maximum bytes read to compare the ways.
         """
         self._reader = RowReader(threads)
         self._compared_bytes = compared_bytes
@@ -48,11 +48,11 @@ class PlainReader:
 
     @property
     def way(self) -> PlainWay:
-        """The way that was fastest; one of them before anything was read."""
+        """The fastest way; a default before anything was read."""
         return self._way or PLAIN_WAYS[0]
 
     def read_s(self, arrays: Sequence[ByteArray]) -> float:
-        """Seconds to read all arrays.
+        """Read all arrays and return the seconds it took.
 
         The first call compares the ways on a part of the arrays.
 
@@ -61,12 +61,12 @@ class PlainReader:
         """
         if self._way is None:
             self._way = self._fastest(_sample(arrays, self._compared_bytes))
-        # Pages of the file that decoding does not read, as it has a copy, may have gone meanwhile.
+        # Decoding does not read file pages it has a copy of, so they may have been evicted.
         self._reader.read_all_s(arrays, self._way)
         return self._reader.read_all_s(arrays, self._way)
 
     def _fastest(self, arrays: Sequence[ByteArray]) -> PlainWay:
-        # Pages that are not in memory are read from the file first.
+        # Fault in the pages first.
         self._reader.read_all_s(arrays, PLAIN_WAYS[0])
         seconds: dict[PlainWay, list[float]] = {way: [] for way in PLAIN_WAYS}
         for _ in range(_ROUNDS):
@@ -78,15 +78,13 @@ class PlainReader:
 def gather_read_gb_per_s(
     matrices: Sequence[ByteArray], share: float, threads: int, *, seed: int = 0
 ) -> float:
-    """GB/s of reading randomly chosen rows, in ascending order, and doing nothing with them.
+    """Measure GB/s of reading random rows in ascending order, without and with prefetching.
 
-    That of the fastest of several ways: without prefetching, and with rows prefetched.
+    Returns the fastest of several prefetch distances.
 
     Args:
-        matrices: u8[rows, row_bytes] each; every one is read in a call of its own.
-        share: of the rows, chosen anew for each matrix.
-        threads: of the native team.
-        seed: of the choice.
+        matrices: u8[rows, row_bytes] each, read in a call of its own.
+        share: share of the rows, drawn for each matrix.
     """
     random = np.random.default_rng(seed)
     chosen = [
@@ -95,21 +93,20 @@ def gather_read_gb_per_s(
     reader = RowReader(threads)
 
     def seconds(ahead: int) -> float:
-        # All matrices before the next way: what was read before has left the caches.
+        # Read all matrices before trying the next distance, so that caches do not hold them.
         return sum(
             reader.read_s(rows.reshape(-1), rows.shape[1], ids, ahead)
             for rows, ids in zip(matrices, chosen, strict=True)
         )
 
     num_bytes = sum(len(ids) * rows.shape[1] for rows, ids in zip(matrices, chosen, strict=True))
-    # Pages that are not in memory are read from the file first.
+    # Fault in the pages first.
     seconds(0)
     fastest = min(seconds(ahead) for ahead in _GATHERED_AHEAD)
     return num_bytes / fastest / 1e9 if num_bytes else 0.0
 
 
 def _sample(arrays: Sequence[ByteArray], num_bytes: int) -> list[ByteArray]:
-    """The first arrays, up to a size."""
     found: list[ByteArray] = []
     left = num_bytes
     for array in arrays:

@@ -1,4 +1,4 @@
-"""Measures prefill and decode of a loaded model, beside a plain read of its weights."""
+"""Prefill and decode speed of a loaded model, compared with a plain read of its weights."""
 
 import statistics
 import time
@@ -9,6 +9,7 @@ from typing import TypedDict
 import numpy as np
 
 from powerinfer.bench.machine import Machine, describe_machine
+from powerinfer.bench.quality_row import DECODE_PROMPT_LENGTH
 from powerinfer.bench.read_bandwidth import PLAIN_WAYS, PlainReader
 from powerinfer.engine.llm import LLM
 from powerinfer.errors import PromptError
@@ -20,19 +21,15 @@ from powerinfer.values import ByteArray
 
 __all__ = ["SpeedPlan", "SpeedResult", "measure_speed"]
 
-# What a decode run starts from: a prompt of ordinary length, so that attention has something to do.
-DECODE_PROMPT_LENGTH = 32
-
 
 @dataclass(frozen=True, slots=True)
 class SpeedPlan:
-    """What to measure.
+    """Lengths, steps and repeats to measure.
 
     Attributes:
         prefill_lengths: prompt lengths, each timed from an empty cache.
         decode_steps: single-token steps per repeat; 0 measures none.
-        repeats: how often everything is repeated, after one uncounted round.
-        seed: of the random prompt tokens.
+        repeats: measured rounds, after one warm-up.
     """
 
     prefill_lengths: tuple[int, ...] = (128, 512)
@@ -42,12 +39,12 @@ class SpeedPlan:
 
     @property
     def context_length(self) -> int:
-        """Tokens of context the longest run needs."""
+        """Context length of the longest run."""
         return max(*self.prefill_lengths, DECODE_PROMPT_LENGTH + self.decode_steps, 1)
 
 
 class DecodeReport(TypedDict, total=False):
-    """Figures of decoding; absent where nothing was decoded."""
+    """Decode figures; absent if nothing was decoded."""
 
     decode_tokens_per_s: float
     bytes_per_token: float
@@ -82,13 +79,12 @@ class SpeedResult:
     Attributes:
         prefill_s: prompt length to seconds.
         decode_s: seconds per step, averaged over the steps of a repeat.
-        native_s: of those, seconds inside the native core; empty where it is not counted.
+        native_s: the native core's part of it; empty if not counted.
         read_s: seconds of a plain read of the weights.
-        read_way: how the plain read read: the fastest way found here.
-        read_bytes: bytes of that read.
+        read_way: the fastest way of a plain read.
         decode_bytes: bytes a decode step read, averaged.
         active_share: share of the FFN neurons used in decoding; None without decode.
-        predicted_share: share that predictors let pass; None where there are none.
+        predicted_share: share selected by predictors; None without predictors.
     """
 
     prefill_s: dict[int, list[float]] = field(default_factory=dict)
@@ -102,7 +98,7 @@ class SpeedResult:
     predicted_share: float | None = None
 
     def report(self, llm: LLM) -> SpeedReport:
-        """See `SpeedReport`."""
+        """Summarize the samples."""
         loaded = llm.loaded
         read_rate = self.read_bytes / statistics.median(self.read_s) / 1e9
         samples = {f"prefill_{n}_s": times for n, times in self.prefill_s.items()}
@@ -151,14 +147,13 @@ class SpeedResult:
 def measure_speed(
     llm: LLM, plan: SpeedPlan, progress: Callable[[int, int], None] | None = None
 ) -> SpeedResult:
-    """Run the plan.
+    """Run the plan and return its samples.
 
-    Prefill, decode and plain read take turns within each repeat, so that a machine whose speed
-    drifts spoils none of the ratios.
+    Prefill, decode and plain read take turns within each repeat, so that drifting machine speed
+    does not distort the ratios.
 
     Args:
-        llm: the model, loaded with a context of at least `plan.context_length`.
-        plan: what to measure.
+        llm: loaded with a context of at least `plan.context_length`.
         progress: called with (repeats done, repeats in all).
 
     Raises:
@@ -185,13 +180,8 @@ def measure_speed(
 
 
 def _round(
-    llm: LLM,
-    plan: SpeedPlan,
-    random: np.random.Generator,
-    reader: PlainReader,
-    result: SpeedResult,
+    llm: LLM, plan: SpeedPlan, random: np.random.Generator, reader: PlainReader, result: SpeedResult
 ) -> None:
-    """One repeat of everything."""
     for length in plan.prefill_lengths:
         result.prefill_s.setdefault(length, []).append(_prefill_s(llm, length, random))
     if plan.decode_steps:
@@ -203,7 +193,7 @@ def _round(
 
 
 def _random_tokens(llm: LLM, count: int, random: np.random.Generator) -> list[int]:
-    """Random ids: a repeated token would always activate the same neurons."""
+    """Draw random ids: a repeated token would always activate the same neurons."""
     ids: list[int] = random.integers(0, llm.loaded.model.config.vocab_size, count).tolist()
     return ids
 
@@ -217,13 +207,13 @@ def _prefill_s(llm: LLM, length: int, random: np.random.Generator) -> float:
 
 
 def _decode(llm: LLM, steps: int, random: np.random.Generator, result: SpeedResult) -> None:
-    """Decode as `run` does, sampling included; end-of-generation tokens are not chosen."""
+    """Decode as `run` does, including sampling, but without end-of-generation tokens."""
     loaded = llm.loaded
     sequence = llm.new_sequence()
     sampler = Sampler(SamplingParams(seed=int(random.integers(1 << 32))), loaded.tokenizer.eog_ids)
     logits = sequence.extend(_random_tokens(llm, DECODE_PROMPT_LENGTH, random))
     neurons = NeuronTally(loaded.model)
-    native_before = _native_s(llm)
+    native_before = loaded.model.ops.native_s
     kv_bytes = 0
     with neurons.counting():
         started = time.perf_counter()
@@ -232,19 +222,14 @@ def _decode(llm: LLM, steps: int, random: np.random.Generator, result: SpeedResu
             logits = sequence.append(sampler.sample(logits))
         result.decode_s.append((time.perf_counter() - started) / steps)
     if native_before is not None:
-        result.native_s.append(((_native_s(llm) or 0.0) - native_before) / steps)
+        result.native_s.append(((loaded.model.ops.native_s or 0.0) - native_before) / steps)
     result.decode_bytes = loaded.dense_bytes + (neurons.bytes_read + kv_bytes) / steps
     result.active_share = neurons.active_share
     result.predicted_share = neurons.predicted_share
 
 
-def _native_s(llm: LLM) -> float | None:
-    """Seconds the backend has spent in native code so far; None where it does not count."""
-    return llm.loaded.model.ops.native_s
-
-
 def _weights_read(llm: LLM) -> Sequence[ByteArray]:
-    """The bytes of the file that a dense decode step reads: all but an untied embedding."""
+    """File bytes that a dense decode step reads: everything but an untied embedding."""
     tensors = llm.loaded.file.tensors
     has_own_output = "output.weight" in tensors
     return [

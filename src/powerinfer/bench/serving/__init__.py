@@ -1,1 +1,1 @@
-"""Measuring servers: many clients at once, ours and llama.cpp's in turns."""
+"""Load tests of servers with many clients, powerinfer and llama.cpp in turns."""

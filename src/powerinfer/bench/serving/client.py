@@ -1,7 +1,7 @@
-"""One streamed completion of random tokens, timed token by token.
+"""A streamed completion of random tokens, timed token by token.
 
-Clients share the cores with the server: what they receive is noted as it comes, and read when all
-is over.
+Clients share the cores with the server, so answers are only recorded as they arrive and parsed at
+the end.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ _READ_BYTES = 1 << 16
 
 @dataclass(slots=True)
 class Stream:
-    """What one client saw.
+    """A streamed answer as one client saw it.
 
     Attributes:
-        started_s: when it asked, by `time.perf_counter`.
-        arrivals_s: when pieces of its text came, likewise.
-        num_tokens: generated, as the server counts them.
+        started_s: time of the request, by `time.perf_counter`.
+        arrivals_s: arrival times of the pieces of text.
+        num_tokens: tokens generated, as the server counts them.
     """
 
     started_s: float
@@ -36,7 +36,7 @@ class Stream:
 
     @property
     def first_token_s(self) -> float:
-        """Seconds to the first piece."""
+        """Seconds from the request to the first piece."""
         return self.arrivals_s[0] - self.started_s
 
     @property
@@ -49,30 +49,24 @@ class Stream:
 async def complete(
     address: str, prompt: Sequence[int], max_tokens: int, *, stop: asyncio.Event | None = None
 ) -> Stream:
-    """Ask for a greedy completion and read it to its end.
-
-    Args:
-        address: of the server.
-        prompt: token ids.
-        max_tokens: as many are generated.
-        stop: set once the text is not wanted any more.
+    """Request a greedy completion and read it to the end.
 
     Raises:
-        PowerInferError: the server answered with an error, or not to the end.
+        PowerInferError: the server answered with an error or an incomplete stream.
     """
     started = time.perf_counter()
     try:
         async with asyncio.timeout(_LONGEST_S):
             received = await _receive(address, _request(address, prompt, max_tokens), stop)
     except (OSError, TimeoutError) as error:
-        raise PowerInferError(f"{address} did not answer to the end: {error!r}") from error
+        raise PowerInferError(f"{address} did not answer completely: {error!r}") from error
     return _read(address, started, received, is_whole=stop is None)
 
 
 async def _receive(
     address: str, request: bytes, stop: asyncio.Event | None
 ) -> list[tuple[float, bytes]]:
-    """What comes until the server closes the connection, with the times."""
+    """Read until the server closes the connection; return chunks with their arrival times."""
     where = urlsplit(address)
     reader, writer = await asyncio.open_connection(where.hostname, where.port)
     received: list[tuple[float, bytes]] = []
@@ -111,7 +105,7 @@ def _request(address: str, prompt: Sequence[int], max_tokens: int) -> bytes:
 def _read(
     address: str, started: float, received: Sequence[tuple[float, bytes]], *, is_whole: bool
 ) -> Stream:
-    """The events of an answer, each with the time of its last byte."""
+    """Parse the events of an answer, each with the arrival time of its last byte."""
     seen, rest, is_over = Stream(started), b"", False
     for now, data in received:
         *lines, rest = (rest + data).split(b"\n")
@@ -121,7 +115,7 @@ def _read(
             is_over |= line.startswith(b"data: [DONE]")
     if (is_whole and not is_over) or not seen.arrivals_s:
         answer = b"".join(data for _, data in received)[:300].decode(errors="replace")
-        raise PowerInferError(f"{address} did not answer to the end: {answer!r}")
+        raise PowerInferError(f"{address} did not answer completely: {answer!r}")
     return seen
 
 
@@ -139,10 +133,10 @@ def _take(address: str, event: dict[str, object], now: float, seen: Stream) -> N
 def complete_all(
     address: str, prompts: Sequence[Sequence[int]], max_tokens: int
 ) -> tuple[float, list[Stream]]:
-    """All prompts at once, a client each.
+    """Complete all prompts at once, one client each.
 
     Returns:
-        Seconds from the first request to the last byte of the last answer, and what clients saw.
+        Seconds from the first request to the last byte of the last answer, and the streams.
     """
 
     async def run() -> tuple[float, list[Stream]]:
@@ -154,7 +148,7 @@ def complete_all(
 
 
 def random_prompt(seed: Sequence[int], num_tokens: int, vocab_size: int) -> list[int]:
-    """Token ids that depend on nothing but the seed; the first ids are control tokens."""
+    """Draw token ids that depend only on the seed, skipping control tokens at the start."""
     import numpy as np
 
     first = min(300, vocab_size // 2)

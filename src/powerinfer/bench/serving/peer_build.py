@@ -1,10 +1,10 @@
-"""Whether a llama-server was built with all instruction sets that this machine has."""
+"""Check that a llama-server was built with all instruction sets of this machine."""
 
 from pathlib import Path
 
 __all__ = ["missing_instruction_sets"]
 
-# Flags of Linux, and what llama.cpp calls them.
+# Linux CPU flags and llama.cpp's names for them.
 _NAMES = {
     "avx2": "AVX2",
     "fma": "FMA",
@@ -18,11 +18,11 @@ _NAMES = {
 
 
 def missing_instruction_sets(system_info: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
-    """Sets that the processor has and the program was not built with; a comparison with it is void.
+    """Instruction sets that the processor has but the program lacks; if any, comparisons are void.
 
     Args:
-        system_info: as llama-server prints it, `AVX2 = 1 | FMA = 1 | ...`.
-        cpuinfo: of Linux; elsewhere nothing is found to be missing.
+        system_info: printed by llama-server, `AVX2 = 1 | FMA = 1 | ...`.
+        cpuinfo: Linux's file; where it does not exist, the result is empty.
     """
     try:
         lines = cpuinfo.read_text(encoding="utf8").splitlines()

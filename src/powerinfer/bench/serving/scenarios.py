@@ -1,4 +1,4 @@
-"""What a long prompt does to streams beside it, and what a second turn of a chat costs."""
+"""Latency of streams during a long prompt, and cost of a second chat turn."""
 
 import asyncio
 import itertools
@@ -21,12 +21,11 @@ def measure_scenarios(address: str, vocab_size: int, max_tokens: int) -> dict[st
     """Measure one server.
 
     Args:
-        address: of a server with four texts at once and contexts of `SCENARIO_CONTEXT`.
-        vocab_size: of its model.
-        max_tokens: of the stream that is measured alone.
+        address: a server with four parallel sequences and a context of `SCENARIO_CONTEXT`.
+        max_tokens: tokens of the stream measured alone.
 
     Raises:
-        PowerInferError: it answers with an error.
+        PowerInferError: the server answers with an error.
     """
     return asyncio.run(_measure(address, vocab_size, max_tokens))
 
@@ -59,10 +58,11 @@ async def _measure(address: str, vocab_size: int, max_tokens: int) -> dict[str, 
     }
 
 
-async def _long_beside_streams(
-    address: str, prompt: Callable[[int, int], list[int]]
-) -> tuple[Stream, float, Sequence[float]]:
-    """The long prompt's stream; gaps of the others before it (median) and while it was computed."""
+async def _long_beside_streams(address: str, prompt: Any) -> tuple[Stream, float, Sequence[float]]:
+    """Send a long prompt while streams run.
+
+    Returns its stream, the median gap of the others before it, and their gaps during it.
+    """
     stop = asyncio.Event()
     room = SCENARIO_CONTEXT - 64
     tasks = [

@@ -1,4 +1,4 @@
-"""Servers that are measured, each a process of its own."""
+"""Server processes under test."""
 
 import contextlib
 import re
@@ -26,12 +26,7 @@ _SYSTEM_INFO = re.compile(r"^.*system_info: *(.*)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that answers.
-
-    Attributes:
-        address: where.
-        log: what it wrote on its way there.
-    """
+    """A server that answers, with its output so far."""
 
     address: str
     log: str
@@ -40,15 +35,7 @@ class Server:
 def our_command(
     model: Path | None, parallel: int, context: int, threads: int, options: tuple[str, ...] = ()
 ) -> list[str]:
-    """`powerinfer serve` without a port.
-
-    Args:
-        model: the file; None for the one in the package.
-        parallel: texts at once.
-        context: of each of them.
-        threads: of the engine.
-        options: further ones.
-    """
+    """Command of `powerinfer serve` without a port; None serves the bundled model."""
     command = [sys.executable, "-m", "powerinfer", "serve", "-t", str(threads)]
     command += ["--parallel", str(parallel), "-c", str(context), *options]
     return command + ([] if model is None else ["-m", str(model)])
@@ -57,14 +44,14 @@ def our_command(
 def peer_command(
     program: Path, model: Path, parallel: int, context: int, threads: int
 ) -> list[str]:
-    """`llama-server` without a port; arguments as of `our_command`."""
+    """Command of `llama-server` without a port; arguments as for `our_command`."""
     command = [str(program), "-m", str(model), "-t", str(threads), "-np", str(parallel)]
     return [*command, "-c", str(parallel * context)]
 
 
 @contextlib.contextmanager
 def running(command: list[str]) -> Iterator[Server]:
-    """Start a server on a free port of this machine, wait until it is ready, end it.
+    """Start a server on a free local port, wait until it is ready, and stop it in the end.
 
     Raises:
         PowerInferError: it cannot be started, or is not ready in time.
@@ -94,7 +81,7 @@ def running(command: list[str]) -> Iterator[Server]:
 
 
 def system_info(server: Server) -> str:
-    """The instruction sets that a peer says it was built with; empty if it does not say."""
+    """Build info printed by a peer (instruction sets); empty if missing."""
     found = _SYSTEM_INFO.search(server.log)
     return found.group(1).strip() if found else ""
 
@@ -119,7 +106,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], address: str, log: IO[by
 
 
 def _text_of(log: IO[bytes]) -> str:
-    # The process writes at the same place of the file: it is read by its position alone.
+    # The process shares the file offset, so read without moving it.
     import os
 
     size = os.fstat(log.fileno()).st_size

@@ -1,4 +1,4 @@
-"""Which share of its neurons a server needs while clients decode, and the bytes that makes."""
+"""Share of neurons a server computes while clients decode, and the speedup bound it gives."""
 
 import asyncio
 import re
@@ -17,12 +17,8 @@ _FFN = (".ffn_gate.", ".ffn_up.", ".ffn_down.", ".ffn_down_t.")
 
 def measured_shares(
     address: str, prompts: Sequence[Sequence[int]], max_tokens: int
-) -> dict[str, float | None]:
-    """Run the clients, and ask for the server's figures while all of them decode.
-
-    Returns:
-        `active_share` and `union_share`; None where the server says none.
-    """
+) -> dict[str, Any]:
+    """Run clients and read `active_share` and `union_share` while all decode; None if missing."""
     text = asyncio.run(_metrics_while_decoding(address, prompts, max_tokens))
     found = {name: float(value) for name, value in _GAUGE.findall(text)}
     return {f"{name}_share": found.get(name) for name in ("active", "union")}
@@ -33,7 +29,7 @@ async def _metrics_while_decoding(
 ) -> str:
     async with httpx.AsyncClient(base_url=address, trust_env=False) as client:
         tasks = [asyncio.create_task(complete(address, each, max_tokens)) for each in prompts]
-        # All prompts are computed long before three quarters of the first answer are.
+        # All prompts are prefilled long before three quarters of the first answer are generated.
         first: asyncio.Task[Stream] = tasks[0]
         text = ""
         while not first.done():
@@ -51,13 +47,12 @@ async def _metrics_while_decoding(
 
 
 def byte_bound(file: GGUFFile, kind: str, union: float | None) -> float | None:
-    """Dense bytes of a decode step over those with the union of the neurons that fire.
+    """Bound on the decode speedup: dense bytes per step over bytes with the firing neurons only.
 
-    What a predictor lets pass beyond what fires is left out, so that it is a bound.
+    It is a bound because it ignores neurons that a predictor selects but that do not fire.
 
     Args:
-        file: the model.
-        kind: of sparsity: off, exact or mlp; None for others, whose predictors no file holds.
+        kind: sparsity: off, exact or mlp; None for others, whose predictors are not in files.
         union: share of the neurons that fire for any row of the step.
     """
     if kind == "off":
