@@ -1,1 +1,1 @@
-"""Placing a loaded model on a GPU: measuring, choosing a plan, storing it."""
+"""Placing a loaded model on a GPU: measurements, choice of a plan, storage of plans."""

@@ -1,7 +1,7 @@
-"""A brief profile: which neurons a model computes on a few hundred tokens, stored for later runs.
+"""Brief activation profiles: neurons computed on a few hundred tokens, stored for later runs.
 
-Paper: "Offline neuron activation profiling" (arXiv 2312.12456). A calibration counts more tokens,
-so it is used instead if the model has one.
+Paper: "Offline neuron activation profiling" (arXiv 2312.12456). A calibration, if there is one,
+counts more tokens and is preferred.
 """
 
 import hashlib
@@ -29,14 +29,12 @@ _LARGEST_COUNT = 1 << 40
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Profile:
-    """Counts of one model.
+    """Activation counts of one model.
 
     Attributes:
         num_computed: i64[num_layers, num_neurons], tokens for which each neuron is computed: it
-            fires or, where a predictor decides, is predicted to; where nothing is skipped, its
-            expert is chosen.
-        num_tokens: that were counted.
-        text_name: what they are of.
+            fires or, with a predictor, is predicted to; if nothing is skipped, its expert is
+            chosen.
     """
 
     num_computed: npt.NDArray[np.int64]
@@ -45,75 +43,53 @@ class Profile:
 
 
 def measure_profile(model: Model, text: CalibrationText, progress: LayersDone | None) -> Profile:
-    """Count what a model computes.
-
-    Args:
-        model: with an activation of the ReLU family and its predictors attached.
-        text: what to run it on.
-        progress: told after each layer.
+    """Count the neurons that a model with its predictors attached computes.
 
     Raises:
         NumericsError: the model produced NaN or infinity.
     """
-    counter = _Counter(model, text.windows.shape)
-    measure_layers(model, text.windows, counter.count, progress)
-    return Profile(np.stack(counter.layers), counter.num_tokens, text.name)
+    # The first token of a window is left out: its activations are not typical.
+    is_counted = np.ones(text.windows.shape, bool)
+    is_counted[:, 0] = False
+    layers: list[npt.NDArray[np.int64]] = []
+
+    def count(number: int, inputs: FFNInputs) -> None:
+        layers.append(_count(model, number, inputs.rows(is_counted.reshape(-1))))
+
+    measure_layers(model, text.windows, count, progress)
+    return Profile(np.stack(layers), int(is_counted.sum()), text.name)
 
 
-class _Counter:
-    """Takes the activations of a pass, layer by layer."""
-
-    def __init__(self, model: Model, shape: tuple[int, ...]) -> None:
-        self._model = model
-        # Models do strange things to the first token of a window; what is typical leaves it out.
-        is_counted = np.ones(shape, bool)
-        is_counted[:, 0] = False
-        self._counted = is_counted.reshape(-1)
-        self.layers: list[npt.NDArray[np.int64]] = []
-
-    @property
-    def num_tokens(self) -> int:
-        return int(self._counted.sum())
-
-    def count(self, number: int, inputs: FFNInputs) -> None:
-        """Count the neurons of a layer; see `window_pass.Measure`."""
-        self.layers.append(self._count(number, inputs.rows(self._counted)))
-
-    def _count(self, number: int, inputs: FFNInputs) -> npt.NDArray[np.int64]:
-        ops, layer = self._model.ops, self._model.weights.layers[number]
-        if self._model.sparsity == OFF:
-            routing = Routing.of(ops, layer.ffn, inputs.x, inputs.router)
-            return routing.count(np.ones((len(inputs.x), routing.num_candidates), bool))
-        if layer.predictor is None:
-            return count_active(ops, layer.ffn, inputs.x, inputs.router)
-        counts = np.zeros(self._model.config.num_neurons, np.int64)
-        for chunk in token_chunks(len(inputs.x)):
-            some = inputs.rows(chunk)
-            routing = Routing.of(ops, layer.ffn, some.x, some.router)
-            predicted = layer.predictor.select(ops, layer.ffn, some.x, some.raw)
-            counts += routing.count(routing.mask(predicted))
-        return counts
+def _count(model: Model, number: int, inputs: FFNInputs) -> npt.NDArray[np.int64]:
+    ops, layer = model.ops, model.weights.layers[number]
+    if model.sparsity == OFF:
+        routing = Routing.of(ops, layer.ffn, inputs.x, inputs.router)
+        return routing.count(np.ones((len(inputs.x), routing.num_candidates), bool))
+    if layer.predictor is None:
+        return count_active(ops, layer.ffn, inputs.x, inputs.router)
+    counts = np.zeros(model.config.num_neurons, np.int64)
+    for chunk in token_chunks(len(inputs.x)):
+        some = inputs.rows(chunk)
+        routing = Routing.of(ops, layer.ffn, some.x, some.router)
+        predicted = layer.predictor.select(ops, layer.ffn, some.x, some.raw)
+        counts += routing.count(routing.mask(predicted))
+    return counts
 
 
 def find_profile(model: Model, identity: str) -> Profile | None:
-    """What an earlier run measured of this model with the same sparsity; None if there is nothing.
-
-    Args:
-        model: with its predictors attached.
-        identity: of its file.
-    """
+    """Profile stored by an earlier run of this model with the same sparsity, or None."""
     profile = PROFILE.recall(_path(model, identity))
     shape = (model.config.num_layers, model.config.num_neurons)
     return profile if profile is not None and profile.num_computed.shape == shape else None
 
 
 def save_profile(model: Model, identity: str, profile: Profile) -> None:
-    """Keep a profile in the user's cache folder; where that fails, it is measured again."""
+    """Store a profile in the user's cache folder. Failures only mean that it is measured again."""
     PROFILE.keep(_path(model, identity), profile)
 
 
 def _path(model: Model, identity: str) -> Path:
-    """A file for the model and what decides about its neurons."""
+    """Cache file for the model and everything that decides which neurons it computes."""
     decides = [str(model.config.activation), str(model.mlp_threshold), *model.layer_kinds]
     digest = hashlib.sha256("\n".join(decides).encode()).hexdigest()
     return PROFILE.cached(f"{identity}.{digest[:16]}")
@@ -145,4 +121,4 @@ PROFILE: Sidecar[Profile] = Sidecar(
     encode=_encode,
     decode=_decode,
 )
-"""A profile, in the cache under the model's identity and a digest of what decides."""
+"""Profiles, cached under the model's identity and a digest of its sparsity."""

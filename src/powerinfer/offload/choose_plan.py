@@ -1,8 +1,7 @@
-"""Chooses the plan for a model: the one that was named, the stored one, or a new one."""
+"""Choice of the plan for a model: the named one, the stored one, or a new one."""
 
 import logging
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,18 +32,17 @@ __all__ = [
 DEFAULT_SOLVER = "latency"
 _log = logging.getLogger(__name__)
 
-# Budgets of the ladder, as shares of what the whole model takes.
+# Budgets of the ladder, as shares of the whole model's size.
 _LADDER = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenPlan:
-    """A plan for a model.
+    """A plan and its origin.
 
     Attributes:
-        plan: with its predicted time.
-        source: one clause on where it comes from.
-        is_solved: it was made just now.
+        plan: has its predicted time.
+        source: a clause that says where it comes from.
     """
 
     plan: PlacementPlan
@@ -53,20 +51,16 @@ class ChosenPlan:
 
 
 def choose_plan(task: PlacementTask, options: EngineOptions) -> ChosenPlan:
-    """The plan that the options ask for; where they ask for none, the CPU alone if it is faster.
-
-    Args:
-        task: what plans are made from; a stored plan must fit it.
-        options: a named plan, whether to solve anew, whether neurons go to the GPU at all.
+    """Choose the plan the options ask for, or by default the CPU alone if that is faster.
 
     Raises:
-        PlacementError: the named plan is damaged, of another model, or larger than the budget.
+        PlacementError: the named plan is damaged, belongs to another model, or exceeds the budget.
         UnsupportedError: there is no such solver.
     """
     if options.gpu_index is not None:
         return _named(task, options.gpu_index)
     if options.disable_gpu_index:
-        return ChosenPlan(without_neurons(task.problem), "no neurons, as asked")
+        return ChosenPlan(without_neurons(task.problem), "no neurons, as requested")
     chosen = _stored_or_solved(task, options)
     return chosen if options.wants_gpu else _faster(task.problem, chosen)
 
@@ -81,9 +75,9 @@ def _stored_or_solved(task: PlacementTask, options: EngineOptions) -> ChosenPlan
 
 
 def _faster(problem: PlacementProblem, chosen: ChosenPlan) -> ChosenPlan:
-    """A plan, or the empty one where a decode step of the CPU alone takes no longer.
+    """Replace a plan by the empty one if the CPU alone takes no longer for a decode step.
 
-    Plans count prompts and what memory is worth, too; nobody asked for a GPU to be slower.
+    Plans also weigh prompts and memory, but nobody wants a GPU that makes decoding slower.
     """
     plan = chosen.plan
     nowhere = LayerPlacement(has_attention=False, has_predictor=False, hot=np.empty(0, np.int32))
@@ -99,7 +93,7 @@ def _named(task: PlacementTask, path: Path) -> ChosenPlan:
     stored = read_plan(path, problem)
     if stored.warning is not None:
         _log.warning("%s", stored.warning)
-    # What it was made for does not matter: what there is now does.
+    # The current budget counts, not the one the plan was made for.
     plan = replace(stored.plan, budget_bytes=problem.budget_bytes)
     needed = problem.sizes.placed_bytes(plan)
     if needed > problem.budget_bytes:
@@ -107,13 +101,13 @@ def _named(task: PlacementTask, path: Path) -> ChosenPlan:
             f"{path}: this plan takes {format_bytes(needed)} of GPU memory at this context, the "
             f"budget is {format_bytes(problem.budget_bytes)}",
             remedy="give a larger {vram_budget}, a smaller context ({context_length}), or leave "
-            "{gpu_index} out to have another made",
+            "{gpu_index} out to solve for a new one",
         )
     return ChosenPlan(replace(plan, predicted_s=step_s(problem, plan)), f"named: {path}")
 
 
 def solve_plan(problem: PlacementProblem, solver_name: str) -> ChosenPlan:
-    """Solve, and say how long it took.
+    """Solve the problem and note how long it took.
 
     Raises:
         UnsupportedError: there is no such solver.
@@ -127,7 +121,7 @@ def solve_plan(problem: PlacementProblem, solver_name: str) -> ChosenPlan:
 
 
 def without_neurons(problem: PlacementProblem) -> PlacementPlan:
-    """As much attention as fits, from the first layer on, then the output head; no neurons."""
+    """Place attention from the first layer on while it fits, then the output head; no neurons."""
     sizes = problem.sizes
     left = problem.budget_bytes - sizes.overhead_bytes
     nothing = np.empty(0, np.int32)
@@ -135,8 +129,8 @@ def without_neurons(problem: PlacementProblem) -> PlacementPlan:
     for layer in sizes.layers:
         needed = layer.attention_bytes + layer.kv_bytes
         fits = needed <= left
-        # What is behind a layer that does not fit stays on the CPU too, even if it takes no memory:
-        # each change of device costs time.
+        # Layers after one that does not fit stay on the CPU too, even if they need no memory: each
+        # change of device costs time.
         left = left - needed if fits else -1
         layers.append(LayerPlacement(has_attention=fits, has_predictor=False, hot=nothing))
     plan = PlacementPlan(
@@ -151,24 +145,21 @@ def without_neurons(problem: PlacementProblem) -> PlacementPlan:
 
 
 def budget_ladder(task: PlacementTask, solver_name: str | None) -> list[BudgetPoint]:
-    """How fast other budgets would be: nothing, tenths of the model, and the task's own.
+    """Predict the speed for other budgets: nothing, tenths of the model, and the task's own.
 
     Raises:
         UnsupportedError: there is no such solver.
     """
     problem = task.problem
-    budgets = [0, problem.budget_bytes, *_rungs(problem)]
+    overhead = problem.sizes.overhead_bytes
+    placed = problem.sizes.full_bytes - overhead
+    rungs = (overhead + int(share * placed) for share in _LADDER)
+    budgets = [0, problem.budget_bytes, *rungs]
     return sweep(problem, budgets, get_solver(solver_name or DEFAULT_SOLVER))
 
 
-def _rungs(problem: PlacementProblem) -> Sequence[int]:
-    sizes = problem.sizes
-    placed = sizes.full_bytes - sizes.overhead_bytes
-    return [sizes.overhead_bytes + int(share * placed) for share in _LADDER]
-
-
 def index_beside(plan_path: Path) -> Path:
-    """Where PowerInfer's index belongs to a plan: `MODEL.gguf.generated.gpuidx` by default."""
+    """Path of PowerInfer's index for a plan: `MODEL.gguf.generated.gpuidx` by default."""
     name = plan_path.name
     for suffix in (".plan.json", ".json"):
         name = name.removesuffix(suffix)
@@ -176,10 +167,10 @@ def index_beside(plan_path: Path) -> Path:
 
 
 def write_index(problem: PlacementProblem, plan: PlacementPlan, path: Path) -> Path:
-    """Write PowerInfer's index of a plan; return its path.
+    """Write PowerInfer's index for a plan and return its path.
 
     Raises:
-        PlacementError: there is a file that is not ours, or it cannot be written.
+        PlacementError: a file we did not write is in the way, or it cannot be written.
     """
     pairs = zip(problem.sizes.layers, plan.layers, strict=True)
     needed = sum(sizes.neuron_bytes * len(layer.hot) for sizes, layer in pairs)

@@ -1,7 +1,7 @@
-"""The speeds of this machine's devices, measured once and kept in the user's cache folder.
+"""Speeds of this machine's devices, measured once and stored in the user's cache folder.
 
-The cost model of placements reads them. Without a GPU a documented one is assumed, so that this
-machine can make plans for another.
+They feed the cost model of placements. Without a GPU those of a documented card are assumed, so
+that this machine can make plans for another.
 """
 
 import logging
@@ -18,13 +18,7 @@ from powerinfer.store.measurements import MeasurementFile, cpu_title
 if TYPE_CHECKING:
     from powerinfer.ops.cpu.ops import NativeOps
 
-__all__ = [
-    "ASSUMED_GPU",
-    "CPU_SPEEDS",
-    "GPU_SPEEDS",
-    "Speeds",
-    "machine_speeds",
-]
+__all__ = ["ASSUMED_GPU", "CPU_SPEEDS", "GPU_SPEEDS", "Speeds", "machine_speeds"]
 
 Progress = Callable[[int, int], None]
 """Called with (steps done, steps in all)."""
@@ -34,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _GPUSide:
-    """Speeds of a GPU, of its link, of the hand-off to this CPU and of recorded runs."""
+    """Speeds of a GPU, its link, the hand-off to this CPU and recorded runs."""
 
     gpu: DeviceSpeed
     handoff_s: float
@@ -42,12 +36,12 @@ class _GPUSide:
     run_s: float
 
 
-# The card of the paper's larger machine, from its data sheet: 1008 GB/s, of which kernels that read
-# rows in one piece reach 85 % and scattered rows 60 %; PCIe 4.0 x16 moves 22 GB/s in practice.
-# A part of a layer is about five kernels of 2 us each in a recorded graph, and a hand-off by memory
-# operations takes about 15 us: expected, not measured. A run of recorded layers copies the stream
-# in and out (some 10 us each: the latency of a copy, whatever its size), launches its graph of
-# some hundred nodes (15 us) and waits for it from Python (25 us).
+# The card of the paper's larger machine, from its data sheet: 1008 GB/s, of which kernels reach 85
+# % for contiguous rows and 60 % for scattered rows; PCIe 4.0 x16 moves 22 GB/s in practice. Part of
+# a layer is about five kernels of 2 us each in a recorded graph, and a hand-off by memory
+# operations takes about 15 us: expected, not measured. A run of recorded layers copies the residual
+# stream in and out (10 us each: the latency of a copy of any size), launches its graph of some
+# hundred nodes (15 us) and waits for it from Python (25 us).
 ASSUMED_GPU = "NVIDIA RTX 4090 (assumed)"
 _ASSUMED = _GPUSide(DeviceSpeed(8.5e11, 6e11, 1e-5), 1.5e-5, 2.2e10, 6e-5)
 
@@ -57,10 +51,8 @@ class Speeds:
     """The cost model of a machine.
 
     Attributes:
-        cost: for `placement.problem.PlacementProblem`.
-        cpu: name of the processor, with its threads.
-        gpu: name of the GPU.
-        is_gpu_assumed: there is none here to measure, or it had no room for that.
+        cpu: processor name and thread count.
+        is_gpu_assumed: there was no GPU to measure, or no memory left on it to measure with.
     """
 
     cost: CostModel
@@ -72,13 +64,11 @@ class Speeds:
 def machine_speeds(
     ops: "NativeOps", format_name: str, device: Device | None, progress: Progress | None = None
 ) -> Speeds:
-    """The speeds of this machine, measured now unless they are stored.
+    """Load the speeds of this machine, or measure them.
 
     Args:
-        ops: the CPU backend that decodes.
-        format_name: of the FFN's weights: kernels of formats differ in speed.
-        device: the GPU; None, or one that is interpreted, is assumed.
-        progress: told while something is measured.
+        format_name: format of the FFN weights; the speed of kernels depends on it.
+        device: the GPU; speeds of an assumed one are used for None or an interpreted device.
 
     Raises:
         DeviceError: the GPU failed.
@@ -113,7 +103,7 @@ def _cpu(
 def _gpu(
     device: Device, ops: "NativeOps", format_name: str, cpu_name: str, progress: Progress | None
 ) -> _GPUSide | None:
-    """What was measured; None where the GPU has no room for measuring."""
+    """Load or measure the GPU's speeds; None if it has no memory left to measure with."""
     name = f"{device.title} with {cpu_name}, {format_name} weights"
     stored = GPU_SPEEDS.recall(name)
     if stored is not None:
@@ -141,7 +131,7 @@ def _decode_gpu(field: Field) -> _GPUSide:
         field["transfer_bytes_per_s"].number(),
         field["run_s"].number(),
     )
-    # Checks the numbers as the solver will.
+    # Validate the numbers as the solver will.
     CostModel(side.gpu, side.gpu, side.handoff_s, side.transfer_bytes_per_s, side.run_s)
     return side
 

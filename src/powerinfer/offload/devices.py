@@ -1,6 +1,6 @@
-"""Which devices a model runs on: the CPU alone, or the CPU and a GPU.
+"""Selection of devices: the CPU alone, or the CPU and a GPU.
 
-This module imports torch only if a GPU was asked for, or if a GPU driver is installed.
+Imports torch only if a GPU was requested or a GPU driver is installed.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Device", "describe_gpus", "find_device", "has_driver", "is_interpreting"]
 
-# What the drivers of NVIDIA, of WSL and of AMD leave in the file system; looking costs nothing.
+# Traces of the drivers of NVIDIA, WSL and AMD in the file system; cheap to check.
 _DRIVER_PATHS = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd", "/proc/driver/nvidia")
 _log = logging.getLogger(__name__)
 
@@ -27,11 +27,10 @@ _TRUE = ("1", "true", "yes", "on")
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where the GPU half of a model runs.
+    """Device for the GPU half of a model.
 
     Attributes:
-        name: of the device in torch: `cuda:0`, or `cpu` where kernels are interpreted.
-        title: for people.
+        name: device name in torch: `cuda:0`, or `cpu` if kernels are interpreted.
         is_interpreted: Triton's interpreter runs the kernels on torch's cpu device: slow, and its
             speed says nothing about a GPU.
     """
@@ -42,13 +41,13 @@ class Device:
 
 
 def find_device(options: EngineOptions) -> Device | None:
-    """The GPU to use, or None for the CPU alone.
+    """Find the GPU to use, or None for the CPU alone.
 
-    `auto` takes the first GPU of a torch that sees one, and where that is too old for our kernels
-    the CPU, with a warning. Where options about a GPU are given, or `cuda` is, there must be one.
+    `auto` takes the first GPU that torch sees, or the CPU with a warning if that GPU is too old for
+    our kernels. Options about a GPU, and `cuda`, require one.
 
     Raises:
-        DeviceError: torch or the device is missing, or the device is too old; says which and what
+        DeviceError: torch or the device is missing, or the device is too old; the message says what
             to do.
     """
     if not options.may_use_gpu:
@@ -56,7 +55,7 @@ def find_device(options: EngineOptions) -> Device | None:
     is_wanted = options.wants_gpu
     if not is_wanted and not (has_driver() and _has_modules()):
         return None
-    # Named as an error names options, so that the command line can say its flag.
+    # Braces let the command line replace the option's name by its flag.
     asked = f" ({{{options.gpu_requests[0]}}} is set)" if options.gpu_requests else ""
     why = asked if options.device == AUTO else ""
     if is_wanted and not _has_modules():
@@ -77,7 +76,7 @@ def _find(wanted: str, *, why: str, is_wanted: bool) -> Device | None:
     try:
         from powerinfer.ops.gpu import memory as device_memory
     except (ImportError, OSError) as error:
-        # Installed, but not for this machine: worth an error only if a GPU was requested.
+        # Installed, but not for this machine: an error only if a GPU was requested.
         if not is_wanted:
             return None
         raise DeviceError(
@@ -98,7 +97,7 @@ def _find(wanted: str, *, why: str, is_wanted: bool) -> Device | None:
     reason = device_memory.why_no_device() if has_driver() else "no GPU driver was found"
     raise DeviceError(
         f"no usable CUDA device: {reason}",
-        remedy=f"leave the option{why} out or take {{device='cpu'}} to run on the CPU; "
+        remedy=f"leave the option{why} out or use {{device='cpu'}} to run on the CPU; "
         "TRITON_INTERPRET=1 tries the GPU path without a GPU, slowly",
     )
 
@@ -109,15 +108,14 @@ def _usable(device: "TorchDevice", *, why: str, is_wanted: bool) -> Device | Non
         return Device(device.name, device.title)
     if is_wanted:
         raise DeviceError(
-            problem,
-            remedy=f"leave the option{why} out or take {{device='cpu'}} to run on the CPU",
+            problem, remedy=f"leave the option{why} out or use {{device='cpu'}} to run on the CPU"
         )
     _log.warning("%s: the CPU runs alone", problem)
     return None
 
 
 def describe_gpus() -> list[str]:
-    """A line for each GPU that `auto` may take, or one line on why there is none."""
+    """List each GPU that `auto` may take, or the reason why there is none."""
     if not has_driver():
         return ["none: no GPU driver was found"]
     if not _has_modules():
@@ -136,12 +134,12 @@ def describe_gpus() -> list[str]:
 
 
 def has_driver() -> bool:
-    """Whether there are traces of a GPU driver; True promises no GPU, False reliably means none."""
+    """Look for traces of a GPU driver. False rules out a GPU; True does not promise one."""
     return any(Path(path).exists() for path in _DRIVER_PATHS)
 
 
 def is_interpreting() -> bool:
-    """Whether the environment asks for Triton's interpreter."""
+    """Check whether the environment asks for Triton's interpreter."""
     return os.environ.get("TRITON_INTERPRET", "").strip().lower() in _TRUE
 
 

@@ -1,6 +1,6 @@
-"""For the solvers: how many bytes the parts of a loaded model take and read on GPU and CPU."""
+"""Bytes that the parts of a loaded model take and read on GPU and CPU, for the solvers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from powerinfer.kvcache.kv_cache import BLOCK_SIZE
@@ -21,46 +21,44 @@ from powerinfer.placement.sizes import HostReads, LayerSizes, ModelSizes
 
 __all__ = ["CHUNK_BYTES", "CONTEXT_BYTES", "SPARE_NEURONS", "SizeAssumptions", "model_sizes"]
 
-# What a process pays for using a GPU at all: the driver's context and the code of torch's and
-# Triton's kernels. Between 400 and 600 MiB with CUDA 12 and 13; the driver does not report it.
+# Fixed cost of using a GPU: the driver's context and the code of torch's and Triton's kernels.
+# Between 400 and 600 MiB with CUDA 12 and 13; the driver does not report it.
 CONTEXT_BYTES = 500 << 20
-# Memory pools of recorded graphs, buffers of the decode kernels, and what torch's allocator rounds
-# up: 2 MiB for each of the arenas of weights and of the KV cache.
+# Memory pools of recorded graphs, buffers of the decode kernels, and rounding by torch's allocator
+# (2 MiB for each of the arenas of weights and of the KV cache).
 _POOLS_BYTES = 64 << 20
-# Of each of the two buffers that cold weights are sent into while a prompt is computed: large
-# enough for the bus's full speed, small beside the budget.
+# Size of each of the two buffers that stream cold weights during prefill: large enough for the
+# bus's full speed, small compared with the budget.
 CHUNK_BYTES = 16 << 20
-# Slots that are kept free in a layer whose neurons may move; as many move at once.
+# Free slots in a layer whose neurons may move; the same number moves at once.
 SPARE_NEURONS = 32
-# A prompt is computed in f32 with at most this many arrays of a layer alive: as wide as the FFN its
-# two products, what becomes of them, the mask and what torch's allocator leaves between them; and
-# the stream, its norm, queries, keys, values and sums.
+# Prefill runs in f32 with at most this many arrays of a layer alive. As wide as the FFN: its two
+# products, their result, the mask, and what torch's allocator leaves between them. As wide as the
+# stream: the stream, its norm, queries, keys, values and sums.
 _WIDE_ARRAYS, _NARROW_ARRAYS = 5, 8
-# Matrices are decoded for products with many tokens by pieces of this size.
+# Matrices are decoded in pieces of this size for products with many tokens.
 _DECODED_BYTES = 64 << 20
-# Pieces of matrices are taken apart on the device, on a stream with memory of its own.
+# Pieces of matrices are repacked on the device, on a stream with its own memory.
 _UPLOAD_BYTES = 32 << 20
-# Of a hot neuron, its id in the table of slots; of any neuron, its slot in the table of ids.
+# An entry of the table of slots (hot neurons only) or of the table of ids (all neurons).
 _TABLE_BYTES = 4
-# Arrays with an element per slot: of gate and up codes, scales and biases, of down codes and
-# scales, and the table. A gap follows each.
+# Arrays with an element per slot: codes, scales and biases of gate and up, codes and scales of
+# down, and the table. Each is followed by a gap.
 _SLOT_ARRAYS = 9
 _F32 = 4
-# Of one token and neuron: of routers and predictors, and the comparison that makes one.
+# Per token and neuron: masks, and scores of routers and predictors with their comparison.
 _MASK_BYTES, _SCORE_BYTES = 3, 6
 
 
 @dataclass(frozen=True, slots=True)
 class SizeAssumptions:
-    """What sizes depend on besides the weights.
+    """Inputs of the sizes besides the weights.
 
     Attributes:
-        kv_type: element type of the KV cache.
-        seq_len: positions a decode step sees, for the prediction.
-        batch_size: most tokens of a prompt computed at once.
-        context_bytes: what the driver takes; 0 where it is not part of the budget.
-        neurons_move: they may, while a text is written.
-        kv_tokens: positions of all sequences together; None: those of one context.
+        seq_len: context length of the decode step to predict.
+        batch_size: maximum number of prompt tokens computed at once.
+        context_bytes: memory of the driver's context; 0 if it is not part of the budget.
+        kv_tokens: positions of all sequences together; None for one full context.
     """
 
     kv_type: KVType
@@ -71,14 +69,41 @@ class SizeAssumptions:
     kv_tokens: int | None = None
 
 
-def model_sizes(model: Model, assumed: SizeAssumptions) -> ModelSizes:
-    """Add everything up, at the model's context length.
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """Sizes of weights on the GPU, where they are padded, or in the file's formats."""
 
-    Args:
-        model: on the CPU, its predictors attached.
-        assumed: what else counts.
-    """
-    ops, config, weights = model.ops, model.config, model.weights
+    ops: SomeOps
+    is_device: bool
+
+    def matrix(self, matrix: Matrix) -> int:
+        if self.is_device:
+            return held_bytes(self.ops.matrix_format(matrix), *self.ops.matrix_shape(matrix))
+        return self.ops.matrix_bytes(matrix)
+
+    def vectors(self, vectors: Iterable[Vector | None]) -> int:
+        sizes = (_F32 * len(self.ops.vector_values(each)) for each in vectors if each is not None)
+        return sum(aligned(size) if self.is_device else size for size in sizes)
+
+    def linears(self, linears: Sequence[SomeLinear]) -> int:
+        return sum(self.matrix(x.matrix) for x in linears) + self.vectors(x.bias for x in linears)
+
+    def norms(self, norms: Iterable[Norm]) -> int:
+        return self.vectors(part for norm in norms for part in (norm.weight, norm.bias))
+
+    def predictor(self, predictor: SomePredictor | None) -> int:
+        if predictor is None:
+            return 0
+        matrices = [] if predictor.fc1 is None else [predictor.fc1]
+        matrices += [stage.matrix for stage in predictor.stages]
+        vectors = [predictor.center, *(stage.bias for stage in predictor.stages)]
+        return sum(map(self.matrix, matrices)) + self.vectors(vectors)
+
+
+def model_sizes(model: Model, assumed: SizeAssumptions) -> ModelSizes:
+    """Compute all sizes of a model on the CPU, with its predictors, at its context length."""
+    config, weights = model.config, model.weights
+    gpu, cpu = _Memory(model.ops, is_device=True), _Memory(model.ops, is_device=False)
     output, experts = [weights.output], config.experts
     norms = [] if weights.output_norm is None else [weights.output_norm]
     layers = tuple(
@@ -88,13 +113,13 @@ def model_sizes(model: Model, assumed: SizeAssumptions) -> ModelSizes:
         layers=layers,
         num_neurons=config.num_neurons,
         hidden_size=config.hidden_size,
-        output_bytes=_device_linears(ops, output) + _device_norms(ops, norms),
+        output_bytes=gpu.linears(output) + gpu.norms(norms),
         overhead_bytes=assumed.context_bytes
         + _workspace_bytes(model, assumed)
         + _rope_bytes(model)
         + (_spare_bytes(model, layers) if assumed.neurons_move else 0),
         is_parallel=model.architecture.is_parallel,
-        host_output_bytes=_host_linears(ops, output) + _host_norms(ops, norms),
+        host_output_bytes=cpu.linears(output) + cpu.norms(norms),
         num_experts=1 if experts is None else experts.num_experts,
         num_used=1 if experts is None else experts.num_used,
     )
@@ -107,7 +132,7 @@ def _workspace_bytes(model: Model, assumed: SizeAssumptions) -> int:
     widths = _WIDE_ARRAYS * widest + _NARROW_ARRAYS * config.hidden_size
     arrays = _F32 * (tokens * widths + 8 * config.vocab_size)
     if config.num_neurons > widest or config.num_experts:
-        # What is as wide as all neurons whatever the pieces: masks, and scores of a predictor.
+        # Arrays as wide as all neurons even when pieces are smaller: masks and predictor scores.
         has_predictor = any(layer.ffn.predictor is not None for layer in model.weights.layers)
         arrays += tokens * config.num_neurons * (_MASK_BYTES + has_predictor * _SCORE_BYTES)
     chunk = max(_chunk_bytes(model.ops, layer.ffn) for layer in model.weights.layers)
@@ -115,7 +140,7 @@ def _workspace_bytes(model: Model, assumed: SizeAssumptions) -> int:
 
 
 def _chunk_bytes(ops: SomeOps, ffn: SomeFFN) -> int:
-    """Of one of the two buffers that cold neurons are sent into."""
+    """Size of one of the two buffers that stream cold neurons."""
     neuron = _device_neuron(ops, ffn)
     biases = _F32 * sum(part is not None and part.bias is not None for part in (ffn.gate, ffn.up))
     num_neurons = ops.matrix_shape(ffn.up.matrix)[0]
@@ -125,13 +150,12 @@ def _chunk_bytes(ops: SomeOps, ffn: SomeFFN) -> int:
 
 
 def _rope_bytes(model: Model) -> int:
-    """Of the angles of rotary attention."""
     tables = model.rope_tables
     return sum(aligned(table.cos.nbytes) + aligned(table.sin.nbytes) for table in tables)
 
 
 def _kv_bytes(model: Model, assumed: SizeAssumptions) -> int:
-    """Of the keys and values of a layer, in whole blocks."""
+    """Size of a layer's keys and values, in whole blocks."""
     config = model.config
     num_positions = -(-(assumed.kv_tokens or model.context_length) // BLOCK_SIZE) * BLOCK_SIZE
     num_elements = num_positions * config.num_kv_heads * config.head_dim
@@ -139,45 +163,45 @@ def _kv_bytes(model: Model, assumed: SizeAssumptions) -> int:
 
 
 def _spare_bytes(model: Model, sizes: Sequence[LayerSizes]) -> int:
-    """Of slots kept free."""
     pairs = zip(model.weights.layers, sizes, strict=True)
     return sum(SPARE_NEURONS * size.neuron_bytes for layer, size in pairs if _can_move(layer.ffn))
 
 
 def _layer(model: Model, number: int, layer: LayerWeights, assumed: SizeAssumptions) -> LayerSizes:
     ops, config = model.ops, model.config
+    gpu, cpu = _Memory(ops, is_device=True), _Memory(ops, is_device=False)
     router = layer.ffn.router
     linears = (*layer.qkv, layer.attn_output, *(() if router is None else (router.linear,)))
-    norms = list(layer.norms.values())
-    # The bias of down is added on the GPU, once, whoever computes the neurons.
-    down = layer.ffn.down
+    norms, down = layer.norms.values(), layer.ffn.down
+    # The bias of down is added once, on the GPU, wherever the neurons are computed.
+    vectors = (*layer.attention_vectors, down.bias)
     per_position = kv_bytes_per_position(config, assumed.kv_type) // config.num_layers
     num_attended = config.attention[number].num_attended(assumed.seq_len)
     device, host = _device_neuron(ops, layer.ffn), _host_neuron(ops, layer.ffn)
     device_reads = _reads(model.layer_kinds[number], device)
     host_reads = _reads(model.layer_kinds[number], host)
     predictor = layer.ffn.predictor
-    # The GPU has no kernel for hidden layers of single experts: such blocks are the CPU's.
+    # The GPU has no kernel for the hidden layers of per-expert predictors: such blocks stay on the
+    # CPU.
     is_handed = predictor is not None and predictor.num_experts > 1
-    on_device = None if is_handed else predictor
     return LayerSizes(
-        attention_bytes=_device_linears(ops, linears)
-        + _device_norms(ops, norms)
-        + sum(_device_vector(ops, vector) for vector in (*layer.attention_vectors, down.bias))
+        attention_bytes=gpu.linears(linears)
+        + gpu.norms(norms)
+        + gpu.vectors(vectors)
         + _table_bytes(ops, layer.ffn, assumed)
-        + _device_shared(ops, layer.shared_ffn),
+        + _device_shared(gpu, layer.shared_ffn),
         kv_bytes=_kv_bytes(model, assumed),
-        predictor_bytes=0 if on_device is None else _device_predictor(ops, on_device),
+        predictor_bytes=0 if is_handed else gpu.predictor(predictor),
         neuron_bytes=device.deciding + device.rest + _TABLE_BYTES,
         idle_bytes=device_reads[0],
         active_bytes=device_reads[1],
         kv_read_bytes=per_position * num_attended,
         host=HostReads(
-            attention_bytes=_host_linears(ops, linears)
-            + _host_norms(ops, norms)
-            + sum(_bias_bytes(ops, vector) for vector in (*layer.attention_vectors, down.bias))
-            + _host_shared(ops, layer.shared_ffn),
-            predictor_bytes=0 if predictor is None else _host_predictor(ops, predictor),
+            attention_bytes=cpu.linears(linears)
+            + cpu.norms(norms)
+            + cpu.vectors(vectors)
+            + _host_shared(cpu, layer.shared_ffn),
+            predictor_bytes=cpu.predictor(predictor),
             idle_bytes=host_reads[0],
             active_bytes=host_reads[1],
             down_bytes=0 if layer.ffn.is_down_transposed else ops.matrix_bytes(down.matrix),
@@ -186,29 +210,29 @@ def _layer(model: Model, number: int, layer: LayerWeights, assumed: SizeAssumpti
     )
 
 
-def _device_shared(ops: SomeOps, shared: SomeFFN | None) -> int:
-    """Of an expert that runs for every token, whose neurons all go where attention does."""
+def _device_shared(gpu: _Memory, shared: SomeFFN | None) -> int:
+    """Size of a shared expert, whose neurons are all placed with the attention."""
     if shared is None:
         return 0
-    neuron, num_neurons = _device_neuron(ops, shared), ops.matrix_shape(shared.up.matrix)[0]
+    neuron, num_neurons = _device_neuron(gpu.ops, shared), gpu.ops.matrix_shape(shared.up.matrix)[0]
     rows = num_neurons * (neuron.deciding + neuron.rest)
     tables = 2 * aligned(_TABLE_BYTES * num_neurons) + _SLOT_ARRAYS * (ALIGNMENT - 1)
-    return rows + tables + _device_vector(ops, shared.down.bias)
+    return rows + tables + gpu.vectors([shared.down.bias])
 
 
-def _host_shared(ops: SomeOps, shared: SomeFFN | None) -> int:
+def _host_shared(cpu: _Memory, shared: SomeFFN | None) -> int:
     if shared is None:
         return 0
-    return _host_linears(ops, [x for x in (shared.gate, shared.up, shared.down) if x is not None])
+    return cpu.linears([x for x in (shared.gate, shared.up, shared.down) if x is not None])
 
 
 def _can_move(ffn: SomeFFN) -> bool:
-    """Neurons of layers with a predictor and a row of down each can move."""
+    """Only neurons with a predictor and a row of down each can move."""
     return ffn.predictor is not None and ffn.is_down_transposed
 
 
 def _table_bytes(ops: SomeOps, ffn: SomeFFN, assumed: SizeAssumptions) -> int:
-    """What the GPU holds of all neurons, wherever they lie, and the gaps between arrays."""
+    """Size of the GPU tables over all neurons, hot or cold, and of the gaps between arrays."""
     table = aligned(_F32 * ops.matrix_shape(ffn.up.matrix)[0])
     num_tables = 2 if assumed.neurons_move and _can_move(ffn) else 1
     return num_tables * table + _SLOT_ARRAYS * (ALIGNMENT - 1)
@@ -216,14 +240,13 @@ def _table_bytes(ops: SomeOps, ffn: SomeFFN, assumed: SizeAssumptions) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Neuron:
-    """Bytes of one neuron: the row that decides whether it fires, and the others."""
+    """Bytes of one neuron: the row that decides whether it fires, and the other rows."""
 
     deciding: int
     rest: int
 
 
 def _reads(kind: str, neuron: _Neuron) -> tuple[int, int]:
-    """Idle and active bytes, see `placement.sizes.LayerSizes`."""
     if kind == "off":
         return neuron.deciding + neuron.rest, 0
     if kind == "exact":
@@ -232,7 +255,7 @@ def _reads(kind: str, neuron: _Neuron) -> tuple[int, int]:
 
 
 def _device_neuron(ops: SomeOps, ffn: SomeFFN) -> _Neuron:
-    """In the formats that hot neurons have on the GPU, where down is a row per neuron always."""
+    """Bytes in the formats of hot neurons on the GPU, where down always has a row per neuron."""
     rows = [part for part in (ffn.gate, ffn.up) if part is not None]
     sizes = [_device_row(ops, part) for part in rows]
     hidden_size = ops.matrix_shape(ffn.up.matrix)[1]
@@ -241,13 +264,13 @@ def _device_neuron(ops: SomeOps, ffn: SomeFFN) -> _Neuron:
 
 
 def _down_format(ops: SomeOps, ffn: SomeFFN) -> str:
-    """Format of down on the GPU, where one that is stored by columns is transposed."""
+    """Format of down on the GPU, where down stored by columns is transposed."""
     name = ops.matrix_format(ffn.down.matrix)
     return name if ffn.is_down_transposed else transposed_format(name)
 
 
 def _host_neuron(ops: SomeOps, ffn: SomeFFN) -> _Neuron:
-    """In the file's formats; without down if its rows are not neurons."""
+    """Bytes in the file's formats, without down if its rows are not neurons."""
     parts = [part for part in (ffn.gate, ffn.up) if part is not None]
     parts += [ffn.down] if ffn.is_down_transposed else []
     num_neurons = ops.matrix_shape(ffn.up.matrix)[0]
@@ -259,49 +282,3 @@ def _device_row(ops: SomeOps, linear: SomeLinear) -> int:
     columns = ops.matrix_shape(linear.matrix)[1]
     bias = 0 if linear.bias is None else _F32
     return device_bytes(ops.matrix_format(linear.matrix), 1, columns) + bias
-
-
-def _predictor_parts(predictor: SomePredictor) -> tuple[list[Matrix], list[Vector | None]]:
-    matrices = [] if predictor.fc1 is None else [predictor.fc1]
-    matrices += [stage.matrix for stage in predictor.stages]
-    return matrices, [predictor.center, *(stage.bias for stage in predictor.stages)]
-
-
-def _device_predictor(ops: SomeOps, predictor: SomePredictor) -> int:
-    matrices, vectors = _predictor_parts(predictor)
-    held = sum(_device_matrix(ops, matrix) for matrix in matrices)
-    return held + sum(_device_vector(ops, vector) for vector in vectors)
-
-
-def _host_predictor(ops: SomeOps, predictor: SomePredictor) -> int:
-    matrices, vectors = _predictor_parts(predictor)
-    held = sum(ops.matrix_bytes(matrix) for matrix in matrices)
-    return held + sum(_bias_bytes(ops, vector) for vector in vectors)
-
-
-def _device_linears(ops: SomeOps, linears: Sequence[SomeLinear]) -> int:
-    return sum(_device_matrix(ops, x.matrix) + _device_vector(ops, x.bias) for x in linears)
-
-
-def _host_linears(ops: SomeOps, linears: Sequence[SomeLinear]) -> int:
-    return sum(ops.matrix_bytes(x.matrix) + _bias_bytes(ops, x.bias) for x in linears)
-
-
-def _device_matrix(ops: SomeOps, matrix: Matrix) -> int:
-    return held_bytes(ops.matrix_format(matrix), *ops.matrix_shape(matrix))
-
-
-def _device_norms(ops: SomeOps, norms: Sequence[Norm]) -> int:
-    return sum(_device_vector(ops, part) for norm in norms for part in (norm.weight, norm.bias))
-
-
-def _host_norms(ops: SomeOps, norms: Sequence[Norm]) -> int:
-    return sum(_bias_bytes(ops, part) for norm in norms for part in (norm.weight, norm.bias))
-
-
-def _device_vector(ops: SomeOps, vector: Vector | None) -> int:
-    return aligned(_bias_bytes(ops, vector))
-
-
-def _bias_bytes(ops: SomeOps, vector: Vector | None) -> int:
-    return 0 if vector is None else _F32 * len(ops.vector_values(vector))

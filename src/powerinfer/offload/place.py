@@ -1,4 +1,4 @@
-"""Places a loaded CPU model on a GPU by a plan, and by a smaller one if memory runs out."""
+"""Placing a CPU model on a GPU by a plan, and by a smaller one if memory runs out."""
 
 import logging
 import math
@@ -15,7 +15,7 @@ from powerinfer.offload.choose_plan import ChosenPlan, choose_plan
 from powerinfer.offload.devices import Device
 from powerinfer.offload.model_sizes import CHUNK_BYTES, SPARE_NEURONS
 from powerinfer.offload.plan_files import save_plan
-from powerinfer.offload.problem import PlacementTask, placement_task
+from powerinfer.offload.problem import PlacementTask, native_backend, placement_task
 from powerinfer.offload.progress import PlacementProgress
 from powerinfer.ops.protocol import KVType
 from powerinfer.options.options import EngineOptions
@@ -27,12 +27,12 @@ from powerinfer.tokenizer import Tokenizer
 
 __all__ = ["Placement", "give_memory_back", "place", "prefill_crossover"]
 
-# Of what may be placed, where the plan that fitted the budget on paper did not fit the memory.
+# Factor for the placed bytes after a plan that fitted the budget did not fit the memory.
 _SHRINK = 0.9
-# Where prompts begin to be computed wholly on the GPU: beyond what one decode step takes, and
-# before the CPU's time for a token counts for little beside that of the others.
+# Bounds on the prompt length that moves prefill to the GPU: longer than one decode step, and short
+# of where the CPU's time for a token no longer matters.
 _LEAST_CROSSOVER, _MOST_CROSSOVER = 9, 512
-# Eager steps before one is recorded, the recorded one, and its first replay.
+# Eager steps before recording, the recorded step, and its first replay.
 _TRIED_STEPS = 5
 
 _log = logging.getLogger(__name__)
@@ -40,16 +40,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a model lies, and the speed that is predicted for it.
+    """A placed model and its predicted speed.
 
     Attributes:
-        device: the GPU.
-        task: what the plan was made from.
-        chosen: the plan and where it comes from.
-        model: what runs; on the CPU alone where the plan puts nothing on the GPU.
-        cpu_model: the model it was placed from, which stays whole.
-        caches: keys and values for one full context, made with the model to be sure they fit,
-            until `take_cache` takes them.
+        chosen: the plan and its origin.
+        model: model that runs; on the CPU alone if the plan is empty.
+        cpu_model: the CPU model it was placed from, still complete.
+        caches: KV cache for one full context, allocated with the model to be sure it fits, until
+            `take_cache` hands it out.
     """
 
     device: Device
@@ -61,36 +59,36 @@ class Placement:
 
     @property
     def plan(self) -> PlacementPlan:
-        """What lies on the GPU."""
+        """The chosen plan."""
         return self.chosen.plan
 
     @property
     def problem(self) -> PlacementProblem:
-        """What the plan was made from."""
+        """The problem solved by the plan."""
         return self.task.problem
 
     @property
     def predicted_s(self) -> float:
-        """Seconds one decode step takes by the cost model."""
+        """Predicted seconds per decode step."""
         return step_s(self.problem, self.plan)
 
     @property
     def predicted_tokens_per_s(self) -> float | None:
-        """The same in tokens/s; None where the speeds of the GPU are assumed."""
+        """Predicted tokens/s; None if the GPU's speeds are assumed."""
         return None if self.task.speeds.is_gpu_assumed else 1 / self.predicted_s
 
     @property
     def gpu_bytes(self) -> int:
-        """GPU memory that the plan takes, overhead included."""
+        """GPU memory taken by the plan, overhead included."""
         return self.problem.sizes.placed_bytes(self.plan)
 
     @property
     def gpu_share(self) -> float:
-        """Share of the expected activations whose neurons are on the GPU."""
+        """Share of the expected activations that the GPU covers."""
         return self.problem.stats.covered_share(self.plan)
 
     def take_cache(self) -> KVCache | None:
-        """The cache that was made to be sure it fits, once; None when it is in use."""
+        """Hand out the preallocated KV cache once; None afterwards."""
         return self.caches.pop() if self.caches else None
 
     @property
@@ -102,7 +100,7 @@ class Placement:
 
     @property
     def handoff(self) -> str | None:
-        """How layers are handed to the CPU; None where the CPU runs alone."""
+        """Method that hands layers to the CPU; None if the CPU runs alone."""
         return self.model.ops.handoff_name
 
 
@@ -116,21 +114,15 @@ def place(
 ) -> Placement:
     """Place a model by the plan its options ask for.
 
-    Where the plan does not fit after all, it is made again for less memory, with a warning; where
+    A plan that does not fit after all is replaced by one for less memory, with a warning. If
     nothing fits, the CPU runs alone, with a warning.
 
     Args:
-        sparsity: the model on the native CPU backend, which stays whole, with what decides its
-            neurons.
-        file: it came from.
-        tokenizer: of the same file.
-        options: budget, plan, solver and the like.
-        device: the GPU.
-        progress: told while something is measured.
+        sparsity: the model on the native CPU backend, which stays complete, with its sparsity.
 
     Raises:
-        DeviceError: the GPU failed in another way than running out of memory.
-        PlacementError: the plan that was named cannot be used.
+        DeviceError: the GPU failed for another reason than lack of memory.
+        PlacementError: the named plan cannot be used.
     """
     task = placement_task(sparsity, file, tokenizer, options, device, progress)
     model = sparsity.model
@@ -145,7 +137,7 @@ def place(
             return Placement(device, task, chosen, placed, model, [cache])
         except OutOfDeviceMemoryError as error:
             task = _smaller(task, error)
-            # A plan that was named or stored is the one that did not fit.
+            # The plan that did not fit may be a named or stored one: do not use it again.
             options = replace(options, gpu_index=None, reset_gpu_index=True)
         give_memory_back(device)
 
@@ -153,19 +145,15 @@ def place(
 def _placed(
     task: PlacementTask, model: Model, plan: PlacementPlan, options: EngineOptions, device: Device
 ) -> tuple[Model, KVCache]:
-    """The placed model with its cache; a step was run with them, so what runs fits."""
+    """Place the model and allocate its cache; a trial step makes sure that everything fits."""
     from powerinfer.offload.placing import place_model
-    from powerinfer.ops.cpu.ops import NativeOps
     from powerinfer.ops.gpu.ops import TorchGPU
     from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings
     from powerinfer.ops.hybrid.numa import pin_to_node_of
     from powerinfer.ops.hybrid.ops import HybridOps, HybridSettings
 
-    # Of a model the type checker knows only that it lies on some backend.
-    cpu: object = model.ops
-    if not isinstance(cpu, NativeOps):
-        raise PlacementError(f"a model on {model.ops.name} cannot be placed, only one on the CPU")
-    # An interpreter's times do not show whether moving neurons pays.
+    cpu = native_backend(model)
+    # The interpreter's times do not show whether moving neurons pays off.
     by_default = OnlineMode.OFF if device.is_interpreted else OnlineMode.TRIAL
     modes = {None: by_default, True: OnlineMode.ON, False: OnlineMode.OFF}
     settings = HybridSettings(
@@ -184,15 +172,15 @@ def _placed(
                 _try_out(placed, cache, options.batch_size)
     except OutOfDeviceMemoryError as error:
         ops.release()
-        # Frames of the traceback hold what was uploaded.
+        # Traceback frames keep uploaded weights alive.
         raise error.with_traceback(None) from None
     return placed, cache
 
 
 def prefill_crossover(problem: PlacementProblem, plan: PlacementPlan) -> int:
-    """Prompt length from which sending the cold weights is faster than computing on the CPU.
+    """Prompt length from which streaming the cold weights beats computing them on the CPU.
 
-    The CPU computes what fires for each token; sending costs the same for any number of tokens.
+    The CPU's time grows with the tokens; streaming costs the same for any number of tokens.
     """
     sizes, cost = problem.sizes, problem.cost
     cpu_s, send_s = 0.0, 0.0
@@ -207,7 +195,7 @@ def prefill_crossover(problem: PlacementProblem, plan: PlacementPlan) -> int:
 
 
 def _try_out(model: Model, cache: KVCache, batch_size: int) -> None:
-    """Run a prompt of full size and some steps after it: kernels are compiled, memory is taken."""
+    """Run a full-size prompt and some decode steps, to compile kernels and allocate memory."""
     length = max(1, min(batch_size, model.context_length - _TRIED_STEPS))
     owner = object()
     ids = np.arange(length, dtype=np.int32) % model.config.vocab_size
@@ -225,7 +213,7 @@ def _smaller(task: PlacementTask, error: Exception) -> PlacementTask:
     budget = overhead + int(_SHRINK * placed)
     _log.warning(
         "GPU memory ran out (%s): placing the model again, within %s instead of %s",
-        str(error),  # who keeps what was logged would keep the frames, and what was uploaded
+        str(error),  # text only: a logged error would keep its frames, and uploads, alive
         format_bytes(budget),
         format_bytes(problem.budget_bytes),
     )
@@ -233,9 +221,9 @@ def _smaller(task: PlacementTask, error: Exception) -> PlacementTask:
 
 
 def _keep(task: PlacementTask, chosen: ChosenPlan) -> None:
-    """Store a plan that was solved for and fits, for the next time; where that fails, solve again.
+    """Store a newly solved plan that fits. Failures only mean that it is solved again.
 
-    Not one for a GPU that is only assumed: it would be taken on one that is not.
+    Plans for an assumed GPU are not stored: they would be used on a real one.
     """
     if chosen.is_solved and not task.speeds.is_gpu_assumed:
         try:
@@ -245,7 +233,7 @@ def _keep(task: PlacementTask, chosen: ChosenPlan) -> None:
 
 
 def _explain_empty_plan(task: PlacementTask, options: EngineOptions) -> None:
-    """Say why the CPU runs alone, loudly where the GPU was asked for."""
+    """Log why the CPU runs alone, as a warning if a GPU was requested."""
     level = logging.WARNING if options.wants_gpu else logging.INFO
     problem = task.problem
     layer = problem.sizes.layers[0]
@@ -268,7 +256,7 @@ def _explain_empty_plan(task: PlacementTask, options: EngineOptions) -> None:
 
 
 def give_memory_back(device: Device) -> None:
-    """Return to the system what torch still keeps of a placed model that is no longer used."""
+    """Release GPU memory that torch still caches for a model no longer used."""
     if not device.is_interpreted:
         from powerinfer.ops.gpu.memory import release_cached
 

@@ -1,8 +1,8 @@
-"""Where plans are stored, and when a stored plan is used instead of solving again.
+"""Storage of plans, and rules for using a stored plan instead of solving again.
 
-A plan is stored beside its model. For the model in the package, or if the folder is not writable,
-it is stored in the user's cache folder. Without a plan, PowerInfer's GPU index beside the model is
-used if `powerinfer plan` wrote it; an index from another program is used only if it is named.
+A plan is stored next to its model, or in the user's cache folder for the bundled model and
+read-only folders. Without a plan, PowerInfer's GPU index next to the model is used if `powerinfer
+plan` wrote it; an index of another program only if it is named.
 """
 
 import logging
@@ -20,16 +20,10 @@ from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.step_time import num_runs, step_s
 from powerinfer.store.cached_models import remember_model
 
-__all__ = [
-    "StoredPlan",
-    "find_plan",
-    "read_plan",
-    "save_plan",
-    "write_plan",
-]
+__all__ = ["StoredPlan", "find_plan", "read_plan", "save_plan", "write_plan"]
 
 _INDEX_MAGICS = (b"PWRI", b"GGUF")
-# How far a stored plan may be from what would be solved for now.
+# Maximum deviation of a stored plan from the one that would be solved now.
 _BUDGET_TOLERANCE = 0.01
 _TIME_TOLERANCE = 0.05
 _UNUSED_SHARE = 0.02
@@ -39,13 +33,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StoredPlan:
-    """A plan with the file it comes from.
-
-    Attributes:
-        plan: of the model.
-        path: of the file.
-        warning: what speaks against using it; None for nothing.
-    """
+    """A plan read from a file, and a reason against using it, if any."""
 
     plan: PlacementPlan
     path: Path
@@ -53,19 +41,14 @@ class StoredPlan:
 
 
 def find_plan(file: GGUFFile, problem: PlacementProblem, solver: str) -> StoredPlan | None:
-    """A stored plan that solving again would not improve; None where there is none.
+    """Find a stored plan that solving again would not improve; None if there is none.
 
-    That is a plan of the same model and solver whose budget is the same within 1 %, that fits the
-    budget, and whose predicted speed is what was predicted when it was made, within 5 %: else
-    something else has changed, such as the context, the predictors or the machine. Its layers on
-    the GPU must be one run. An index of ours must fit the budget. Neither may leave more than 2 %
-    of what the budget has for the model free, or anything out where everything fits. (PowerInfer
-    goes on using any index that fits, however small.)
-
-    Args:
-        file: of the model.
-        problem: that would be solved.
-        solver: that would solve it.
+    A plan qualifies if model and solver are the same, its budget is within 1 % of the current one,
+    it fits, its GPU layers are one contiguous run, and its predicted speed is within 5 % of that at
+    solving time. Otherwise something else has changed, such as context, predictors or machine. Our
+    index must only fit the budget. Neither may leave more than 2 % of the model's budget unused, or
+    leave anything out if everything fits. (PowerInfer keeps using any index that fits, however
+    small.)
     """
     index = gpu_index.beside(file.path)
     for path in (PLAN.beside(file.path), PLAN.cached(problem.model_identity), index):
@@ -82,15 +65,11 @@ def find_plan(file: GGUFFile, problem: PlacementProblem, solver: str) -> StoredP
 
 
 def read_plan(path: Path, problem: PlacementProblem) -> StoredPlan:
-    """Read a plan, or a GPU index in PowerInfer's format, for a model.
-
-    Args:
-        path: of the file.
-        problem: the model; its budget is not looked at.
+    """Read a plan or a GPU index in PowerInfer's format; the problem's budget is ignored.
 
     Raises:
-        PlacementError: it is damaged, or made for a model of another identity or shape, or for
-            another choice of predictors.
+        PlacementError: the file is damaged, or made for a model of another identity or shape, or
+            for other predictors.
     """
     if _is_index(path):
         stored = _read_index(path, problem)
@@ -102,14 +81,7 @@ def read_plan(path: Path, problem: PlacementProblem) -> StoredPlan:
 
 
 def save_plan(file: GGUFFile, plan: PlacementPlan) -> Path:
-    """Store a plan beside its model or, where that is not possible, in the cache.
-
-    Args:
-        file: of the model.
-        plan: of the model.
-
-    Returns:
-        Where it is now.
+    """Store a plan next to its model or, if that is not possible, in the cache; return its path.
 
     Raises:
         PlacementError: neither can be written.
@@ -122,10 +94,10 @@ def save_plan(file: GGUFFile, plan: PlacementPlan) -> Path:
 
 
 def write_plan(path: Path, plan: PlacementPlan) -> Path:
-    """Write a plan to a file that the user named; return its path.
+    """Write a plan to a file named by the user and return its path.
 
     Raises:
-        PlacementError: there is a file that is no plan, or it cannot be written.
+        PlacementError: the existing file is not a plan, or it cannot be written.
     """
     PLAN.check_target(path)
     return PLAN.write(path, plan)
@@ -138,7 +110,7 @@ def _is_index(path: Path) -> bool:
         with path.open("rb") as file:
             return file.read(4) in _INDEX_MAGICS
     except OSError:
-        return False  # reading it as a plan says what is wrong
+        return False  # reading it as a plan reports the problem
 
 
 def _read_index(path: Path, problem: PlacementProblem) -> StoredPlan:
@@ -157,7 +129,7 @@ def _has_predictor(problem: PlacementProblem) -> list[bool]:
 
 
 def _check_predictors(stored: StoredPlan, problem: PlacementProblem) -> None:
-    """Hot neurons need their predictor on the GPU, where there is one."""
+    """Check that layers with hot neurons have their predictor on the GPU, if they have one."""
     pairs = zip(stored.plan.layers, _has_predictor(problem), strict=True)
     for number, (layer, has_predictor) in enumerate(pairs):
         is_missing = has_predictor and not layer.has_predictor and len(layer.hot)
@@ -177,7 +149,7 @@ def _is_as_good(plan: PlacementPlan, problem: PlacementProblem, solver: str) -> 
         return False
     if plan.solver == gpu_index.SOLVER:
         return True
-    if num_runs(plan) > 1:  # of a version whose plans were not
+    if num_runs(plan) > 1:  # from a version whose plans had several runs
         return False
     if plan.solver != solver or abs(plan.budget_bytes - budget) > _BUDGET_TOLERANCE * budget:
         return False

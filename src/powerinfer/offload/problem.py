@@ -1,11 +1,13 @@
-"""Makes the problem for a placement solver from a loaded CPU model and a memory budget."""
+"""Solver problems, made from a loaded CPU model and a memory budget."""
 
 import logging
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from powerinfer.calibration.sparsity import Sparsity
 from powerinfer.errors import DeviceError, PlacementError
 from powerinfer.gguf import GGUFFile, model_identity
+from powerinfer.models import Model
 from powerinfer.offload.device_speeds import Speeds, machine_speeds
 from powerinfer.offload.devices import Device
 from powerinfer.offload.model_sizes import CONTEXT_BYTES, SizeAssumptions, model_sizes
@@ -20,9 +22,12 @@ from powerinfer.placement.solver import get_solver
 from powerinfer.store.memory import available_memory_bytes, format_bytes
 from powerinfer.tokenizer import Tokenizer
 
-__all__ = ["PlacementTask", "budget_bytes", "placement_task"]
+if TYPE_CHECKING:
+    from powerinfer.ops.cpu.ops import NativeOps
 
-# The prediction is made for the middle of an ordinary conversation.
+__all__ = ["PlacementTask", "budget_bytes", "native_backend", "placement_task"]
+
+# Predictions are made for the middle of an ordinary conversation.
 _SEQ_LEN = 512
 
 _log = logging.getLogger(__name__)
@@ -30,14 +35,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PlacementTask:
-    """A problem, with what messages say about it.
-
-    Attributes:
-        problem: for the solvers.
-        speeds: of the machine.
-        file: of the model.
-        formats: of its weights, and what they take on the GPU.
-    """
+    """A placement problem and what messages say about it."""
 
     problem: PlacementProblem
     speeds: Speeds
@@ -53,34 +51,22 @@ def placement_task(
     device: Device | None,
     progress: PlacementProgress | None = None,
 ) -> PlacementTask:
-    """Collect everything a plan is made from.
+    """Collect all inputs of a plan.
 
     Args:
-        sparsity: the model on the native CPU backend, with what decides its neurons.
-        file: it came from.
-        tokenizer: of the same file.
-        options: budget, type of the KV cache, batch size.
-        device: the GPU; None for one that is not here, whose speed is assumed.
-        progress: told while speeds or statistics are measured.
+        sparsity: the model on the native CPU backend, with its sparsity.
+        device: the GPU; None to assume one that is not here.
 
     Raises:
-        DeviceError: there is no GPU here, and the budget does not say how much memory it has.
-        PlacementError: statistics of the model are damaged, or a library that the solver needs is
-            not installed.
+        DeviceError: there is no GPU here, and the budget is not an amount of memory.
+        PlacementError: statistics of the model are damaged, or a library the solver needs is
+            missing.
     """
     if options.solver is not None:
-        get_solver(options.solver)  # what it lacks shows before anything is measured
+        get_solver(options.solver)  # fails before anything is measured
     progress = progress or PlacementProgress()
     model, ops = sparsity.model, sparsity.model.ops
-    from powerinfer.ops.cpu.ops import NativeOps
-
-    # Of a model the type checker knows only that it lies on some backend.
-    cpu: object = ops
-    if not isinstance(cpu, NativeOps):
-        raise PlacementError(
-            f"only a model on the CPU's kernels can be placed, not on {ops.name}: leave the choice "
-            "of kernels out"
-        )
+    cpu = native_backend(model)
     budget = budget_bytes(options, device)
     is_real = device is None or not device.is_interpreted
     sizes = model_sizes(
@@ -102,17 +88,35 @@ def placement_task(
     return PlacementTask(problem, speeds, file, weight_formats(model))
 
 
-def budget_bytes(options: EngineOptions, device: Device | None) -> int:
-    """GPU memory to take, for everything: the driver's context counts too.
+def native_backend(model: Model) -> "NativeOps":
+    """Return a model's backend, which must be the native CPU one.
 
     Raises:
-        DeviceError: there is no GPU here, and the options do not give an amount.
+        PlacementError: it is another backend.
+    """
+    from powerinfer.ops.cpu.ops import NativeOps
+
+    # For the type checker a model's backend is opaque.
+    ops: object = model.ops
+    if not isinstance(ops, NativeOps):
+        raise PlacementError(
+            f"only a model on the CPU's kernels can be placed, not on {model.ops.name}: leave the "
+            "choice of kernels out"
+        )
+    return ops
+
+
+def budget_bytes(options: EngineOptions, device: Device | None) -> int:
+    """GPU memory to use in total, the driver's context included.
+
+    Raises:
+        DeviceError: there is no GPU here, and the budget is not an amount of memory.
     """
     given = options.vram_budget
     if device is None:
         if given is None or given.num_bytes is None:
             raise DeviceError(
-                "there is no GPU here to take all or a share of",
+                "there is no GPU here whose memory could be taken or shared",
                 remedy="give the budget as an amount, such as {vram_budget=8}",
             )
         return given.num_bytes
@@ -133,10 +137,10 @@ def budget_bytes(options: EngineOptions, device: Device | None) -> int:
 
 
 def _free_bytes(device: Device) -> int:
-    """Free memory of a device, with what our own context in it takes."""
+    """Free memory of a device, plus what our own context takes."""
     if device.is_interpreted:
         return available_memory_bytes() or 1 << 34
     from powerinfer.ops.gpu.memory import free_bytes
 
-    # Asking makes the context, so the answer leaves it out; the budget includes it.
+    # The query creates the context and leaves it out of the answer; the budget includes it.
     return free_bytes(device.name) + CONTEXT_BYTES

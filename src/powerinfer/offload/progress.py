@@ -1,4 +1,4 @@
-"""Callbacks for what is measured while a model is loaded, most of it before a placement."""
+"""Progress callbacks for measurements during loading, most of them for a placement."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ __all__ = ["PlacementProgress"]
 
 @dataclass(frozen=True, slots=True)
 class PlacementProgress:
-    """Callables, each called with (done, in all), or None.
+    """Callbacks, called with (done, in all).
 
     Attributes:
-        speeds: while this machine is measured: its speeds, and how it reads weights fastest.
-        statistics: while neurons are counted, in layers.
+        speeds: progress of measuring this machine (device speeds, prefetch settings).
+        statistics: progress of counting neurons, in layers.
     """
 
     speeds: Callable[[int, int], None] | None = None

@@ -1,4 +1,4 @@
-"""How often each neuron of a model is computed, from the best source available."""
+"""Activation frequencies of a model's neurons, from the best source available."""
 
 import logging
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from powerinfer.values import FloatArray
 
 __all__ = ["activation_statistics", "frequency_of_density"]
 
-# Odds are multiplied by at most 2 to this power: beyond, nothing changes in f32.
+# Odds are multiplied by at most 2 to this power; beyond it nothing changes in f32.
 _MOST_DOUBLINGS = 60.0
 _BISECTIONS = 60
 
@@ -41,26 +41,24 @@ def activation_statistics(
 ) -> ActivationStats:
     """Find out how often each neuron is computed.
 
-    In this order: the model's calibration, PowerInfer's `activation` folder beside it, what an
-    earlier call measured, a brief profile on the text in the package, which is kept. A source that
-    is damaged or does not fit is named in a warning, and the next one taken. Where nothing is
-    skipped, every neuron is computed always.
+    Sources in order: the model's calibration, PowerInfer's `activation` folder next to it, a
+    profile stored by an earlier call, and a new brief profile on the bundled text, which is stored.
+    A damaged or unsuitable source causes a warning and is skipped. If nothing is skipped, every
+    neuron is always computed.
 
     Args:
         model: on the CPU, with its predictors attached.
-        file: it came from.
-        tokenizer: of the same file.
-        progress: told (layers done, layers in all) while the model is profiled.
-        calibration: whose choices the model runs; None for the stored one.
+        progress: called with (layers done, layers in all) while the model is profiled.
+        calibration: calibration the model runs with; None for the stored one.
 
     Raises:
-        NumericsError: the model produced NaN or infinity while it was profiled.
+        NumericsError: the model produced NaN or infinity during profiling.
     """
     is_dense = model.sparsity == OFF or not model.config.activation.is_sparse
     if is_dense and not model.config.num_experts:
         return _every_neuron(model, "every neuron runs")
     if is_dense:
-        # How often a neuron runs is how often its expert is chosen.
+        # A neuron runs whenever its expert is chosen.
         return _of_profile(model, file, tokenizer, progress)
     known = _of_calibrations(model, file, calibration) or _of_folder(model, file)
     return known or _of_profile(model, file, tokenizer, progress)
@@ -93,12 +91,12 @@ def _of_calibrations(
 
 
 def _runs_brief_choices(model: Model) -> bool:
-    """Whether a brief calibration tells what runs: its choices, or no predictor at all."""
+    """Check that a brief calibration describes the model: it runs its choices, or no predictor."""
     return model.sparsity == CALIBRATED or set(model.layer_kinds) == {EXACT}
 
 
 def _of_calibration(model: Model, calibration: Calibration) -> ActivationStats | None:
-    """Frequencies by a calibration; None where the model runs a predictor it did not measure."""
+    """Frequencies by a calibration; None if the model runs a predictor it did not measure."""
     layers = []
     for kind, layer in zip(model.layer_kinds, calibration.layers, strict=True):
         frequency = _layer_frequency(kind, layer, calibration)
@@ -127,17 +125,16 @@ def _layer_frequency(
 def frequency_of_density(
     num_active: npt.NDArray[np.int64], num_tokens: int, density: float
 ) -> FloatArray:
-    """How often each neuron is predicted, from how often it fires and how many are predicted.
+    """Estimate how often each neuron is predicted from its firing counts and the density.
 
-    A predictor that is tuned for recall lets more neurons pass than fire, of all sorts, but most
-    of those that often come close to firing: the odds of every neuron are multiplied by the same
-    factor, such that the mean is the density. Half a token is added to both counts, so that
-    neurons that never fired in a short text keep a chance.
+    A predictor tuned for recall selects more neurons than fire, mostly those that are often close
+    to firing. This multiplies the odds of all neurons by one factor that makes the mean the
+    density. Half a token is added to both counts, so that neurons that never fired in a short text
+    keep a chance.
 
     Args:
-        num_active: i64[num_neurons], tokens for which each fires.
-        num_tokens: of all.
-        density: share of the neurons that is predicted.
+        num_active: i64[num_neurons], tokens for which each neuron fires.
+        density: share of the neurons predicted.
 
     Returns:
         f32[num_neurons]; its mean is the density.
@@ -178,10 +175,7 @@ def _of_folder(model: Model, file: GGUFFile) -> ActivationStats | None:
 
 
 def _of_profile(
-    model: Model,
-    file: GGUFFile,
-    tokenizer: Tokenizer,
-    progress: Callable[[int, int], None] | None,
+    model: Model, file: GGUFFile, tokenizer: Tokenizer, progress: Callable[[int, int], None] | None
 ) -> ActivationStats:
     identity = model_identity(file)
     profile = find_profile(model, identity)
@@ -189,8 +183,10 @@ def _of_profile(
         try:
             text = brief_text(model, tokenizer)
         except PromptError as error:
-            _log.warning("no neuron is known to fire more often than others: %s", error)
-            return _every_neuron(model, "nothing: every neuron is taken to run")
+            _log.warning(
+                "activation frequencies are unknown, all neurons count the same: %s", error
+            )
+            return _every_neuron(model, "no statistics: every neuron is assumed to run")
         _log.info("counting which neurons run on %d tokens of %s", text.windows.size, text.name)
         profile = measure_profile(model, text, progress)
         save_profile(model, identity, profile)

@@ -1,4 +1,4 @@
-"""What each format of a model's weights takes on a GPU, where some of them become F16."""
+"""Sizes of a model's weight formats on a GPU, where some of them become F16."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,14 +12,7 @@ __all__ = ["WeightFormat", "grown_formats", "weight_formats"]
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """The matrices of one format that may lie on a GPU, together.
-
-    Attributes:
-        name: in the file.
-        num_weights: numbers in these matrices.
-        file_bytes: that they take in the file.
-        device_bytes: that they would take on the GPU.
-    """
+    """All placeable matrices of one format."""
 
     name: str
     num_weights: int
@@ -28,26 +21,22 @@ class WeightFormat:
 
     @property
     def file_bytes_per_weight(self) -> float:
-        """In the file."""
+        """Bytes per weight in the file."""
         return self.file_bytes / self.num_weights
 
     @property
     def device_bytes_per_weight(self) -> float:
-        """On the GPU."""
+        """Bytes per weight on the GPU."""
         return self.device_bytes / self.num_weights
 
     @property
     def growth(self) -> float:
-        """How many times as much memory the GPU takes."""
+        """Size on the GPU relative to the file."""
         return self.device_bytes / self.file_bytes
 
 
 def weight_formats(model: Model) -> tuple[WeightFormat, ...]:
-    """The formats of attention, predictors, neurons and output head, the most bytes first.
-
-    Args:
-        model: on the CPU, its predictors attached.
-    """
+    """Formats of attention, predictors, neurons and output head, largest first."""
     found: dict[str, list[int]] = {}
     for matrix, is_transposed in _matrices(model):
         name = model.ops.matrix_format(matrix)
@@ -59,16 +48,16 @@ def weight_formats(model: Model) -> tuple[WeightFormat, ...]:
 
 
 def grown_formats(formats: tuple[WeightFormat, ...]) -> tuple[WeightFormat, ...]:
-    """Those that the GPU has no packed form of, so that they take more memory there."""
+    """Formats without a packed form on the GPU, which take more memory there."""
     return tuple(each for each in formats if each.growth > _SAME)
 
 
-# Scales lie apart on the GPU, and rows are not rounded up: a packed form is as large as the file's.
+# Packed formats keep their size on the GPU: scales are stored apart and rows are not padded.
 _SAME = 1.05
 
 
 def _matrices(model: Model) -> Iterator[tuple[Matrix, bool]]:
-    """Each matrix, and whether its columns become rows on the GPU."""
+    """Yield each matrix, and whether its columns become rows on the GPU."""
     for layer in model.weights.layers:
         ffn = layer.ffn
         for linear in (*layer.qkv, layer.attn_output, ffn.gate, ffn.up):

@@ -254,7 +254,7 @@ def test_a_context_too_short_to_profile(tmp_path: Path, caplog: pytest.LogCaptur
     model = load_model(file, ReferenceOps(), context_length=8)
     stats = _statistics(_as(model, "exact"), file)
     assert (stats.frequency == 1).all()
-    assert "no neuron is known" in caplog.text
+    assert "activation frequencies are unknown" in caplog.text
 
 
 @given(

@@ -203,7 +203,7 @@ def test_auto_leaves_a_gpu_alone_that_is_too_old(caplog: pytest.LogCaptureFixtur
 @pytest.mark.parametrize(
     ("flags", "remedy"),
     [
-        (("--device", "cuda"), "leave the option out or take --device cpu"),
+        (("--device", "cuda"), "leave the option out or use --device cpu"),
         (("--vram-budget", "1"), "leave the option (--vram-budget is set) out"),
     ],
     ids=["device", "budget"],
