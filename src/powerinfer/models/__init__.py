@@ -1,7 +1,7 @@
-"""Models: configuration and weights from a file, and one layer per architecture.
+"""Models: configuration and weights from files, and a layer function per architecture.
 
-The engine samples, tokenizes and schedules; nothing here does. Models compute only through the
-operations that they are given.
+Sampling, tokenization and scheduling belong to the engine. Models compute only through the
+operations they are given.
 """
 
 from powerinfer.models.activation import parse_activation

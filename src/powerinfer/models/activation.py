@@ -1,8 +1,7 @@
-"""Which activation an FFN runs with: given by the user, by the file, or by the architecture.
+"""Activation of an FFN, chosen by the user, the file or the architecture.
 
-Precedence: flag, then the key `powerinfer.ffn_activation`, then
-PowerInfer's container rule (a file with its magic is a sparse model whose architecture alone tells
-the activation), then the architecture's default.
+Precedence: flag, the key `powerinfer.ffn_activation`, PowerInfer's container rule (a file with its
+magic is a sparse model whose activation follows from the architecture), the architecture's default.
 """
 
 from powerinfer import _plugins
@@ -16,10 +15,10 @@ _NAMES = tuple(sorted(kind.value for kind in ActivationKind))
 
 
 def parse_activation(text: str) -> Activation:
-    """Parse what `--activation` takes: a name, FatReLU with its threshold as `fatrelu:0.01`.
+    """Parse the value of `--activation`: a name, or `fatrelu:0.01` with a threshold.
 
     Raises:
-        UnsupportedError: an unknown name, or a threshold that is missing, misplaced or no number.
+        UnsupportedError: unknown name, or a threshold that is missing, misplaced or not a number.
     """
     name, has_threshold, threshold = text.strip().lower().partition(":")
     if name not in _NAMES:
@@ -48,14 +47,13 @@ def resolve_activation(
     """Choose the activation by the precedence above.
 
     Args:
-        file: the model file.
-        asked: what the user asked for, or None.
-        powerinfer_default: what the architecture means in a file with PowerInfer's magic.
-        default: what the architecture means elsewhere.
+        asked: the user's choice, or None.
+        powerinfer_default: the architecture's activation in files with PowerInfer's magic.
+        default: the architecture's activation in other files.
 
     Raises:
-        UnsupportedError: the user's name is unknown.
-        GGUFError: the file's key is.
+        UnsupportedError: the user's choice is unknown.
+        GGUFError: the file's key is invalid.
     """
     if asked is not None:
         return parse_activation(asked) if isinstance(asked, str) else asked
@@ -77,7 +75,7 @@ def _activation_of_file(file: GGUFFile) -> Activation:
 
 
 def activation_metadata(activation: Activation) -> dict[str, object]:
-    """The keys that say which activation a file has."""
+    """Metadata keys that store an activation."""
     found: dict[str, object] = {keys.FFN_ACTIVATION: activation.kind.value}
     if activation.kind is ActivationKind.FATRELU:
         found[keys.FATRELU_THRESHOLD] = activation.threshold
@@ -85,12 +83,12 @@ def activation_metadata(activation: Activation) -> dict[str, object]:
 
 
 def fatrelu(threshold: float) -> Activation:
-    """FatReLU of a threshold.
+    """Build a FatReLU.
 
     Raises:
         UnsupportedError: the threshold is negative or not finite.
     """
-    # Below zero a neuron that is switched off would not be the one that contributes least.
+    # Below zero, the neurons switched off would not be those that contribute least.
     if not 0.0 <= threshold < float("inf"):
         raise UnsupportedError(f"a FatReLU threshold must be 0 or more, got {threshold:g}")
     return Activation(ActivationKind.FATRELU, threshold)

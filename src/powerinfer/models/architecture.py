@@ -1,4 +1,4 @@
-"""What a file in ``architectures/`` exports: the facts of one model family and its layer."""
+"""Exports of a file in ``architectures/``: the facts of a model family and its layer function."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -32,10 +32,10 @@ _RELU = Activation(ActivationKind.RELU)
 
 
 class NormKind(StrEnum):
-    """How vectors are normalised.
+    """Normalization of vectors.
 
-    RMS: by their root mean square (arXiv 1910.07467); no bias.
-    LAYER: to mean 0 and variance 1 (arXiv 1607.06450); with a bias, which files must have.
+    RMS: by their root mean square (arXiv 1910.07467), without bias. LAYER: to mean 0 and variance 1
+    (arXiv 1607.06450), with a bias that files must have.
     """
 
     RMS = "rms"
@@ -43,10 +43,10 @@ class NormKind(StrEnum):
 
 
 class QKNorm(StrEnum):
-    """What `attn_q_norm` and `attn_k_norm`, RMS norms before the rotation, normalise.
+    """Scope of `attn_q_norm` and `attn_k_norm`, RMS norms before the rotation.
 
-    HEAD: each head; the heads of q share a weight, and so do those of k.
-    PROJECTION: all heads of a token as one vector.
+    HEAD: each head; all heads of q share a weight, and all heads of k. PROJECTION: all heads of a
+    token as one vector.
     """
 
     HEAD = "head"
@@ -58,37 +58,33 @@ class Architecture:
     """Facts of a model family.
 
     Attributes:
-        name: value of `general.architecture`, prefix of its keys and name of its file.
+        name: value of `general.architecture`, key prefix and file name.
         run_layer: ``run_layer(model, number, x, batch, cache, *, wanted, observe)``, see
             `architectures/llama.py`.
-        activation: of the FFN, where the file does not say.
-        powerinfer_activation: the same in a file with PowerInfer's magic.
+        powerinfer_activation: default in a file with PowerInfer's magic.
         is_rope_interleaved: pairs (2i, 2i+1) rotate together; else (i, i + half).
-        rounds_yarn_ramp: of `RopeConfig`, where the file scales by YaRN.
-        position_offset: position p has row p + this of a learned table, `position_embd`; None for
-            an architecture with rotary positions.
-        norm: kind of all its norms.
-        norm_eps: their epsilon where the file has no key for it; None if it must.
-        layer_norms: norms that every block has. `attn_norm` and `ffn_norm` normalise what attention
-            and FFN get, `post_attention_norm` and `post_ffw_norm` what they return.
-        optional_layer_norms: norms that some files have.
-        norm_names: of norms that files of this family call otherwise than we.
+        rounds_yarn_ramp: value of `RopeConfig.rounds_ramp`.
+        position_offset: position p has row p + this of the learned table `position_embd`; None for
+            rotary positions.
+        norm_eps: epsilon of the norms if the file has no key for it; None if the key is required.
+        layer_norms: norms of every block. `attn_norm` and `ffn_norm` normalize the inputs of
+            attention and FFN, `post_attention_norm` and `post_ffw_norm` their outputs.
+        norm_names: file names of norms that differ from ours.
         may_be_post_norm: norms may follow attention and FFN (`powerinfer.post_norm`).
-        is_parallel: attention and FFN of a layer start from the same input, side by side.
+        is_parallel: attention and FFN of a layer share one input.
         is_gated: the FFN has a gate; else the activation applies to `up`.
-        qk_norm: norms of q and k; None for none.
-        has_attention_sinks: each head has a score that no position has, `attn_sinks`.
-        windows: which layers have a window, where a file gives one.
-        scales: what the model multiplies by, where the file has no keys for it.
-        predictor_input: what predictors stored in PowerInfer files of this family look at.
-        is_routed_by_layer_input: a router sees the residual stream as the layer gets it, instead of
-            what the FFN gets.
-        experts: how routers decide, in families that have any; None for those that have none.
-        required_biases: layer tensors that must have a bias; others may.
+        qk_norm: norms of q and k, or None.
+        has_attention_sinks: each head has an extra score without a position, `attn_sinks`.
+        windows: layers with a window, if the file gives one.
+        scales: scale factors, if the file has no keys for them.
+        predictor_input: input of predictors stored in PowerInfer files of this family.
+        is_routed_by_layer_input: routers see the residual stream before the layer instead of the
+            FFN's input.
+        experts: routing rules; None for families without experts.
+        required_biases: layer tensors that must have a bias; for others it is optional.
         hugging_face_names: GGUF tensor name (``{layer}`` for the number) to Hugging Face name, or
-            to the names it has in different models. ``{expert}`` stands for the number of an
-            expert that has a tensor of its own. `ffn_gate_up` is gate and up in one tensor.
-        checkpoint: what else a converter of its Hugging Face checkpoints must know.
+            to the names used by different models. ``{expert}`` stands for the number of an expert
+            with its own tensor. `ffn_gate_up` is gate and up in one tensor.
     """
 
     name: str
@@ -119,12 +115,12 @@ class Architecture:
 
     @property
     def norm_eps_key(self) -> str:
-        """Key of the norms' epsilon, without the architecture's prefix."""
+        """Key of the norm epsilon, without the architecture's prefix."""
         return keys.RMS_NORM_EPSILON if self.norm is NormKind.RMS else keys.LAYER_NORM_EPSILON
 
 
 def architecture_names() -> tuple[str, ...]:
-    """Names of the architectures we run, sorted."""
+    """Names of the supported architectures, sorted."""
     return _plugins.keys(_PACKAGE)
 
 
@@ -132,7 +128,7 @@ def get_architecture(name: str) -> Architecture:
     """Return the architecture of this name.
 
     Raises:
-        UnsupportedError: there is none; the message lists those there are.
+        UnsupportedError: unknown name; the message lists the known ones.
     """
     found = _plugins.load(_PACKAGE, name, "ARCHITECTURE", what=_WHAT)
     if not isinstance(found, Architecture):
@@ -144,9 +140,9 @@ def architecture_of(file: GGUFFile) -> Architecture:
     """Return the architecture of a model file.
 
     Raises:
-        UnsupportedError: it is not implemented. The message names no near one: a file whose
-            architecture was changed by hand would load and write nonsense.
-        GGUFError: the file does not say which it has.
+        UnsupportedError: it is not implemented. The message suggests no similar name: a file
+            relabeled by hand would load and write nonsense.
+        GGUFError: the file does not name its architecture.
     """
     name = file.get_str(keys.ARCHITECTURE)
     names = architecture_names()

@@ -1,7 +1,7 @@
-"""How each layer attends: which positions it sees and how they are rotated.
+"""Attention settings of each layer: visible positions and their rotation.
 
-Most models treat all layers alike. Gemma 3, gpt-oss and SmallThinker alternate layers that look
-through a window of positions with layers that see everything.
+Most models treat all layers alike. Gemma 3, gpt-oss and SmallThinker alternate layers with a
+sliding window and layers without.
 """
 
 from collections.abc import Sequence
@@ -30,14 +30,14 @@ _MAX_WINDOW = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class WindowPattern:
-    """Which layers of a family have a window, in files that give one, and how they rotate.
+    """Pattern of layers with a window in a family, for files that have one, and their rotation.
 
     Attributes:
-        period: one of `period` layers in a row sees everything; 0: none does.
-        is_global_first: it is the first of them, else the last.
-        has_global_rope: it rotates; if not, only layers with a window do.
-        window_freq_base: base of the layers with a window where the file has no key for it, whose
-            angles are then never scaled; None if they rotate as the others do.
+        period: one in `period` layers has no window; 0: all have one.
+        is_global_first: the layer without a window is the first of a period, else the last.
+        has_global_rope: layers without a window rotate.
+        window_freq_base: default frequency base of layers with a window, whose angles are then
+            never scaled; None if they rotate like the others.
     """
 
     period: int = 0
@@ -46,12 +46,7 @@ class WindowPattern:
     window_freq_base: float | None = None
 
     def flags(self, num_layers: int, period: int | None = None) -> list[bool]:
-        """Whether each layer has a window.
-
-        Args:
-            num_layers: entries of the result.
-            period: of a file that has its own; None for that of the family.
-        """
+        """Flag each layer that has a window, by the file's period or else the family's."""
         period = self.period if period is None else period
         if not period:
             return [True] * num_layers
@@ -61,30 +56,23 @@ class WindowPattern:
 
 @dataclass(frozen=True, slots=True)
 class LayerAttention:
-    """How one layer attends.
-
-    Attributes:
-        window: positions a token sees including itself, or None for all.
-        rope: rotary embedding, or None for a layer without.
-    """
+    """Attention settings of one layer; without a window it sees all positions."""
 
     window: int | None
     rope: RopeConfig | None
 
     def num_attended(self, seq_len: int) -> int:
-        """Positions that the last of `seq_len` tokens sees, itself included."""
+        """Number of positions that the last of `seq_len` tokens sees, itself included."""
         return min(seq_len, self.window or seq_len)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionOptions:
-    """The same for the operations of a backend, for `blocks.attention_block`.
+    """Attention settings of one layer, prepared for a backend.
 
     Attributes:
-        rope: angles, or None for a layer that does not rotate.
-        scale: of scores.
-        window: as of `LayerAttention`.
-        soft_cap: scores s become cap * tanh(s / cap); None: they stay.
+        rope: table of angles, or None for a layer that does not rotate.
+        soft_cap: scores s become cap * tanh(s / cap); None for no cap.
     """
 
     rope: RopeTable | None
@@ -98,14 +86,8 @@ def read_attention(
 ) -> tuple[LayerAttention, ...]:
     """Read the keys of windows.
 
-    Args:
-        metadata: of the file.
-        pattern: of the family.
-        rope: what the `rope.*` keys say.
-        num_layers: entries of the result.
-
     Raises:
-        GGUFError: a value is of the wrong type or out of range.
+        GGUFError: a value has the wrong type or is out of range.
     """
     window = metadata.integer(keys.SLIDING_WINDOW, default=0, low=0, high=_MAX_WINDOW)
     if not window:
@@ -133,7 +115,7 @@ def _rope_of_windows(
 def _are_windowed(
     metadata: Metadata, pattern: WindowPattern, num_layers: int
 ) -> npt.NDArray[np.bool_]:
-    """bool[num_layers]: by one flag per layer, or by a period."""
+    """bool[num_layers], from one flag per layer or from a period."""
     key = metadata.key(keys.SLIDING_WINDOW_PATTERN)
     if isinstance(metadata.file.metadata.get(key), np.ndarray | list):
         flags = metadata.file.get_array(key)
@@ -152,13 +134,10 @@ def attention_options(
     context_length: int,
     divisors: FloatArray | None = None,
 ) -> tuple[AttentionOptions, ...]:
-    """Prepare each layer's options; layers that rotate alike share a table of angles.
+    """Prepare each layer's settings; layers with the same rotation share a table of angles.
 
     Args:
-        layers: how they attend.
-        scales: the model's.
-        context_length: positions to make room for.
-        divisors: f32[rotary_dim // 2] of `rope_freqs.weight`, by which frequencies are divided.
+        divisors: f32[rotary_dim // 2] of `rope_freqs.weight`, which divide the frequencies.
     """
     ropes = {layer.rope for layer in layers if layer.rope is not None}
     tables = {rope: build_rope_table(rope, context_length, divisors) for rope in ropes}

@@ -1,7 +1,7 @@
-"""The pieces that architectures are made of: pure functions of the operations.
+"""Building blocks of architectures: pure functions of a backend's operations.
 
-Nine calls of `ops` per layer, and one for each further norm, so that Python's share of a decode
-step stays small.
+Each layer makes nine calls of `ops`, plus one per further norm, to keep Python's share of a decode
+step small.
 """
 
 from abc import ABC, abstractmethod
@@ -41,21 +41,21 @@ __all__ = [
 ]
 
 NO_ROWS: IntArray = np.empty(0, np.int32)
-"""For `select_rows`: none of the tokens."""
+"""Argument of `select_rows` that selects no token."""
 
 
 class Stage(StrEnum):
-    """What an observer gets from a layer, in this order; f32[num_tokens, hidden_size] each.
+    """Stages of a layer shown to observers, in this order; f32[num_tokens, hidden_size] each.
 
-    ATTENTION_INPUT: what q, k and v are computed from.
-    ATTENTION_MIX: what the output projection gets; f32[num_tokens, q_size].
-    ATTENTION: the residual stream after attention.
-    FFN_INPUT: what the FFN gets.
-    ROUTER_INPUT: what its router sees; only of layers where that is not what the FFN gets.
-    PREDICTOR_INPUT: what the architecture's own predictors look at.
-    FFN_OUTPUT: what the FFN returns, without a shared expert, and before its `post_ffw_norm` in
-        architectures that have one.
-    FFN: the residual stream after the FFN, the end of the layer.
+    Attributes:
+        ATTENTION_INPUT: input of q, k and v.
+        ATTENTION_MIX: input of the output projection; f32[num_tokens, q_size].
+        ATTENTION: residual stream after attention.
+        FFN_INPUT: input of the FFN.
+        ROUTER_INPUT: input of the router, if it is not that of the FFN.
+        PREDICTOR_INPUT: input of the architecture's own predictors.
+        FFN_OUTPUT: output of the FFN, without a shared expert and before a `post_ffw_norm`.
+        FFN: residual stream after the FFN, the end of the layer.
     """
 
     ATTENTION_INPUT = "attention input"
@@ -69,9 +69,9 @@ class Stage(StrEnum):
 
 
 class StepControl(Enum):
-    """What an observer may answer to `Stage.FFN`; None, and every other stage, goes on.
+    """Answers of an observer to `Stage.FFN`; None means go on.
 
-    STOP: end the step here: no later layer, no output head, no logits.
+    STOP: end the step without later layers, output head and logits.
     """
 
     STOP = auto()
@@ -80,16 +80,16 @@ class StepControl(Enum):
 Observer: TypeAlias = Callable[[Stage, int, FloatArray], StepControl | None]
 """Called with (stage, layer number, f32[num_tokens, hidden_size]).
 
-The array may be written to once the call is over: who keeps it copies it. Falcon's layers compute
-attention and FFN side by side: there the stages of attention come after the FFN's inputs. Of the
-last layer, only the first two stages have the tokens whose logits nobody wants.
+The array may be overwritten after the call: copy it to keep it. Falcon's layers run attention and
+FFN in parallel, so their attention stages come after the FFN's inputs. In the last layer only the
+first two stages include tokens whose logits are not wanted.
 """
 
 
 class FiringObserver(ABC):
-    """An observer of prompts that also sees which neurons fire: their FFNs run without predictors.
+    """Observer of prompts that also sees which neurons fire: their FFNs run without predictors.
 
-    A backend that does not tell raises UnsupportedError.
+    Raises UnsupportedError on backends that do not report it.
     """
 
     @abstractmethod
@@ -98,30 +98,26 @@ class FiringObserver(ABC):
 
     @abstractmethod
     def fired(self, number: int, bits: ByteArray) -> None:
-        """See what fired in a layer, before its `Stage.FFN_OUTPUT`.
+        """Receive the neurons that fired in a layer, before its `Stage.FFN_OUTPUT`.
 
         Args:
-            number: of the layer.
             bits: u8[num_tokens, ceil(num_neurons / 8)], see `Computes.ffn_firing`; they may be
                 kept. Neurons of a shared expert have none.
         """
 
 
 class StepObserver(ABC):
-    """Watches steps whose tokens it wants to know: makes an observer for each.
+    """Factory of observers, one per step, that needs to know the step's tokens.
 
-    What the stages of one step leave to remember belongs to the observer that is made, so that
-    several threads may run steps of one model.
+    State of a step belongs to its observer, so that several threads may run steps of one model.
     """
 
     @abstractmethod
     def of_step(self, batch: Batch, logits_for: IntArray | None) -> Observer:
-        """Make what sees the stages of a step.
+        """Make the observer of a step.
 
         Args:
-            batch: its tokens.
-            logits_for: i32[num_selected], which of them the last layer's FFN computes; None for
-                all.
+            logits_for: i32[num_selected], tokens that the last layer's FFN computes; None for all.
         """
 
 
@@ -132,14 +128,9 @@ def embed_tokens(
     batch: Batch,
     position_offset: int | None,
 ) -> FloatArray:
-    """Where the residual stream begins: f32[num_tokens, hidden_size].
+    """Compute the start of the residual stream: f32[num_tokens, hidden_size].
 
-    Args:
-        ops: the backend.
-        config: scales.
-        weights: of the model.
-        batch: tokens of the step.
-        position_offset: position p has row p + this of the learned table; None without one.
+    Position p has row p + `position_offset` of the learned table; None without one.
     """
     x = config.scales.of_embedding(ops.embed(weights.embedding, batch.token_ids))
     if position_offset is None:
@@ -152,18 +143,18 @@ def embed_tokens(
 
 
 def normalize(ops: SomeOps, x: Activations, norm: Norm) -> Activations:
-    """Normalise each row of f32[num_tokens, columns]."""
+    """Normalize each row of f32[num_tokens, columns]."""
     if norm.kind is NormKind.RMS:
         return ops.rms_norm(x, norm.weight, norm.eps)
     return ops.layer_norm(x, norm.weight, norm.bias, norm.eps)
 
 
 def normalize_output(ops: SomeOps, x: Activations, norm: Norm | None) -> Activations:
-    """Normalise what attention or FFN returned, in architectures that do."""
+    """Normalize the output of attention or FFN in architectures that do."""
     return x if norm is None else normalize(ops, x, norm)
 
 
-def attention_block(  # noqa: PLR0913  who observes must know the layer
+def attention_block(  # noqa: PLR0913  observers need the layer number
     ops: SomeOps,
     layer: LayerWeights,
     number: int,
@@ -173,17 +164,11 @@ def attention_block(  # noqa: PLR0913  who observes must know the layer
     options: AttentionOptions,
     observe: Observer | None = None,
 ) -> Activations:
-    """Projections, norms of q and k, rotation, cache write, attention, output projection and norm.
+    """Attention with projections, norms, rotation and cache write.
 
     Args:
-        ops: the backend.
-        layer: weights.
-        number: of the layer.
-        x: f32[num_tokens, hidden_size], already normalised.
-        cache: keys and values of this layer; the step's own are added.
-        batch: positions and sequences, and which tokens are prompt.
-        options: of this layer.
-        observe: sees what the projections get.
+        x: f32[num_tokens, hidden_size], normalized.
+        cache: keys and values of this layer; the step's own are appended.
 
     Returns:
         f32[num_tokens, hidden_size], to be added to the residual stream.
@@ -195,13 +180,7 @@ def attention_block(  # noqa: PLR0913  who observes must know the layer
     k = normalize_output(ops, k, layer.norms.get("attn_k_norm"))
     ops.rope_and_store(q, k, v, cache, batch, options.rope, layer.head_norms)
     mixed = ops.attention(
-        q,
-        cache,
-        batch,
-        options.scale,
-        options.window,
-        sinks=layer.sinks,
-        soft_cap=options.soft_cap,
+        q, cache, batch, options.scale, options.window, sinks=layer.sinks, soft_cap=options.soft_cap
     )
     if observe is not None:
         observe(Stage.ATTENTION_MIX, number, ops.to_host(mixed))
@@ -209,7 +188,7 @@ def attention_block(  # noqa: PLR0913  who observes must know the layer
     return normalize_output(ops, output, layer.norms.get("post_attention_norm"))
 
 
-def ffn_block(  # noqa: PLR0913  a router may see what nothing else does
+def ffn_block(  # noqa: PLR0913  routers may have their own input
     ops: SomeOps,
     layer: LayerWeights,
     number: int,
@@ -220,20 +199,16 @@ def ffn_block(  # noqa: PLR0913  a router may see what nothing else does
     observe: Observer | None,
     router_input: Activations | None = None,
 ) -> Activations:
-    """The feed-forward block, dense or over the neurons that its router and predictor pick.
+    """Feed-forward block, dense or over the neurons that its router and predictor select.
 
-    What a shared expert returns is added.
+    Includes the output of a shared expert.
 
     Args:
-        ops: the backend.
-        layer: weights.
-        number: of the layer.
-        x: f32[num_tokens, hidden_size], already normalised.
-        raw: f32[num_tokens, hidden_size], what the architecture's own predictors look at: the
-            stream after attention, or before the layer; not normalised.
+        x: f32[num_tokens, hidden_size], normalized.
+        raw: f32[num_tokens, hidden_size], input of the architecture's own predictors: the
+            unnormalized stream after attention or before the layer.
         is_prompt: bool[num_tokens], see `marks_of`.
-        observe: sees both, and what the block returns.
-        router_input: f32[num_tokens, hidden_size], what a router sees; None for `x`.
+        router_input: f32[num_tokens, hidden_size], input of the router; None for `x`.
 
     Returns:
         f32[num_tokens, hidden_size], to be added to the residual stream.
@@ -242,7 +217,7 @@ def ffn_block(  # noqa: PLR0913  a router may see what nothing else does
     return start(ops, layer, number, x, router_input=router_input)()
 
 
-def start_ffn_block(  # noqa: PLR0913  a router may see what nothing else does
+def start_ffn_block(  # noqa: PLR0913  routers may have their own input
     ops: SomeOps,
     layer: LayerWeights,
     number: int,
@@ -253,7 +228,7 @@ def start_ffn_block(  # noqa: PLR0913  a router may see what nothing else does
     observe: Observer | None,
     router_input: Activations | None = None,
 ) -> Callable[[], Activations]:
-    """Begin `ffn_block`; calling the result ends it and returns what that returns."""
+    """Start `ffn_block`; calling the result finishes it and returns its output."""
     if observe is not None:
         observe(Stage.FFN_INPUT, number, ops.to_host(x))
         if router_input is not None:
@@ -279,7 +254,7 @@ def _start(
     is_prompt: BoolArray | None,
     router_input: Activations | None,
 ) -> Callable[[], Activations]:
-    """Begin the block by what decides which of its neurons run."""
+    """Start the block with its predictor, or without one."""
     predictor = layer.predictor
     if predictor is None:
         return ops.start_ffn(x, layer.ffn, None, is_prompt, router_input)
@@ -299,7 +274,7 @@ def _show_firing(
     router_input: Activations | None,
     observe: FiringObserver,
 ) -> Activations:
-    """Run the block and show what fires on the way."""
+    """Run the block and report which neurons fired."""
     output, bits = ops.ffn_firing(x, layer.ffn, is_prompt, router_input)
     observe.fired(number, bits)
     return output
@@ -308,7 +283,6 @@ def _show_firing(
 def _finish(
     ops: SomeOps, number: int, finish: Callable[[], Activations], observe: Observer
 ) -> Activations:
-    """End the block and show what it returns."""
     output = finish()
     observe(Stage.FFN_OUTPUT, number, ops.to_host(output))
     return output
@@ -321,8 +295,8 @@ def _add_shared(
     is_prompt: BoolArray | None,
     finish: Callable[[], Activations],
 ) -> Activations:
-    """End the block and add what the shared expert returns."""
-    # First, while another device may be at its part of the block.
+    """Finish the block and add the output of the shared expert."""
+    # Run it first, while another device may compute its part of the block.
     own = ops.ffn(x, shared, None, is_prompt)
     output = finish()
     ops.add(output, own)
@@ -330,18 +304,18 @@ def _add_shared(
 
 
 def end_of_layer(ops: SomeOps, number: int, x: Activations, observe: Observer) -> Activations:
-    """Show the end of a layer; without rows where the observer ends the step."""
+    """Show the end of a layer; returns no rows if the observer ends the step."""
     control = observe(Stage.FFN, number, ops.to_host(x))
     return ops.take_rows(x, NO_ROWS) if control is StepControl.STOP else x
 
 
 def select_rows(ops: SomeOps, x: Activations, rows: IntArray | None) -> Activations:
-    """Rows of the tokens that are wanted; all of them for None."""
+    """Select rows; all of them for None."""
     return x if rows is None else ops.take_rows(x, rows)
 
 
 def marks_of(batch: Batch, rows: IntArray | None) -> BoolArray | None:
-    """Which of the wanted tokens are prompt, for what `select_rows` leaves of their rows."""
+    """Flag the prompt tokens among the rows that `select_rows` selects."""
     marks = batch.is_prompt
     return marks if marks is None or rows is None else marks[rows]
 
@@ -353,14 +327,11 @@ def final_states(
     x: Activations,
     is_prompt: BoolArray | None = None,
 ) -> Activations:
-    """Final norm, where the model has one: f32[num_selected, hidden_size].
+    """Apply the final norm, if the model has one: f32[num_selected, hidden_size].
 
     Args:
-        ops: the backend.
-        config: sizes.
-        weights: of the model.
         x: f32[num_selected, hidden_size], end of the residual stream.
-        is_prompt: bool[num_selected], see `marks_of`; norms are the same for both kinds.
+        is_prompt: bool[num_selected], unused: norms do not depend on it.
     """
     if not len(x):
         return np.empty((0, config.hidden_size), np.float32)

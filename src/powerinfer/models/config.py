@@ -1,4 +1,4 @@
-"""Sizes and constants of a model, read from GGUF metadata once and frozen.
+"""Sizes and constants of a model, read once from GGUF metadata.
 
 Names are ours (Hugging Face's for sizes); `gguf/keys.py` has those of the files.
 """
@@ -19,14 +19,14 @@ from powerinfer.values import Activation
 
 __all__ = ["ModelConfig", "read_config"]
 
-# Far above any published model (126 layers, 53248 neurons, 262144 tokens), far below what could
-# exhaust memory before the tensors' own shapes are compared.
+# Far above any published model (126 layers, 53248 neurons, 262144 tokens), and far below what could
+# exhaust memory before the shapes of tensors are checked.
 _MAX_LAYERS = 1024
 _MAX_HEADS = 1 << 14
 _MAX_SIZE = 1 << 20
 _MAX_CONTEXT = 1 << 31
 
-# How the FFN may be stored (contracts: `powerinfer.layout`).
+# Values of `powerinfer.layout`.
 _LAYOUTS = ("rows",)
 
 EMBEDDING = "token_embd.weight"
@@ -36,26 +36,17 @@ QK_NORMS = ("attn_q_norm", "attn_k_norm")
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What layers and the tensors' shapes depend on.
+    """Sizes and constants that determine layers and tensor shapes.
 
     Attributes:
-        architecture: key of the file in ``architectures/``.
-        hidden_size: width of the residual stream.
         intermediate_size: neurons in one FFN, or in one expert.
-        num_layers: blocks.
-        num_heads: query heads.
         num_kv_heads: key and value heads; divides `num_heads`.
         head_dim: width of a head (not always hidden_size / num_heads).
-        vocab_size: rows of the embedding and of the output head.
-        context_length: longest sequence the model was made for.
-        norm_eps: added under the root of the norms.
-        activation: of every FFN.
-        attention: of each layer, its window and rotation.
-        scales: constants that scores, the residual stream and logits are multiplied by.
-        max_positions: positions that have a learned embedding, or None where there are none; no
-            sequence can be longer.
+        context_length: longest sequence of the training.
+        norm_eps: added under the root by norms.
+        max_positions: number of learned positions, a hard limit on sequences; None if there are
+            none.
         is_post_norm: norms follow attention and FFN instead of preceding them.
-        experts: of each layer; None where a layer has one FFN.
     """
 
     architecture: str
@@ -77,27 +68,27 @@ class ModelConfig:
 
     @property
     def num_experts(self) -> int:
-        """Experts in each layer; 0 where it has one FFN."""
+        """Number of experts per layer; 0 for dense models."""
         return 0 if self.experts is None else self.experts.num_experts
 
     @property
     def num_neurons(self) -> int:
-        """Neurons of a layer, those of all its experts but not of a shared one."""
+        """Number of neurons per layer, all experts included but not a shared one."""
         return self.intermediate_size * max(1, self.num_experts)
 
     @property
     def sliding_window(self) -> int | None:
-        """Positions that a token sees in layers with a window, itself included; None: no window."""
+        """Positions a token sees in layers with a window, itself included; None without windows."""
         return next((layer.window for layer in self.attention if layer.window is not None), None)
 
     @property
     def rope(self) -> RopeConfig | None:
-        """Rotary embedding of layers that see everything, or of all; None: no layer rotates."""
+        """Rotary embedding of layers without a window, or of all; None if no layer rotates."""
         rotating = [layer for layer in self.attention if layer.rope is not None]
         return min(rotating, key=lambda layer: layer.window or 0).rope if rotating else None
 
     def num_attended(self, seq_len: int) -> int:
-        """Positions that the last of `seq_len` tokens sees, summed over the layers."""
+        """Positions seen by the last of `seq_len` tokens, summed over the layers."""
         return sum(layer.num_attended(seq_len) for layer in self.attention)
 
     @property
@@ -112,21 +103,14 @@ class ModelConfig:
 
 
 def read_config(
-    file: GGUFFile,
-    architecture: Architecture,
-    activation: Activation | str | None = None,
+    file: GGUFFile, architecture: Architecture, activation: Activation | str | None = None
 ) -> ModelConfig:
-    """Read and check the hyper-parameters of a file.
-
-    Args:
-        file: an open model file.
-        architecture: the plug-in of `general.architecture`.
-        activation: overrides what the file says.
+    """Read and check the hyperparameters of a file; `activation` overrides its own.
 
     Raises:
-        GGUFError: a key is missing, of the wrong type, out of range or contradicts another.
-        UnsupportedError: a feature that is not implemented (a layout, experts, unequal key and
-            value heads).
+        GGUFError: a key is missing, has the wrong type, is out of range or contradicts another.
+        UnsupportedError: a feature is not implemented (a layout, experts, unequal key and value
+            heads).
     """
     metadata = Metadata(file, architecture.name)
     _reject_unsupported(metadata)
@@ -172,10 +156,10 @@ def _read_rope(metadata: Metadata, architecture: Architecture, head_dim: int) ->
 
 
 def _max_positions(metadata: Metadata, architecture: Architecture) -> int | None:
-    """Positions of the learned table; None where there is none, or it is missing or malformed.
+    """Number of learned positions; None if the table is absent or malformed.
 
-    `context_length` is not to be trusted with it: converters write the number of rows there, which
-    for OPT are two more than there are positions.
+    `context_length` cannot be trusted here: converters store the number of rows, two more than OPT
+    has positions.
     """
     table = metadata.file.tensors.get(POSITION_EMBEDDING)
     if architecture.position_offset is None or table is None or len(table.shape) != 2:
@@ -190,7 +174,6 @@ def _read_sizes(metadata: Metadata) -> Sizes:
 
 
 def _read_heads(metadata: Metadata, hidden_size: int) -> tuple[int, int, int]:
-    """num_heads, num_kv_heads, head_dim."""
     num_heads = metadata.integer(keys.NUM_HEADS, high=_MAX_HEADS)
     num_kv_heads = metadata.integer(keys.NUM_KV_HEADS, default=num_heads, high=_MAX_HEADS)
     if num_heads % num_kv_heads:
@@ -211,7 +194,7 @@ def _read_heads(metadata: Metadata, hidden_size: int) -> tuple[int, int, int]:
     value_dim = metadata.integer(keys.VALUE_DIM, default=head_dim, high=_MAX_SIZE)
     if value_dim != head_dim:
         raise UnsupportedError(
-            f"{metadata.file.paths[0]}: value heads of width {value_dim} beside key heads of width "
+            f"{metadata.file.paths[0]}: value heads of width {value_dim} with key heads of width "
             f"{head_dim} are not supported; they must be equal"
         )
     if num_heads * head_dim > _MAX_SIZE:
@@ -223,7 +206,7 @@ def _read_heads(metadata: Metadata, hidden_size: int) -> tuple[int, int, int]:
 
 
 def _vocab_size(metadata: Metadata) -> int:
-    """Length of the token list; where there is none, rows of the embedding."""
+    """Length of the token list or, without one, rows of the embedding."""
     tokens = metadata.file.metadata.get(keys.TOKENS)
     if isinstance(tokens, list) and tokens:
         return len(tokens)

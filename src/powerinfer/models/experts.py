@@ -1,4 +1,4 @@
-"""Mixtures of experts in model files: how many there are and how their router decides."""
+"""Experts in model files: their number, and the rules of their router."""
 
 from dataclasses import dataclass
 
@@ -14,13 +14,13 @@ _MAX_EXPERTS = 1 << 12
 _MAX_SIZE = 1 << 20
 _MAX_NEURONS = 1 << 24
 
-# What other families have and ours do not, by key, with the largest value that changes nothing. A
-# file with more would run, and write nonsense.
+# Keys of other families, with the largest value that changes nothing. A file with more would run
+# and write nonsense.
 _FOREIGN_KEYS = {"expert_group_count": 1, "leading_dense_block_count": 0}
 _FOREIGN_TENSOR = "exp_probs_b.bias"
 
-# Values of `expert_gating_func`: the rule, and whether weights are normalised whatever else is
-# said. 0 leaves it to the family.
+# Values of `expert_gating_func`: the rule, and whether weights are always normalized. 0 leaves it
+# to the family.
 _GATING = {
     1: (RouterRule.SOFTMAX, False),
     2: (RouterRule.SIGMOID, False),
@@ -30,12 +30,11 @@ _GATING = {
 
 @dataclass(frozen=True, slots=True)
 class ExpertRules:
-    """How the routers of a family decide, where a file does not say.
+    """Default routing rules of a family.
 
     Attributes:
-        rule: from logits to weights.
         is_normalized: weights are divided by their sum.
-        size_key: of the neurons of one expert, without the architecture's prefix.
+        size_key: key of the number of neurons per expert, without the architecture's prefix.
     """
 
     rule: RouterRule = RouterRule.SOFTMAX
@@ -45,14 +44,11 @@ class ExpertRules:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """The mixtures of experts of a model.
+    """Experts of a model.
 
     Attributes:
-        num_experts: in each layer.
-        num_used: chosen for each token.
-        rule: how the router's logits become weights.
         is_normalized: weights are divided by their sum.
-        shared_size: neurons of the expert that runs for every token; 0 for none.
+        shared_size: neurons of the shared expert; 0 without one.
     """
 
     num_experts: int
@@ -63,15 +59,11 @@ class ExpertsConfig:
 
 
 def read_experts(metadata: Metadata, rules: ExpertRules | None) -> ExpertsConfig | None:
-    """Read the keys of experts; None where the file has none.
-
-    Args:
-        metadata: of the file.
-        rules: of its family; None for one whose layers have one FFN.
+    """Read the keys of experts; None if the file has none.
 
     Raises:
         GGUFError: a key is missing or out of range.
-        UnsupportedError: we run no experts of this family, or none with such weights.
+        UnsupportedError: experts of this family, or such weights, are not supported.
     """
     num_experts = metadata.integer(keys.NUM_EXPERTS, default=0, low=0, high=_MAX_EXPERTS)
     if not num_experts:
@@ -79,12 +71,12 @@ def read_experts(metadata: Metadata, rules: ExpertRules | None) -> ExpertsConfig
     if rules is None:
         raise UnsupportedError(
             f"{metadata.file.paths[0]}: {num_experts} experts per layer: {metadata.architecture} "
-            "models are supported with one FFN per layer only"
+            "models are only supported with one FFN per layer"
         )
     if metadata.number(keys.EXPERT_WEIGHTS_SCALE, default=1.0) not in (0.0, 1.0):
         raise UnsupportedError(
-            f"{metadata.file.paths[0]}: key {metadata.key(keys.EXPERT_WEIGHTS_SCALE)}: weights of "
-            "experts that are multiplied by a constant are not supported"
+            f"{metadata.file.paths[0]}: key {metadata.key(keys.EXPERT_WEIGHTS_SCALE)}: scaled "
+            "expert weights are not supported"
         )
     _refuse_foreign(metadata)
     size = metadata.integer(rules.size_key, high=_MAX_SIZE)
@@ -104,7 +96,7 @@ def read_experts(metadata: Metadata, rules: ExpertRules | None) -> ExpertsConfig
 
 
 def _refuse_foreign(metadata: Metadata) -> None:
-    """Raise UnsupportedError for what would change which experts run, or where there are any."""
+    """Raise UnsupportedError for keys and tensors that would change which experts run."""
     path = metadata.file.paths[0]
     for name, most in _FOREIGN_KEYS.items():
         value = metadata.integer(name, default=most, low=0)
@@ -116,13 +108,12 @@ def _refuse_foreign(metadata: Metadata) -> None:
     for name in metadata.file.tensors:
         if name.endswith(_FOREIGN_TENSOR):
             raise UnsupportedError(
-                f"{path}: tensor {name!r}: routers with a bias for the choice alone are not "
-                "supported"
+                f"{path}: tensor {name!r}: routers with a bias for selection only are not supported"
             )
 
 
 def _rule(metadata: Metadata, rules: ExpertRules) -> tuple[RouterRule, bool]:
-    """From logits to weights, and whether these are normalised."""
+    """Return the rule, and whether weights are normalized."""
     gating = metadata.integer(keys.EXPERT_GATING, default=0, low=0)
     if gating and gating not in _GATING:
         raise UnsupportedError(

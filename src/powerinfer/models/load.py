@@ -1,4 +1,4 @@
-"""From an open file to a model: read, check, prepare, and attach what decides which neurons run."""
+"""Loading a model from an open file: read, check, prepare, attach predictors."""
 
 import logging
 from dataclasses import replace
@@ -21,7 +21,7 @@ from powerinfer.values import Activation
 __all__ = ["DEFAULT_CONTEXT_LENGTH", "default_context", "load_model", "prepare_model"]
 
 DEFAULT_CONTEXT_LENGTH = 4096
-"""Context by default, if the model allows so much."""
+"""Default context length, if the model supports it."""
 
 _logger = logging.getLogger(__name__)
 
@@ -39,17 +39,16 @@ def load_model(
 
     Args:
         file: an open model file; must stay open as long as the model is used.
-        ops: the backend, whichever it is.
-        activation: overrides the activation the file implies, for example `fatrelu:0.01`.
-        sparsity: `off`, `exact` or a predictor kind; None takes the file's default, see
+        activation: overrides the file's, for example `fatrelu:0.01`.
+        sparsity: `off`, `exact` or a predictor kind; None for the file's default, see
             `default_sparsity`.
-        context_length: positions to prepare for; None takes min(the model's, 4096).
+        context_length: positions to prepare; None for min(the model's, 4096).
         progress: called with (bytes prepared, bytes in all).
 
     Raises:
-        GGUFError: the file lacks something or contradicts itself.
-        UnsupportedError: its architecture, a tensor's format or an option is not implemented.
-        PromptError: `context_length` is not positive, or more than the model has positions for.
+        GGUFError: the file is incomplete or contradicts itself.
+        UnsupportedError: its architecture, a tensor format or an option is not implemented.
+        PromptError: `context_length` is not positive, or exceeds the learned positions.
     """
     opened = ModelFile.of(file, activation)
     config = opened.config
@@ -123,13 +122,13 @@ def _choose_context_length(asked: int | None, config: ModelConfig) -> int:
         raise PromptError(f"the context must be at least 1 token, got {asked}")
     if config.max_positions is not None and asked > config.max_positions:
         raise PromptError(
-            f"a context of {asked} tokens was asked for; this model has learned positions for "
-            f"{config.max_positions} and none beyond",
-            remedy="take a smaller one ({context_length})",
+            f"a context of {asked} tokens was requested; this model has learned positions for "
+            f"only {config.max_positions}",
+            remedy="use a smaller one ({context_length})",
         )
     if asked > config.context_length:
         _logger.warning(
-            "a context of %d was asked for; the model was made for %d and may lose track beyond",
+            "a context of %d was requested; the model was made for %d and may degrade beyond it",
             asked,
             config.context_length,
         )

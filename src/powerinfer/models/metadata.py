@@ -1,7 +1,7 @@
-"""Typed and range-checked reading of a model's hyper-parameters from GGUF metadata.
+"""Typed and range-checked reading of hyperparameters from GGUF metadata.
 
-Every number is checked before anything is sized by it: a bad file is one `GGUFError` that names
-the file, the key, what was got and what was wanted.
+Every number is checked before it sizes anything; a bad file causes a `GGUFError` that names the
+file, the key, the value and the expected range.
 """
 
 import math
@@ -15,18 +15,13 @@ __all__ = ["Metadata"]
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """Reads keys of one architecture.
-
-    Attributes:
-        file: the open model file.
-        architecture: prefix of the keys, `general.architecture`.
-    """
+    """Keys of one architecture in a file."""
 
     file: GGUFFile
     architecture: str
 
     def has(self, name: str) -> bool:
-        """Whether the key `<architecture>.<name>` exists."""
+        """Check for the key `<architecture>.<name>`."""
         return self.key(name) in self.file.metadata
 
     def key(self, name: str) -> str:
@@ -34,12 +29,7 @@ class Metadata:
         return f"{self.architecture}.{name}"
 
     def integer(
-        self,
-        name: str,
-        *,
-        default: int | None = None,
-        low: int = 1,
-        high: int = 1 << 24,
+        self, name: str, *, default: int | None = None, low: int = 1, high: int = 1 << 24
     ) -> int:
         """Read an integer within [low, high]; a missing key without default is an error."""
         key = self.key(name)
@@ -51,12 +41,7 @@ class Metadata:
         return value
 
     def number(
-        self,
-        name: str,
-        *,
-        default: float | None = None,
-        low: float = 0.0,
-        high: float = 1e12,
+        self, name: str, *, default: float | None = None, low: float = 0.0, high: float = 1e12
     ) -> float:
         """Read a finite number within [low, high]."""
         key = self.key(name)
@@ -70,7 +55,7 @@ class Metadata:
         return value
 
     def string(self, name: str, *, default: str) -> str:
-        """Read a string, or `default` where the key is missing."""
+        """Read a string; `default` if the key is missing."""
         return self.file.get_str(self.key(name), default=default)
 
     def error(self, key: str, problem: str) -> GGUFError:

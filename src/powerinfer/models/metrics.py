@@ -1,4 +1,4 @@
-"""The cost of a generation: seconds, tokens, bytes that were read, neurons that were computed."""
+"""Cost of a generation: seconds, tokens, bytes read, neurons computed."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -25,19 +25,19 @@ class Metrics:
 
     Attributes:
         load_s: seconds the model took to load.
-        prefill_tokens: prompt tokens computed (those reused from the KV cache are not counted).
+        prefill_tokens: prompt tokens computed, without those reused from the KV cache.
         prefill_s: seconds from the prompt to the logits of its last token.
-        decode_tokens: tokens generated, the one that ended the generation not counted.
-        decode_steps: steps of one token that were run for them (the first token needs none).
-        decode_s: seconds of those steps, choosing the tokens included.
+        decode_tokens: tokens generated, without the one that ended the generation.
+        decode_steps: single-token steps run for them (the first token needs none).
+        decode_s: seconds of those steps, sampling included.
         decode_bytes: weight and KV bytes read by those steps.
         active_neurons: FFN neurons used in those steps, summed over layers; all with sparsity off.
-        predicted_neurons: FFN neurons that predictors let pass, summed likewise, those of layers
-            without a predictor included; None where no layer has one.
-        total_neurons: FFN neurons there are, summed likewise.
-        predicted_tokens_per_s: decode speed that the cost model of a placement on a GPU promised;
-            None without one.
-        has_experts: the neurons are those of the experts that each token was given to.
+        predicted_neurons: FFN neurons selected by predictors, summed likewise, all those of layers
+            without a predictor included; None without predictors.
+        total_neurons: all FFN neurons, summed likewise.
+        predicted_tokens_per_s: decode speed predicted by the cost model of a GPU placement; None
+            without one.
+        has_experts: only neurons of each token's experts are counted.
     """
 
     load_s: float
@@ -55,17 +55,17 @@ class Metrics:
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
-        """None where nothing was computed."""
+        """Prefill speed; None if nothing was computed."""
         return _ratio(self.prefill_tokens, self.prefill_s)
 
     @property
     def decode_tokens_per_s(self) -> float | None:
-        """None where no step was run."""
+        """Decode speed; None if no step was run."""
         return _ratio(self.decode_steps, self.decode_s)
 
     @property
     def bytes_per_token(self) -> float | None:
-        """Weight rows really read plus keys and values, per decode step."""
+        """Weight and KV bytes actually read per decode step."""
         return _ratio(self.decode_bytes, self.decode_steps)
 
     @property
@@ -81,29 +81,22 @@ class Metrics:
 
     @property
     def predicted_share(self) -> float | None:
-        """Share of the FFN neurons that predictors let pass; None where no layer has one."""
+        """Share of the FFN neurons selected by predictors; None without predictors."""
         predicted = self.predicted_neurons
         return None if predicted is None else _share(predicted, self.total_neurons)
 
 
 class NeuronTally:
-    """Adds up what the FFNs of a model did while counting was switched on.
+    """Counts neurons and bytes of a model's FFNs while `counting`.
 
     Attributes:
         active: neurons used, summed over tokens and layers; all of them with sparsity off.
-        total: neurons there were, summed likewise.
-        bytes_read: weight bytes that FFN calls read, those of predictors included.
-        predictor_bytes: of those, bytes of predictors.
-        has_predictors: whether a predictor decides in any layer.
-        has_experts: only neurons of the experts that tokens were given to are counted.
+        total: all neurons, summed likewise.
+        bytes_read: weight bytes read by FFN calls, predictors included.
+        has_experts: only neurons of each token's experts are counted.
     """
 
     def __init__(self, model: Model) -> None:
-        """Start at zero.
-
-        Args:
-            model: whose backend counts.
-        """
         self._counters = model.ops.counters
         self._uses_all = model.sparsity == "off"
         self.has_predictors = has_predictors(model)
@@ -112,7 +105,7 @@ class NeuronTally:
         self.reset()
 
     def reset(self) -> None:
-        """Start at zero again."""
+        """Reset the counts."""
         self._predicted = 0
         self.active = 0
         self.total = 0
@@ -121,12 +114,12 @@ class NeuronTally:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Count what runs inside."""
+        """Count the steps run in this context."""
         before = copy(self._counters)
         yield
         counters = self._counters
         total = _candidates(self._config, counters.total - before.total)
-        # The counters tell how many were not zero, also where none was skipped.
+        # The backend's counters tell which neurons were not zero, even if none was skipped.
         self.active += total if self._uses_all else counters.active - before.active
         self.total += total
         self.bytes_read += counters.bytes_read - before.bytes_read
@@ -135,7 +128,7 @@ class NeuronTally:
 
     @property
     def predicted(self) -> int | None:
-        """Neurons that predictors let pass, those of layers without one included; None: no one."""
+        """Neurons selected by predictors, all of layers without one included; None without any."""
         return self._predicted if self.has_predictors else None
 
     @property
@@ -151,7 +144,7 @@ class NeuronTally:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What decode steps read and computed; see `Metrics`."""
+    """Cost of decode steps; see `Metrics`."""
 
     bytes_read: int = 0
     active: int = 0
@@ -167,50 +160,29 @@ class StepCost:
         )
 
 
+@dataclass(slots=True, eq=False)
 class CostMeter:
-    """Adds up what the steps of one text cost; keeps neither weights nor KV cache alive.
+    """Adds up the cost of one sequence; keeps neither weights nor KV cache alive."""
 
-    Attributes:
-        prefill_tokens: see `Metrics`.
-        prefill_s: see `Metrics`.
-        decode_s: see `Metrics`.
-    """
-
-    def __init__(
-        self,
-        load_s: float,
-        predicted_tokens_per_s: float | None = None,
-        *,
-        has_predictors: bool = False,
-        has_experts: bool = False,
-    ) -> None:
-        """Start at zero.
-
-        Args:
-            load_s: seconds the model took to load.
-            predicted_tokens_per_s: see `Metrics`.
-            has_predictors: whether a predictor decides in any layer.
-            has_experts: see `Metrics`.
-        """
-        self._load_s = load_s
-        self._predicted_tokens_per_s = predicted_tokens_per_s
-        self._has_predictors = has_predictors
-        self._has_experts = has_experts
-        self._decode = StepCost()
-        self._decode_steps = 0
-        self.prefill_tokens = 0
-        self.prefill_s = 0.0
-        self.decode_s = 0.0
+    load_s: float
+    predicted_tokens_per_s: float | None = None
+    has_predictors: bool = False
+    has_experts: bool = False
+    prefill_tokens: int = 0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    _decode: StepCost = StepCost()
+    _decode_steps: int = 0
 
     def add_decode_step(self, cost: StepCost) -> None:
-        """Count a step that computed one token of this text."""
+        """Count a step that computed one token of this sequence."""
         self._decode += cost
         self._decode_steps += 1
 
     def metrics(self, decode_tokens: int) -> Metrics:
-        """The figures so far."""
+        """Return the figures so far."""
         return Metrics(
-            load_s=self._load_s,
+            load_s=self.load_s,
             prefill_tokens=self.prefill_tokens,
             prefill_s=self.prefill_s,
             decode_tokens=decode_tokens,
@@ -218,37 +190,28 @@ class CostMeter:
             decode_s=self.decode_s,
             decode_bytes=self._decode.bytes_read,
             active_neurons=self._decode.active,
-            predicted_neurons=self._decode.predicted if self._has_predictors else None,
+            predicted_neurons=self._decode.predicted if self.has_predictors else None,
             total_neurons=self._decode.total,
-            predicted_tokens_per_s=self._predicted_tokens_per_s,
-            has_experts=self._has_experts,
+            predicted_tokens_per_s=self.predicted_tokens_per_s,
+            has_experts=self.has_experts,
         )
 
 
 class StepMeter:
-    """Divides what steps cost among the texts that took part."""
+    """Divides the cost of steps among their sequences."""
 
     def __init__(self, model: Model, dense_bytes: int) -> None:
-        """Watch a model.
-
-        Args:
-            model: whose backend counts; what it counts during a step belongs to the step.
-            dense_bytes: bytes every decode step reads, once for all its texts.
-        """
+        """Count the work of a model; every decode step reads `dense_bytes` once."""
         self._neurons = NeuronTally(model)
         self._dense_bytes = dense_bytes
         self.has_predictors = has_predictors(model)
 
     def counting(self) -> AbstractContextManager[None]:
-        """Count what runs inside as one step."""
+        """Count the work in this context as one step."""
         return self._neurons.counting()
 
     def shares(self, kv_bytes: Sequence[int]) -> list[StepCost]:
-        """What each text of the step that was counted is charged; forgets it.
-
-        Args:
-            kv_bytes: of each text, bytes of keys and values that the step read for it.
-        """
+        """Return each sequence's cost of the counted step and reset."""
         neurons, count = self._neurons, len(kv_bytes)
         parts = zip(
             _divided(neurons.bytes_read + self._dense_bytes, count),
@@ -265,18 +228,13 @@ class StepMeter:
 
 
 def _divided(amount: int, count: int) -> list[int]:
-    """An amount in whole parts that differ by at most 1."""
+    """Divide an amount into integers that differ by at most 1."""
     part, rest = divmod(amount, count)
     return [part + (number < rest) for number in range(count)]
 
 
 def _candidates(config: ModelConfig, total: int) -> int:
-    """Of neurons that a backend counted, those that might run: of the experts that were chosen.
-
-    Args:
-        config: of the model.
-        total: neurons of all experts, summed over tokens and layers.
-    """
+    """Convert a count over all experts' neurons to one over the chosen experts'."""
     experts = config.experts
     if experts is None:
         return total
@@ -285,13 +243,13 @@ def _candidates(config: ModelConfig, total: int) -> int:
 
 
 def has_predictors(model: Model) -> bool:
-    """Whether a predictor decides in any layer."""
+    """Return whether any layer has a predictor."""
     return any(kind not in ("off", "exact") for kind in model.layer_kinds)
 
 
 @contextmanager
 def uncounted(counters: FFNCounters) -> Iterator[None]:
-    """Leave the counts as they were, whatever runs inside: watching a model is no cost of it."""
+    """Restore the counters afterwards: observing a model is not part of its cost."""
     before = copy(counters)
     try:
         yield

@@ -1,4 +1,4 @@
-"""A loaded model: configuration, weights and the step function, with what a step costs."""
+"""A loaded model: configuration, weights, step functions and bytes per step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,12 +33,12 @@ __all__ = ["LayerShares", "Model", "kv_bytes_per_position", "new_kv_cache"]
 _End: TypeAlias = Callable[
     [SomeOps, ModelConfig, ModelWeights, Activations, BoolArray | None], Activations
 ]
-"""What becomes of the residual stream: `blocks.output_logits` or `blocks.final_states`."""
+"""End of a step: `blocks.output_logits` or `blocks.final_states`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShares:
-    """Which share of its neurons each layer needed for a decode step, see `NeuronShares`.
+    """Share of each layer's neurons needed by a decode step, see `NeuronShares`.
 
     Attributes:
         active: f32[num_layers].
@@ -51,19 +51,15 @@ class LayerShares:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model on a backend; holds no state of a sequence.
+    """A model on a backend, without the state of any sequence.
 
     Attributes:
-        config: sizes and constants.
-        architecture: facts of its family and what a layer does.
-        weights: prepared by `ops`.
-        ops: the backend.
-        attention: how each layer attends, with angles for `context_length` positions.
+        attention: attention settings per layer, with angles for `context_length` positions.
         context_length: longest sequence it was loaded for.
-        sparsity: `off` where all neurons run, `exact` where inactive ones are skipped without loss,
-            else the name of what predicts them.
-        mlp_threshold: score at or above which the file's predictors call a neuron active.
-        observer: sees the stages of every step that names no other; None for none.
+        sparsity: `off` if all neurons run, `exact` if inactive ones are skipped without loss, else
+            the name of the predictors' setting.
+        mlp_threshold: score from which the file's predictors call a neuron active.
+        observer: default observer of steps.
     """
 
     config: ModelConfig
@@ -78,20 +74,20 @@ class Model:
 
     @property
     def rope_tables(self) -> list[RopeTable]:
-        """The tables of angles, each once."""
+        """Distinct tables of angles."""
         tables = [options.rope for options in self.attention if options.rope is not None]
         return list({id(table): table for table in tables}.values())
 
     @property
     def layer_kinds(self) -> tuple[str, ...]:
-        """What decides in each layer: `off`, `exact` or a predictor kind."""
+        """Selection in each layer: `off`, `exact` or a predictor kind."""
         if self.sparsity == "off":
             return ("off",) * self.config.num_layers
         predictors = (layer.predictor for layer in self.weights.layers)
         return tuple("exact" if p is None else p.kind for p in predictors)
 
     def layer_shares(self) -> LayerShares | None:
-        """Of the last decode step, whichever cache it used; None where the backend counts none."""
+        """Shares of the last decode step on any cache; None if the backend does not count them."""
         shares = [self.ops.neuron_shares(layer.ffn) for layer in self.weights.layers]
         known = [share for share in shares if share is not None]
         if len(known) < len(shares):
@@ -102,7 +98,7 @@ class Model:
         )
 
     def new_cache(self, num_positions: int | None = None, kv_type: KVType = KVType.F16) -> KVCache:
-        """Make a KV cache for `num_positions` positions in all (default: one full context)."""
+        """Make a KV cache for `num_positions` positions (default: one full context)."""
         wanted = self.context_length if num_positions is None else num_positions
         return new_kv_cache(self.ops, self.config, wanted, kv_type=kv_type)
 
@@ -117,11 +113,10 @@ class Model:
         """Run one step and return logits: f32[num_selected, vocab_size].
 
         Args:
-            batch: tokens of the step; their blocks are allocated.
-            cache: keys and values; those of the step are added.
+            cache: keys and values; those of the step are appended.
             logits_for: i32[num_selected], tokens of the batch whose logits are wanted; None for
                 all.
-            observe: sees the stages of each layer, see `blocks.Observer`.
+            observe: receives the stages of each layer, see `blocks.Observer`.
         """
         logits = self._step(batch, cache, output_logits, logits_for, observe)
         return self.config.scales.of_logits(logits)
@@ -134,7 +129,7 @@ class Model:
         logits_for: IntArray | None = None,
         observe: Observer | None = None,
     ) -> PausedStep:
-        """Prepare a step that pauses between layers; arguments and logits as of `forward`.
+        """Prepare a step that pauses between layers; arguments and logits as for `forward`.
 
         Only for backends that run layers apart (`RunsSteps.runs_layers_apart`).
         """
@@ -149,10 +144,10 @@ class Model:
         states_for: IntArray | None = None,
         observe: Observer | None = None,
     ) -> FloatArray:
-        """Run one step and return what the output head would get, behind the final norm.
+        """Run one step and return the input of the output head, after the final norm.
 
         Returns:
-            f32[num_selected, hidden_size]; arguments as of `forward`.
+            f32[num_selected, hidden_size]; arguments as for `forward`.
         """
         return self._step(batch, cache, final_states, states_for, observe)
 
@@ -180,8 +175,8 @@ class Model:
             wanted = None
         if isinstance(observer, StepObserver):
             observer = observer.of_step(batch, wanted)
-        # Which tokens are prompt, what is wanted of them and who watches would be part of a record;
-        # of a cache its identity is.
+        # A recorded program depends on the cache's identity only, so prompt flags, a selection or
+        # an observer rule recording out.
         is_plain = wanted is None and batch.is_prompt is None and observer is None
         may_record = end is output_logits and is_plain
         marks = marks_of(batch, wanted)
@@ -193,7 +188,7 @@ class Model:
         )
 
     def embed(self, batch: Batch) -> FloatArray:
-        """Where the residual stream of a step begins: f32[num_tokens, hidden_size]."""
+        """Embed the tokens of a step: f32[num_tokens, hidden_size]."""
         offset = self.architecture.position_offset
         return embed_tokens(self.ops, self.config, self.weights, batch, offset)
 
@@ -208,7 +203,7 @@ class Model:
         wanted: IntArray | None,
         observe: Observer | None,
     ) -> Activations:
-        """Layers [first, last); none after one that leaves no rows."""
+        """Run layers [first, last), stopping after one that returns no rows."""
         run_layer, end = self.architecture.run_layer, self.config.num_layers - 1
         for number in range(first, last):
             rows = wanted if number == end else None
@@ -218,18 +213,14 @@ class Model:
         return x
 
     def bytes_per_token(
-        self,
-        seq_len: int,
-        *,
-        ffn_bytes: float | None = None,
-        kv_type: KVType = KVType.F16,
+        self, seq_len: int, *, ffn_bytes: float | None = None, kv_type: KVType = KVType.F16
     ) -> float:
         """Bytes read to decode one token of one sequence.
 
         Args:
             seq_len: positions the token sees, itself included.
-            ffn_bytes: FFN weight bytes really read per token (from `ops.counters`); None counts
-                every row of the experts that a token uses.
+            ffn_bytes: FFN weight bytes actually read per token (from `ops.counters`); None for all
+                rows of the token's experts.
             kv_type: element type of the cache.
         """
         ffn = self.used_ffn_bytes if ffn_bytes is None else ffn_bytes
@@ -238,7 +229,7 @@ class Model:
 
     @property
     def dense_bytes(self) -> int:
-        """Bytes read per token whatever fires: attention, norms, output head, one embedding row."""
+        """Bytes read by every token: attention, norms, output head, one embedding row."""
         weights, ops = self.weights, self.ops
         total = ops.matrix_bytes(weights.output.matrix)
         total += ops.matrix_bytes(weights.embedding) // self.config.vocab_size
@@ -255,7 +246,7 @@ class Model:
 
     @property
     def ffn_bytes(self) -> int:
-        """Bytes of all FFN matrices, those of all experts, shared ones and routers included."""
+        """Bytes of all FFN matrices, with all experts, shared ones and routers."""
         return sum(
             _bytes_of_ffn(self.ops, layer.ffn) + _always_read(self.ops, layer)
             for layer in self.weights.layers
@@ -263,7 +254,7 @@ class Model:
 
     @property
     def used_ffn_bytes(self) -> int:
-        """Of `ffn_bytes` those that a token reads if none of its neurons is skipped."""
+        """Part of `ffn_bytes` that a token reads if none of its neurons is skipped."""
         experts = self.config.experts
         share = Fraction(1) if experts is None else Fraction(experts.num_used, experts.num_experts)
         layers = self.weights.layers
@@ -279,7 +270,7 @@ def new_kv_cache(
     kv_type: KVType = KVType.F16,
     block_size: int = BLOCK_SIZE,
 ) -> KVCache:
-    """Make room for `num_positions` positions in all, rounded up to whole blocks.
+    """Allocate `num_positions` positions, rounded up to whole blocks.
 
     Raises:
         UnsupportedError: head_dim is not a multiple of the Q8_0 block.
@@ -299,7 +290,7 @@ def new_kv_cache(
 
 
 def kv_bytes_per_position(config: ModelConfig, kv_type: KVType) -> int:
-    """Bytes that one position takes in all layers, keys and values.
+    """Bytes of one position's keys and values in all layers.
 
     Raises:
         UnsupportedError: head_dim is not a multiple of the Q8_0 block.
@@ -325,7 +316,7 @@ def _bytes_of_ffn(ops: SomeOps, ffn: SomeFFN) -> int:
 
 
 def _always_read(ops: SomeOps, layer: LayerWeights) -> int:
-    """Bytes of a layer's router and shared expert, which FFN calls read for every token."""
+    """Bytes of a layer's router and shared expert, which every token reads."""
     router = layer.ffn.router
     shared = 0 if layer.shared_ffn is None else _bytes_of_ffn(ops, layer.shared_ffn)
     return shared + (0 if router is None else ops.matrix_bytes(router.linear.matrix))

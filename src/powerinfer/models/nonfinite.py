@@ -1,6 +1,6 @@
-"""The second, checking pass after logits came out as NaN or infinity: which layer made them.
+"""Diagnostic second pass after NaN or infinite logits, to find the failing layer.
 
-Weights are not scanned at load (that would read the whole file); the pass costs one prefill and
+Weights are not scanned at load (that would read the whole file); this pass costs one prefill and
 runs only when something is already wrong.
 """
 
@@ -16,7 +16,7 @@ from powerinfer.values import FloatArray
 
 __all__ = ["find_nonfinite_layer"]
 
-# The cache makes a prefill in pieces equal to one in a whole; pieces bound the memory it takes.
+# With the cache, prefill in pieces gives the same result and bounds the memory it takes.
 _TOKENS_PER_STEP = 512
 
 
@@ -26,13 +26,12 @@ def find_nonfinite_layer(
     kv_type: KVType = KVType.F16,
     marks: Sequence[bool] | None = None,
 ) -> str | None:
-    """Run the tokens again from an empty cache and name what first was not finite.
+    """Run the tokens again from an empty cache and name the first part that is not finite.
 
     Args:
-        model: a loaded model.
-        token_ids: the whole sequence up to the token whose logits were bad.
-        kv_type: element type of the cache of that run.
-        marks: of each token whether it is prompt; None if all are.
+        token_ids: the sequence up to the token with bad logits.
+        kv_type: element type of the run's cache.
+        marks: prompt flag of each token; None if all are prompt.
 
     Returns:
         For example `layer 3 (FFN)`, `token embedding` or `output head`; None if all was finite.
@@ -52,7 +51,6 @@ def find_nonfinite_layer(
 
 
 def _steps(marks: Sequence[bool]) -> Iterator[tuple[int, int, bool]]:
-    """First token, end and kind of each step."""
     start = 0
     for is_prompt, group in groupby(marks):
         end = start + sum(1 for _ in group)
@@ -61,12 +59,12 @@ def _steps(marks: Sequence[bool]) -> Iterator[tuple[int, int, bool]]:
         start = end
 
 
-# Inputs of a part are made from the stream before it; the stream alone shows which part failed.
+# A part's inputs are derived from the stream, so the stream alone shows which part failed.
 _STAGES = (Stage.ATTENTION, Stage.FFN)
 
 
 class _Check:
-    """Observer that remembers the first stage with a number that is not finite."""
+    """Observer that remembers the first stage with a non-finite number."""
 
     def __init__(self) -> None:
         self.name: str | None = None

@@ -1,4 +1,4 @@
-"""A step that runs some layers at a time, so that others can go between."""
+"""Steps that pause between layers, so that others can run in between."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -13,14 +13,11 @@ __all__ = ["PausedStep"]
 
 @dataclass(slots=True)
 class PausedStep:
-    """What is left of a step; of one that raised nothing may run again.
+    """A step that can stop between layers. After an exception it cannot be resumed.
 
     Attributes:
-        program: the layers and what follows them.
         batch: tokens of the step; their blocks stay allocated until it ends.
-        scales: of its logits.
-        embedded: f32[num_tokens, hidden_size], where it begins.
-        num_done: layers that ran.
+        embedded: f32[num_tokens, hidden_size], start of the residual stream.
     """
 
     program: LayerProgram[Activations]
@@ -32,21 +29,21 @@ class PausedStep:
 
     @property
     def num_left(self) -> int:
-        """Layers that are to run."""
+        """Number of layers left to run."""
         return self.program.num_layers - self.num_done
 
     def run(self, num_layers: int) -> FloatArray | None:
         """Run the next layers.
 
         Args:
-            num_layers: at least one; more than are left are as many as are left.
+            num_layers: at least 1; limited to the layers left.
 
         Returns:
-            f32[num_selected, vocab_size] logits behind the last layer; None before it.
+            f32[num_selected, vocab_size] logits after the last layer; None before it.
         """
         first, last = self.num_done, min(self.num_done + num_layers, self.program.num_layers)
         x = self.embedded if self._x is None else self._x
-        # A stream without rows is wanted by nobody.
+        # Nobody wants the output of a stream without rows.
         self._x = self.program.layers(x, self.batch, first, last) if len(x) else x
         self.num_done = last
         if self.num_left:

@@ -1,4 +1,4 @@
-"""Rotary position embedding: its settings, the scaling methods and the table of angles.
+"""Rotary position embedding: settings, scaling methods and tables of angles.
 
 RoFormer (arXiv 2104.09864); linear scaling divides positions; YaRN (arXiv 2309.00071) divides only
 the slow dimensions and scales the magnitude; Llama 3.1 files carry per-dimension divisors in
@@ -20,12 +20,12 @@ from powerinfer.values import FloatArray
 
 __all__ = ["RopeConfig", "RopeScaling", "build_rope_table", "read_rope"]
 
-# Keeps the f64 temporaries of a long context's table to a few MiB.
+# Limits the f64 temporaries of a long context's table to a few MiB.
 _POSITIONS_PER_STEP = 4096
 
 
 class RopeScaling(StrEnum):
-    """How angles are stretched for contexts longer than the training context."""
+    """Scaling of angles for contexts longer than the training context."""
 
     NONE = "none"
     LINEAR = "linear"
@@ -40,14 +40,13 @@ class RopeConfig:
         rotary_dim: leading dimensions of a head that rotate, even.
         freq_base: base of the geometric series of frequencies.
         is_interleaved: pairs are (2i, 2i+1); else (i, i + rotary_dim / 2).
-        scaling: method.
-        factor: how many times longer than the original context; 1 where nothing is scaled.
+        factor: ratio to the original context; 1 without scaling.
         original_context_length: context before scaling; YaRN measures wavelengths against it.
         attn_factor: extra scale of the rotated vectors.
         ext_factor: YaRN: weight of the unscaled (fast) dimensions, 1 in every known file.
-        beta_fast: YaRN: dimensions that turn more often than this in the original context stay.
-        beta_slow: YaRN: those that turn less often than this are divided by `factor`.
-        rounds_ramp: YaRN: the ramp between the two begins and ends at whole dimensions.
+        beta_fast: YaRN: dimensions with more turns than this in the original context are kept.
+        beta_slow: YaRN: dimensions with fewer turns than this are divided by `factor`.
+        rounds_ramp: YaRN: the ramp between the two starts and ends at whole dimensions.
     """
 
     rotary_dim: int
@@ -67,8 +66,8 @@ def read_rope(metadata: Metadata, head_dim: int, *, is_interleaved: bool) -> Rop
     """Read the `rope.*` keys.
 
     Raises:
-        GGUFError: a value is of the wrong type or out of range.
-        UnsupportedError: a scaling type we do not implement.
+        GGUFError: a value has the wrong type or is out of range.
+        UnsupportedError: unknown scaling type.
     """
     rotary_dim = metadata.integer(keys.ROPE_DIMENSION_COUNT, default=head_dim, high=head_dim)
     if rotary_dim % 2:
@@ -76,7 +75,7 @@ def read_rope(metadata: Metadata, head_dim: int, *, is_interleaved: bool) -> Rop
             metadata.key(keys.ROPE_DIMENSION_COUNT),
             f"is {rotary_dim}; rotation needs an even number",
         )
-    # Files before the `scaling` keys held a factor for linear scaling only.
+    # Files without the `scaling` keys have a factor for linear scaling only.
     old_factor = metadata.number(keys.ROPE_SCALE_LINEAR, default=1.0)
     factor = metadata.number(keys.ROPE_SCALING_FACTOR, default=old_factor) or 1.0
     scaling = _read_scaling(metadata, has_factor=factor != 1.0)
@@ -110,12 +109,10 @@ def _read_scaling(metadata: Metadata, *, has_factor: bool) -> RopeScaling:
 def build_rope_table(
     config: RopeConfig, context_length: int, divisors: FloatArray | None = None
 ) -> RopeTable:
-    """Compute cos and sin for every position, in f64, rounded once.
+    """Compute cos and sin for every position in f64, rounded once.
 
     Args:
-        config: settings.
-        context_length: positions to make room for.
-        divisors: f32[rotary_dim // 2] of `rope_freqs.weight`, by which frequencies are divided.
+        divisors: f32[rotary_dim // 2] of `rope_freqs.weight`, which divide the frequencies.
     """
     half = config.rotary_dim // 2
     exponents = np.arange(half, dtype=np.float64) / half
@@ -140,7 +137,7 @@ def build_rope_table(
 
 
 def _share_kept(config: RopeConfig) -> npt.NDArray[np.float64]:
-    """YaRN, "NTK-by-parts": 1 for pairs that keep their frequency, 0 for divided ones, a ramp."""
+    """Share of the frequency kept by YaRN's "NTK-by-parts", for each pair of dimensions."""
     low = _pair_that_turns(config, config.beta_fast)
     high = _pair_that_turns(config, config.beta_slow)
     if config.rounds_ramp:
@@ -152,7 +149,7 @@ def _share_kept(config: RopeConfig) -> npt.NDArray[np.float64]:
 
 
 def _pair_that_turns(config: RopeConfig, turns: float) -> float:
-    """Index (a real number) of the pair that turns `turns` times in the original context."""
+    """Index (a real number) of the pair with this number of turns in the original context."""
     wavelength = config.original_context_length / max(turns, 1e-6)
     return (
         config.rotary_dim

@@ -1,4 +1,4 @@
-"""Constants that a model multiplies its numbers by, and caps that it bends them under."""
+"""Scale factors and soft caps of a model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ _LARGEST = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes that the scales of some families follow; see `ModelConfig`."""
+    """Sizes that the scales of some families depend on; see `ModelConfig`."""
 
     hidden_size: int
     num_layers: int
@@ -28,17 +28,17 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """What a model multiplies or divides by; 1 and None where it does not.
+    """Scale factors and soft caps; 1 and None for no effect.
 
     Attributes:
-        attention: scores are multiplied by it.
-        embedding: what is looked up in the embedding is multiplied by it.
-        residual: what attention and FFN add to the residual stream is multiplied by it. Nothing
-            multiplies at run time: the stream is held divided by it, so it begins at embedding /
-            residual, and the epsilon of norms of the stream is divided by residual^2.
-        logits: logits are divided by it.
+        attention: factor of scores.
+        embedding: factor of rows of the embedding.
+        residual: factor of the output of attention and FFN. Not applied at run time: the stream is
+            stored divided by it, so it starts at embedding / residual, and the epsilon of its norms
+            is divided by residual^2.
+        logits: divisor of logits.
         attention_soft_cap: scores s become cap * tanh(s / cap).
-        logit_soft_cap: the same of logits, once they are divided.
+        logit_soft_cap: the same for logits, after the division.
     """
 
     attention: float
@@ -49,13 +49,13 @@ class Scales:
     logit_soft_cap: float | None = None
 
     def of_embedding(self, x: FloatArray) -> FloatArray:
-        """Where the residual stream begins, from rows of the embedding."""
+        """Scale rows of the embedding to the start of the residual stream."""
         scale = self.embedding / self.residual
         return x if scale == 1.0 else x * np.float32(scale)
 
     def of_logits(self, logits: FloatArray) -> FloatArray:
-        """The model's logits, from what its output head returns."""
-        with np.errstate(all="ignore"):  # A damaged model's logits are judged elsewhere.
+        """Scale the output of the head to the model's logits."""
+        with np.errstate(all="ignore"):  # NaN of damaged models is reported elsewhere
             if self.logits != 1.0:
                 logits = logits / np.float32(self.logits)
             if self.logit_soft_cap is not None:
@@ -64,24 +64,24 @@ class Scales:
         return logits
 
     def stream_epsilon(self, eps: float) -> float:
-        """Epsilon of norms of the residual stream as it is held, from the model's."""
+        """Epsilon of norms of the stored residual stream."""
         return eps / self.residual**2
 
 
 DefaultScales: TypeAlias = Callable[[Sizes], Scales]
-"""What a family scales by where the file has no key for it."""
+"""Default scales of a family."""
 
 
 def usual_scales(sizes: Sizes) -> Scales:
-    """Nothing but the scores, by 1 / sqrt(head_dim)."""
+    """Scale only scores, by 1 / sqrt(head_dim)."""
     return Scales(attention=sizes.head_dim**-0.5)
 
 
 def read_scales(metadata: Metadata, default: Scales) -> Scales:
-    """Read the keys of scales and caps; 0 means as much as no key.
+    """Read the keys of scales and caps; 0 counts as absent.
 
     Raises:
-        GGUFError: a value is no number or out of range.
+        GGUFError: a value is not a number or out of range.
     """
 
     def number(key: str, otherwise: float) -> float:

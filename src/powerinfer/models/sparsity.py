@@ -1,4 +1,4 @@
-"""Which neurons a model computes: the default of a file, and attaching predictors to its layers."""
+"""Sparsity of models: the default of a file, and predictors attached to layers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ OFF, EXACT, MLP = "off", "exact", "mlp"
 
 @dataclass(frozen=True, slots=True)
 class InputStatistics:
-    """Statistics of one FFN's input over some text.
+    """Statistics of one FFN's input over a text.
 
     Attributes:
         mean: f32[hidden_size].
@@ -41,13 +41,7 @@ class InputStatistics:
 
 
 def default_sparsity(config: ModelConfig, magic: str, *, has_predictors: bool) -> str:
-    """What runs by default: a PowerInfer file's own predictors, else what loses nothing.
-
-    Args:
-        config: of the model.
-        magic: of its file.
-        has_predictors: the file carries them.
-    """
+    """Choose the default: a PowerInfer file's own predictors, else exact sparsity if possible."""
     if not config.activation.is_sparse:
         return OFF
     return MLP if magic == "PWRI" and has_predictors else EXACT
@@ -56,10 +50,6 @@ def default_sparsity(config: ModelConfig, magic: str, *, has_predictors: bool) -
 def check_is_sparse(activation: Activation, sparsity: str) -> None:
     """Check that neurons can be skipped.
 
-    Args:
-        activation: of the model.
-        sparsity: what was asked for, for the message.
-
     Raises:
         UnsupportedError: the activation is never zero.
     """
@@ -67,8 +57,7 @@ def check_is_sparse(activation: Activation, sparsity: str) -> None:
         raise UnsupportedError(
             f"sparsity {sparsity!r} needs an activation of the ReLU family; this model runs "
             f"{activation}",
-            remedy="if that is wrong, name the right one with {activation}, or take "
-            "{sparsity='off'}",
+            remedy="if that is wrong, set the right one with {activation}, or use {sparsity='off'}",
         )
 
 
@@ -80,19 +69,18 @@ def with_predictors(
     statistics: Sequence[InputStatistics] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Model:
-    """The same model with other predictors; weights are shared.
+    """Copy a model with other predictors; weights are shared.
 
     Args:
-        model: loaded with neurons that can be skipped.
-        choices: one per layer.
-        name: of the setting, for reports: `exact`, `lowbit:2`, `calibrated`.
-        statistics: of the FFN inputs, one per layer; None takes what the norms imply.
+        model: loaded so that neurons can be skipped.
+        name: name of the setting for reports: `exact`, `lowbit:2`, `calibrated`.
+        statistics: FFN input statistics, one per layer; None derives them from the norms.
         progress: called with (layers done, layers in all).
 
     Raises:
-        UnsupportedError: a kind is unknown or this file cannot serve it, or the activation is
+        UnsupportedError: a kind is unknown or not available in this file, or the activation is
             never zero.
-        ShapeError: there are not as many choices as layers.
+        ShapeError: the number of choices is not the number of layers.
     """
     if len(choices) != model.config.num_layers:
         raise ShapeError(
@@ -102,24 +90,25 @@ def with_predictors(
     layers = []
     for number, (layer, choice) in enumerate(zip(model.weights.layers, choices, strict=True)):
         known = None if statistics is None else statistics[number]
-        layers.append(_predicted(model, layer, number, choice, known))
+        built = build_predictor(model.ops, layer_source(model, number, known), choice)
+        layers.append(replace(layer, ffn=built.ffn, predictor=built.predictor))
         if progress is not None:
             progress(number + 1, len(choices))
     return replace(model, weights=replace(model.weights, layers=tuple(layers)), sparsity=name)
 
 
 def uniform(kind: str, num_layers: int) -> tuple[LayerChoice, ...]:
-    """The same kind with its default threshold in every layer.
+    """Use the same kind with its default threshold in every layer.
 
     Raises:
-        UnsupportedError: there is no such kind.
+        UnsupportedError: unknown kind.
     """
     name = "+".join(str(part) for part in parse_kind(kind))
     return (LayerChoice(name),) * num_layers
 
 
 def layer_source(model: Model, number: int, statistics: InputStatistics | None) -> LayerSource:
-    """What the predictor of a layer may be built from."""
+    """Collect the inputs for building a layer's predictor."""
     layer = model.weights.layers[number]
     known = statistics or _implied_by_norm(model.ops, layer)
     return LayerSource(
@@ -134,22 +123,11 @@ def layer_source(model: Model, number: int, statistics: InputStatistics | None) 
     )
 
 
-def _predicted(
-    model: Model,
-    layer: LayerWeights,
-    number: int,
-    choice: LayerChoice,
-    statistics: InputStatistics | None,
-) -> LayerWeights:
-    built = build_predictor(model.ops, layer_source(model, number, statistics), choice)
-    return replace(layer, ffn=built.ffn, predictor=built.predictor)
-
-
 def _implied_by_norm(ops: SomeOps, layer: LayerWeights) -> InputStatistics:
-    """Normalised inputs have mean 0 and variance 1 before the norm scales and shifts them."""
+    """Statistics implied by the norm: mean 0 and variance 1, then scaled and shifted."""
     norm = layer.ffn_input_norm
     weight = ops.vector_values(norm.weight)
     mean = np.zeros_like(weight) if norm.bias is None else ops.vector_values(norm.bias)
-    # A damaged norm may hold huge numbers; those that run into infinity are what they are.
+    # A damaged norm may hold huge numbers; overflow to infinity is accepted.
     with np.errstate(over="ignore"):
         return InputStatistics(mean, weight * weight)

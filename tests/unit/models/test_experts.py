@@ -135,7 +135,7 @@ def test_a_router_must_be_finite(tmp_path: Path) -> None:
         (
             TINY_EXPERTS["mixtral-single"],
             {"llama.expert_count": 3},
-            r"blk\.1\.ffn_down\.3\.weight \[32, 48\], though there are 3 experts",
+            r"blk\.1\.ffn_down\.3\.weight \[32, 48\], but there are 3 experts",
         ),
         (
             TINY_EXPERTS["mixtral-single"],

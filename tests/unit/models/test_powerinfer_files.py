@@ -172,7 +172,7 @@ class TestOPT:
         file = rewrite(tmp_path, TINY_MODELS[name], {"opt.context_length": 162})
         assert file.tensors["position_embd.weight"].shape == (162, 32)
         assert load_model(file, ReferenceOps()).context_length == 160
-        with pytest.raises(PromptError, match=r"positions for 160.*context_length"):
+        with pytest.raises(PromptError, match=r"positions for only 160.*context_length"):
             load_model(file, ReferenceOps(), context_length=161)
 
     def test_the_last_position_has_an_embedding(self, tmp_path: Path) -> None:

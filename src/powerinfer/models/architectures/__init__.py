@@ -1,1 +1,1 @@
-"""One file per architecture; the file name is the value of `general.architecture`."""
+"""Architectures, one file each, named after the value of `general.architecture`."""

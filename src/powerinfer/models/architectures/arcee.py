@@ -1,4 +1,4 @@
-"""Arcee (AFM): the Llama block with an FFN without gate and ReLU^2 as its activation."""
+"""Arcee (AFM): the Llama block with an ungated ReLU^2 FFN."""
 
 from powerinfer.models.architecture import Architecture
 from powerinfer.models.architectures.llama import HUGGING_FACE_NAMES, run_layer

@@ -1,6 +1,6 @@
-"""Bamboo (PowerInfer's sparse Mistral): the Llama block with dReLU, ReLU on gate and up.
+"""Bamboo (PowerInfer's sparse Mistral): the Llama block with dReLU (ReLU on gate and up).
 
-Its files store q and k for interleaved pairs, as `llama` files do.
+Files store q and k for interleaved pairs, as `llama` files do.
 """
 
 from powerinfer.models.architecture import Architecture

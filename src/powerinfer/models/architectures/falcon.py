@@ -1,8 +1,8 @@
-"""Falcon 7B, 40B and 180B: attention and FFN side by side, both from the input of the layer.
+"""Falcon 7B, 40B and 180B: attention and FFN in parallel, both from the input of the layer.
 
 LayerNorm, RoPE over halves, one or a few key and value heads, an ungated FFN. Plain files run GELU
-as trained; a file with PowerInfer's magic holds a model tuned for ReLU, whose predictors look at
-the un-normalised input of the layer.
+as trained; a file with PowerInfer's magic holds a model tuned for ReLU, whose predictors see the
+unnormalized input of the layer.
 
 In 7B files one norm, `attn_norm`, feeds both. In 40B files `attn_norm` (Hugging Face `ln_mlp`)
 feeds the FFN and `attn_norm_2` (`ln_attn`) the attention: the reverse of what the names suggest.
@@ -55,7 +55,7 @@ def run_layer(
     wanted: IntArray | None,
     observe: Observer | None,
 ) -> Activations:
-    """Run one layer; arguments and result as of `llama.run_layer`."""
+    """Run one layer; arguments and result as for `llama.run_layer`."""
     ops, layer = model.ops, model.weights.layers[number]
     ffn_input = normalize(ops, x, layer.attn_norm)
     second = layer.norms.get("attn_norm_2")
@@ -81,7 +81,7 @@ def run_layer(
 
 
 def _metadata(config: CheckpointConfig) -> dict[str, object]:
-    """What old and new configurations do not call by one name, or leave out."""
+    """Keys that old and new configurations name differently or omit."""
     if config.flag("alibi", default=False):
         raise config.unsupported("alibi", "false")
     is_first_40b = config.string("model_type") == "RefinedWeb"
@@ -106,7 +106,7 @@ ARCHITECTURE = Architecture(
     run_layer=run_layer,
     hugging_face_names=HUGGING_FACE_NAMES,
     checkpoint=CheckpointRules(
-        # The first checkpoints of 7B and 40B have names of their own.
+        # The first checkpoints of 7B and 40B use their own names.
         ("falcon", "RefinedWebModel", "RefinedWeb"),
         config_names={
             "hidden_act": ("activation",),

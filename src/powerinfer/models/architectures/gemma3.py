@@ -1,7 +1,7 @@
 """Gemma 3, text only: the Llama block with four norms, a GELU gate and alternating windows.
 
-The embedding is multiplied by sqrt(hidden_size). Five of six layers have a window and rotate with a
-base of their own. In GGUF files the one that is added to the weights of norms is already added.
+The embedding is scaled by sqrt(hidden_size). Five of six layers have a window and their own rotary
+base. GGUF files store norm weights with the offset of one already added.
 """
 
 from powerinfer.gguf import keys
@@ -20,7 +20,7 @@ _NUM_LAYERS_27B = 62
 
 
 def _scales(sizes: Sizes) -> Scales:
-    # No key says it: the 27B scales as if its heads filled the layer.
+    # There is no key for it: the 27B model scales as if its heads filled the layer.
     is_27b = sizes.num_layers == _NUM_LAYERS_27B
     width = sizes.hidden_size / sizes.num_heads if is_27b else sizes.head_dim
     return Scales(attention=width**-0.5, embedding=sizes.hidden_size**0.5)
@@ -31,7 +31,7 @@ def _windows(config: CheckpointConfig) -> list[bool]:
 
 
 def _metadata(config: CheckpointConfig) -> dict[str, object]:
-    """Scales and caps, where they are not those of published models."""
+    """Scales and caps that differ from those of the published models."""
     if config.flag("use_bidirectional_attention", default=False):
         raise config.unsupported("use_bidirectional_attention", "false")
     hidden_size, num_heads = config.integer("hidden_size"), config.integer("num_attention_heads")

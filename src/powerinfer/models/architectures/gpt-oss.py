@@ -1,6 +1,6 @@
 # The file is named after the value of `general.architecture`.
 # ruff: noqa: N999
-"""gpt-oss: experts with clamped SwiGLU, attention sinks, windows in every second layer, biases.
+"""gpt-oss: experts with clamped SwiGLU, attention sinks, windows in every other layer, biases.
 
 The norm of the FFN's input is called `post_attention_norm`. YaRN does not round the borders of its
 ramp: configurations say so (`truncate`), files have no key for it, and llama.cpp rounds.

@@ -1,7 +1,7 @@
 """Granite with experts (3.0 and 3.1, 1B-A400M and 3B-A800M): Mixtral's block with four scales.
 
-The embedding, what blocks add to the residual stream, scores and logits are scaled by keys of the
-file. Some models have an expert that runs for every token.
+Keys of the file scale the embedding, the output of blocks, scores and logits. Some models have a
+shared expert.
 """
 
 from powerinfer.gguf import keys

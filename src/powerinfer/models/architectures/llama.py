@@ -1,8 +1,7 @@
-"""Llama and its kin in GGUF (Llama 1-3, Mistral, Mixtral, TinyLlama, ReluLLaMA, ProSparse, ...).
+"""Llama and related models (Llama 1-3, Mistral, Mixtral, TinyLlama, ReluLLaMA, ProSparse, ...).
 
-Pre-norm blocks with RMSNorm, rotary grouped-query attention with interleaved pairs and a gated
-FFN, of which Mixtral has several. The converters permute the rows of q and k so that pairs are
-interleaved.
+Pre-norm blocks with RMSNorm, rotary grouped-query attention over interleaved pairs, and a gated FFN
+or a mixture of them. Converters permute the rows of q and k to interleave the pairs.
 """
 
 from powerinfer.kvcache.kv_cache import KVCache
@@ -43,7 +42,7 @@ HUGGING_FACE_NAMES: dict[str, str | tuple[str, ...]] = {
     "blk.{layer}.ffn_down": "model.layers.{layer}.mlp.down_proj",
 }
 
-# Merged as transformers 5 holds them, and one by one as checkpoints mostly have them.
+# Merged as in transformers 5, and one by one as in most checkpoints.
 EXPERT_NAMES: dict[str, str | tuple[str, ...]] = {
     "blk.{layer}.ffn_gate_inp": "model.layers.{layer}.mlp.gate",
     "blk.{layer}.ffn_gate_up_exps": "model.layers.{layer}.mlp.experts.gate_up_proj",
@@ -85,17 +84,14 @@ def run_layer(
     """Run one layer.
 
     Args:
-        model: its backend, configuration, weights and rotary table.
-        number: of the layer.
-        x: f32[num_tokens, hidden_size], the residual stream; the layer may add to it in place.
-        batch: tokens of the step; their blocks are allocated.
-        cache: keys and values; those of the step are added.
-        wanted: i32[num_selected], tokens of the batch whose row of the result is wanted; None for
-            all. Only of the last layer some are not: behind its attention tokens no longer meet.
-        observe: sees the stages of the layer, see `blocks.Observer`.
+        x: f32[num_tokens, hidden_size], the residual stream; may be modified in place.
+        cache: keys and values; those of the step are appended.
+        wanted: i32[num_selected], tokens of the batch whose output is wanted; None for all. Only
+            set for the last layer, where tokens no longer interact after the attention.
+        observe: receives the stages of the layer, see `blocks.Observer`.
 
     Returns:
-        f32[num_selected, hidden_size], the stream behind the layer; without rows where an observer
+        f32[num_selected, hidden_size], the stream after the layer; without rows if an observer
         ended the step.
     """
     ops, layer = model.ops, model.weights.layers[number]
@@ -106,7 +102,7 @@ def run_layer(
     )
     router_input = None
     if model.architecture.is_routed_by_layer_input:
-        # The sum may take the place of one of the two, and the router needs x.
+        # The sum may overwrite either operand, and the router needs x.
         router_input, x, mixed = select_rows(ops, x, wanted), mixed, x
     ops.add(x, mixed)
     x = select_rows(ops, x, wanted)
@@ -129,7 +125,7 @@ def run_layer(
 
 
 def _windows(config: CheckpointConfig) -> list[bool] | None:
-    # Llama's own code does not look at a window, whatever a configuration says.
+    # Llama's own code ignores windows, whatever a configuration says.
     has_windows = config.string("model_type") in ("mistral", "mixtral")
     return windows.all_layers(config) if has_windows else None
 
@@ -139,7 +135,7 @@ ARCHITECTURE = Architecture(
     run_layer=run_layer,
     hugging_face_names=HUGGING_FACE_NAMES | EXPERT_NAMES | _MIXTRAL_NAMES,
     checkpoint=CheckpointRules(
-        # The last one is that of ProSparse.
+        # The last one is ProSparse's.
         ("llama", "mistral", "mixtral", "sparsellama"),
         windows=_windows,
     ),

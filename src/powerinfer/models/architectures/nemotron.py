@@ -1,7 +1,7 @@
-"""Nemotron and Minitron: blocks as Llama's with LayerNorm, partial RoPE, an ungated ReLU^2 FFN.
+"""Nemotron and Minitron: the Llama block with LayerNorm, partial RoPE and an ungated ReLU^2 FFN.
 
-Their LayerNorm multiplies by one plus the weight ("LayerNorm1p"); in GGUF files the one is already
-added. RoPE turns the first `rope.dimension_count` numbers of a head, in halves.
+LayerNorm multiplies by one plus the weight ("LayerNorm1p"); GGUF files store the sum. RoPE rotates
+the first `rope.dimension_count` elements of a head, in halves.
 """
 
 from powerinfer.models.architecture import Architecture, NormKind

@@ -1,6 +1,6 @@
 """OLMoE: the Llama block with RoPE over halves, norms of all of q and k, and many small experts.
 
-The weights of its experts are those of a softmax over all of them, not normalised.
+Expert weights come from a softmax over all experts and are not renormalized.
 """
 
 from powerinfer.gguf import keys
@@ -30,9 +30,7 @@ ARCHITECTURE = Architecture(
     run_layer=run_layer,
     hugging_face_names=HUGGING_FACE_NAMES | QK_NORM_NAMES | EXPERT_NAMES,
     checkpoint=CheckpointRules(
-        ("olmoe",),
-        config_names={"num_local_experts": ("num_experts",)},
-        metadata=_metadata,
+        ("olmoe",), config_names={"num_local_experts": ("num_experts",)}, metadata=_metadata
     ),
     is_rope_interleaved=False,
     qk_norm=QKNorm.PROJECTION,

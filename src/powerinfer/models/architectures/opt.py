@@ -1,12 +1,12 @@
-"""OPT in PowerInfer's naming: learned positions, LayerNorm, biases everywhere, an ungated ReLU FFN.
+"""OPT in PowerInfer's naming: learned positions, LayerNorm, biases everywhere, ungated ReLU FFN.
 
-Position p has row p + 2 of `position_embd` (two rows are for padding, as the models were trained),
-so a table of 2050 rows is for 2048 positions whatever `opt.context_length` says. The output head
-is the embedding. Files carry no epsilon: it is the 1e-5 of the training, not PowerInfer's 0.
+Position p has row p + 2 of `position_embd` (the models were trained with two padding rows), so a
+table of 2050 rows serves 2048 positions whatever `opt.context_length` says. The output head is the
+embedding. Files carry no epsilon: it is the 1e-5 of the training, not PowerInfer's 0.
 
-In OPT-350m norms come after attention and FFN instead of before (key `powerinfer.post_norm`), and
-there is none before the head. That model projects its embeddings too, which is refused: the key
-serves models of its form with embeddings as wide as the layers.
+OPT-350m has norms after attention and FFN instead of before (key `powerinfer.post_norm`) and none
+before the head. That model also projects its embeddings, which is rejected: the key serves models
+of its form with embeddings as wide as the layers.
 """
 
 from powerinfer.gguf import keys
@@ -61,7 +61,7 @@ def run_layer(
     wanted: IntArray | None,
     observe: Observer | None,
 ) -> Activations:
-    """Run one layer; arguments and result as of `llama.run_layer`."""
+    """Run one layer; arguments and result as for `llama.run_layer`."""
     ops, config, layer = model.ops, model.config, model.weights.layers[number]
     before, after = (_keep, normalize) if config.is_post_norm else (normalize, _keep)
     attention_input = before(ops, x, layer.attn_norm)
@@ -84,7 +84,7 @@ def run_layer(
 
 
 def _keep(_ops: SomeOps, x: Activations, _norm: Norm | None) -> Activations:
-    """The identity, in place of a norm."""
+    """Identity in place of a norm."""
     return x
 
 

@@ -1,4 +1,4 @@
-"""Qwen3: the Llama block with RoPE over halves and a norm of each head of q and k."""
+"""Qwen3: the Llama block with RoPE over halves and norms of the heads of q and k."""
 
 from powerinfer.models.architecture import Architecture, QKNorm
 from powerinfer.models.architectures.llama import HUGGING_FACE_NAMES, QK_NORM_NAMES, run_layer

@@ -1,4 +1,4 @@
-"""Qwen3 with experts (30B-A3B, 235B-A22B): Qwen3's block with a mixture in the FFN's place."""
+"""Qwen3 with experts (30B-A3B, 235B-A22B): the Qwen3 block with a mixture of experts."""
 
 from powerinfer.gguf import keys
 from powerinfer.models.architecture import Architecture, QKNorm

@@ -1,8 +1,8 @@
-"""SmallThinker (PowerInfer's own): ReGLU experts, chosen before the attention of their layer runs.
+"""SmallThinker (PowerInfer's own): ReGLU experts chosen before the attention of their layer runs.
 
-The router sees the residual stream as the layer gets it, not normalised. In files with a window
-(21B) one layer of four sees everything and does not rotate; in files without (4B) all layers do
-both. The window is the file's; llama.cpp takes 4096, which published files have, whatever they say.
+The router sees the unnormalized residual stream before the layer. In files with a window (21B) one
+of four layers attends to everything and does not rotate; in files without (4B) all layers do both.
+We use the file's window; llama.cpp always uses 4096, the value of published files.
 """
 
 from powerinfer.gguf import keys
@@ -22,7 +22,7 @@ _SOFTMAX, _SIGMOID = 1, 2
 
 
 def _windows(config: CheckpointConfig) -> list[bool] | None:
-    """As `sliding_window_layout` says; only layers with a window may then rotate."""
+    """Read `sliding_window_layout`; if it is set, only layers with a window may rotate."""
     count = config.integer("num_hidden_layers")
     flags = [bool(flag) for flag in config.items("sliding_window_layout", int, count)]
     rotating = [bool(flag) for flag in config.items("rope_layout", int, count)] or [True] * count

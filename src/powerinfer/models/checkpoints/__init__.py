@@ -1,5 +1,5 @@
-"""What checkpoints of Hugging Face say about a model, in the words of GGUF.
+"""Configurations of Hugging Face checkpoints, translated to GGUF metadata.
 
-Here are the rules for all families; what one family does differently is in its file in
-`models/architectures`. Nothing here opens a file.
+These rules hold for all families; the files in `models/architectures` declare the exceptions.
+Nothing here opens a file.
 """

@@ -1,4 +1,4 @@
-"""The `config.json` of a checkpoint: typed reading, with one error that names file and key."""
+"""Typed reading of a checkpoint's `config.json`; errors name file and key."""
 
 import sys
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from powerinfer.errors import CheckpointError, UnsupportedError
 
 __all__ = ["CheckpointConfig"]
 
-# Of sizes that something is made in the number of, far above any published model.
+# Limits of sizes that determine allocations, far above any published model.
 _LARGEST = {
     "num_hidden_layers": 1 << 10,
     "num_local_experts": 1 << 12,
@@ -21,14 +21,11 @@ _LARGEST_INTEGER = 1 << 31
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """The values of a `config.json`, under the names that Llama's configuration has.
-
-    A value of null counts as absent.
+    """Values of a `config.json` under the names of Llama's configuration; null counts as absent.
 
     Attributes:
-        path: of the file, for messages; of a part of it with the key.
-        values: what it says.
-        names: of values that the family calls otherwise: Llama's name to theirs.
+        path: file, and the key of a part of it, for messages.
+        names: Llama's name of a value to the names used by the family.
     """
 
     path: Path | str
@@ -36,11 +33,11 @@ class CheckpointConfig:
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def has(self, name: str) -> bool:
-        """Whether there is a value."""
+        """Check for a value."""
         return self._found(name)[1] is not None
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """Return an integer above 0; a missing one without default is an error."""
+        """Return a positive integer; a missing one without default is an error."""
         key, value = self._found(name, default)
         largest = _LARGEST.get(name, _LARGEST_INTEGER)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= largest:
@@ -51,13 +48,13 @@ class CheckpointConfig:
         """Return a finite number; a missing one without default is an error."""
         key, value = self._found(name, default)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        # In this order NaN and integers beyond the largest float are refused too.
+        # This form also rejects NaN and integers beyond the largest float.
         if not is_number or not abs(value) <= sys.float_info.max:  # type: ignore[arg-type]
             raise self.error(key, "expected a number")
         return float(value)  # type: ignore[arg-type]
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """Return a truth value."""
+        """Return a boolean."""
         key, value = self._found(name, default)
         if not isinstance(value, bool):
             raise self.error(key, "expected true or false")
@@ -71,14 +68,14 @@ class CheckpointConfig:
         return value
 
     def part(self, name: str) -> "CheckpointConfig":
-        """Return the values of an object inside; empty where there is none."""
+        """Return the values of a nested object; empty if it is missing."""
         key, value = self._found(name, {})
         if not isinstance(value, dict):
             raise self.error(key, "expected an object")
         return CheckpointConfig(f"{self.path}: {key}", value)
 
     def items(self, name: str, kind: type[object], count: int) -> list[object]:
-        """Return a list of `count` values of one type; empty where there is none."""
+        """Return a list of `count` values of one type; empty if it is missing."""
         key, value = self._found(name, [])
         if not isinstance(value, list) or not all(isinstance(each, kind) for each in value):
             raise self.error(key, f"expected a list of {kind.__name__}")
@@ -87,20 +84,20 @@ class CheckpointConfig:
         return value
 
     def error(self, key: str, problem: str, *, is_shown: bool = True) -> CheckpointError:
-        """Build the error for a key; it shows what the key holds."""
+        """Build the error for a key, showing its value."""
         value = self.values.get(key)
         got = ("is missing" if value is None else f"is {value!r:.60}") if is_shown else ""
         separator = "; " if is_shown else ""
         return CheckpointError(f"{self.path}: key {key} {got}{separator}{problem}")
 
     def unsupported(self, key: str, wanted: str) -> UnsupportedError:
-        """Build the error for a value that is well formed, and not implemented."""
+        """Build the error for a valid but unsupported value."""
         return UnsupportedError(
             f"{self.path}: key {key} is {self.values.get(key)!r:.60}; supported: {wanted}"
         )
 
     def _found(self, name: str, default: object = None) -> tuple[str, object]:
-        """The name under which the value is, and the value."""
+        """Look a value up; returns its key and the value or default."""
         keys = (*self.names.get(name, ()), name)
         for key in keys:
             value = self.values.get(key)

@@ -1,4 +1,4 @@
-"""From a checkpoint's configuration to the keys of a model file."""
+"""Translation of a checkpoint's configuration to the metadata of a model file."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,11 +9,7 @@ from powerinfer import _plugins
 from powerinfer.errors import UnsupportedError
 from powerinfer.gguf import keys
 from powerinfer.models.activation import activation_metadata, fatrelu
-from powerinfer.models.architecture import (
-    Architecture,
-    architecture_names,
-    get_architecture,
-)
+from powerinfer.models.architecture import Architecture, architecture_names, get_architecture
 from powerinfer.models.checkpoints.config import CheckpointConfig
 from powerinfer.models.checkpoints.rope import rope_metadata
 from powerinfer.values import Activation, ActivationKind
@@ -28,10 +24,10 @@ __all__ = [
 
 
 def architecture_of_checkpoint(config: CheckpointConfig) -> Architecture:
-    """Find the family whose checkpoints have this `model_type`.
+    """Find the family of a checkpoint's `model_type`.
 
     Raises:
-        UnsupportedError: there is none; lists those there are.
+        UnsupportedError: unknown type; the message lists the known ones.
     """
     model_type = config.string("model_type")
     known: list[str] = []
@@ -45,14 +41,13 @@ def architecture_of_checkpoint(config: CheckpointConfig) -> Architecture:
 
 
 def model_metadata(config: CheckpointConfig, architecture: Architecture) -> dict[str, object]:
-    """All keys of a model, without those of its tokenizer, by their full names.
+    """Metadata of a model by full key, without its tokenizer.
 
     Args:
-        config: of the checkpoint, with the names of its family (`named_for`).
-        architecture: its family.
+        config: checkpoint configuration with the names of its family (`named_for`).
 
     Raises:
-        CheckpointError: a value is missing or of the wrong type.
+        CheckpointError: a value is missing or has the wrong type.
         UnsupportedError: the engine cannot run such a model.
     """
     rules = architecture.checkpoint
@@ -72,7 +67,7 @@ def model_metadata(config: CheckpointConfig, architecture: Architecture) -> dict
 
 
 def named_for(config: CheckpointConfig, architecture: Architecture) -> CheckpointConfig:
-    """The same configuration, with the names of a family."""
+    """Copy a configuration with the names of a family."""
     return replace(config, names=architecture.checkpoint.config_names)
 
 
@@ -80,7 +75,7 @@ def checkpoint_activation(config: CheckpointConfig, architecture: Architecture) 
     """Return the activation of the FFN.
 
     Raises:
-        UnsupportedError: it is unknown; lists those there are.
+        UnsupportedError: unknown activation; the message lists the known ones.
     """
     rules = architecture.checkpoint
     name = config.string("hidden_act", rules.hidden_act)
@@ -97,7 +92,7 @@ def checkpoint_activation(config: CheckpointConfig, architecture: Architecture) 
 
 
 def is_tied(config: CheckpointConfig, architecture: Architecture) -> bool:
-    """Whether the embedding is the output head."""
+    """Return whether the output head is the embedding."""
     return config.flag("tie_word_embeddings", default=architecture.checkpoint.is_tied)
 
 
@@ -111,10 +106,7 @@ def _head_dim(config: CheckpointConfig) -> int:
 
 
 def _sizes(
-    config: CheckpointConfig,
-    architecture: Architecture,
-    head_dim: int,
-    own: Mapping[str, object],
+    config: CheckpointConfig, architecture: Architecture, head_dim: int, own: Mapping[str, object]
 ) -> dict[str, object]:
     num_heads = config.integer("num_attention_heads")
     found: dict[str, object] = {
@@ -143,7 +135,7 @@ def _experts(config: CheckpointConfig, architecture: Architecture) -> dict[str, 
     is_own = config.has("moe_intermediate_size")
     size = config.integer("moe_intermediate_size" if is_own else "intermediate_size")
     return {
-        # llama.cpp wants it also of models whose experts have a size of their own.
+        # llama.cpp requires it even for models whose experts have their own size.
         keys.INTERMEDIATE_SIZE: config.integer("intermediate_size", size),
         architecture.experts.size_key: size,
         keys.NUM_EXPERTS: config.integer("num_local_experts"),

@@ -1,7 +1,7 @@
-"""Rotary positions in a `config.json`, as transformers 4 and 5 write them.
+"""Rotary positions of a `config.json` written by transformers 4 or 5.
 
-Version 5 has one object, `rope_parameters`, or one of these for each type of layer; version 4 has
-`rope_theta`, `rope_scaling` and `partial_rotary_factor` side by side.
+Version 5 has one object, `rope_parameters`, or one per layer type; version 4 has `rope_theta`,
+`rope_scaling` and `partial_rotary_factor` side by side.
 """
 
 import math
@@ -23,11 +23,11 @@ _FULL, _WINDOW = "full_attention", "sliding_attention"
 def rope_metadata(
     config: CheckpointConfig, architecture: Architecture, head_dim: int
 ) -> dict[str, object]:
-    """Keys of the rotation, without the architecture's prefix.
+    """Metadata of the rotation, without the architecture's prefix.
 
     Raises:
-        UnsupportedError: a scaling that the engine does not know.
-        CheckpointError: a value is missing or of the wrong type.
+        UnsupportedError: unsupported scaling.
+        CheckpointError: a value is missing or has the wrong type.
     """
     parameters = _parameters(config)
     base = _base(config, parameters, architecture)
@@ -47,9 +47,9 @@ def rope_metadata(
 def rope_divisors(
     config: CheckpointConfig, architecture: Architecture, head_dim: int
 ) -> FloatArray | None:
-    """What Llama 3.1 and later divide frequencies by: f32[rotary_dim // 2]; None for others.
+    """Frequency divisors of Llama 3.1 and later: f32[rotary_dim // 2]; None for other models.
 
-    Long waves are divided by the factor, short ones are kept, and between lies a ramp.
+    Long waves are divided by the factor, short ones kept, with a ramp in between.
     """
     parameters = _parameters(config)
     if architecture.position_offset is not None or _kind(parameters) != "llama3":
@@ -68,7 +68,7 @@ def rope_divisors(
 
 
 def _parameters(config: CheckpointConfig, layers: str = _FULL) -> CheckpointConfig:
-    """Of layers of one type."""
+    """Parameters of one layer type."""
     parameters = config.part("rope_parameters")
     if not parameters.values:
         return config.part("rope_scaling")
@@ -104,7 +104,7 @@ def _rotary_dim(config: CheckpointConfig, architecture: Architecture, head_dim: 
 def _yarn(
     config: CheckpointConfig, parameters: CheckpointConfig, architecture: Architecture
 ) -> dict[str, object]:
-    # No key of a file says whether the borders of the ramp are rounded.
+    # Files have no key for rounding the borders of the ramp.
     if parameters.flag("truncate", default=True) != architecture.rounds_yarn_ramp:
         wanted = str(architecture.rounds_yarn_ramp).lower()
         raise parameters.unsupported("truncate", f"{wanted} in {architecture.name} models")
@@ -120,7 +120,7 @@ def _yarn(
     usual = _magnitude(factor, 1.0)
     magnitude = parameters.number("attention_factor", _default_magnitude(parameters, factor))
     if magnitude != usual:
-        # The engine multiplies by the usual magnitude in any case.
+        # The engine always multiplies by the usual magnitude.
         found[keys.ROPE_SCALING_ATTENTION_FACTOR] = magnitude / usual
     for name, key, default in (
         ("beta_fast", keys.ROPE_YARN_BETA_FAST, 32.0),
@@ -141,7 +141,6 @@ def _default_magnitude(parameters: CheckpointConfig, factor: float) -> float:
 
 
 def _magnitude(factor: float, scale: float) -> float:
-    """By what YaRN scales rotated vectors."""
     return 0.1 * scale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 
@@ -152,7 +151,7 @@ def _original_context(config: CheckpointConfig, parameters: CheckpointConfig) ->
 
 
 def _window_base(config: CheckpointConfig, architecture: Architecture) -> dict[str, object]:
-    """The base of layers with a window, in families where it is their own."""
+    """Frequency base of layers with a window, in families that have one."""
     default = architecture.windows.window_freq_base
     if default is None:
         return {}

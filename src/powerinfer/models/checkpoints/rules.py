@@ -1,4 +1,4 @@
-"""What a family's file in `models/architectures` declares about its checkpoints."""
+"""Declarations about a family's checkpoints."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ __all__ = ["ACTIVATIONS", "CheckpointRules", "ExpertMatrices"]
 ACTIVATIONS: Mapping[str, ActivationKind] = {
     "silu": ActivationKind.SILU,
     "swish": ActivationKind.SILU,
-    # GGUF has one GELU, the tanh form; that with erf is so near that llama.cpp takes it for it too.
+    # GGUF has one GELU, the tanh form; the erf form is close enough that llama.cpp uses it too.
     "gelu": ActivationKind.GELU,
     "gelu_new": ActivationKind.GELU,
     "gelu_pytorch_tanh": ActivationKind.GELU,
@@ -20,7 +20,7 @@ ACTIVATIONS: Mapping[str, ActivationKind] = {
     "fatrelu": ActivationKind.FATRELU,
     "relu2": ActivationKind.RELU2,
 }
-"""Values of `hidden_act`, and what they mean in most families."""
+"""Meaning of `hidden_act` in most families."""
 
 
 def _nothing(_config: CheckpointConfig) -> dict[str, object]:
@@ -33,7 +33,7 @@ def _no_windows(_config: CheckpointConfig) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ExpertMatrices:
-    """How checkpoints hold the matrices of all experts in one tensor.
+    """Layout of all experts' matrices in one tensor.
 
     Attributes:
         is_transposed: inputs are rows, outputs columns.
@@ -46,24 +46,20 @@ class ExpertMatrices:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRules:
-    """How a family's checkpoints differ from what Llama's are.
+    """Differences of a family's checkpoints from Llama's.
 
     Attributes:
         model_types: values of `model_type` in `config.json`.
-        config_names: Llama's names of configuration values, and theirs.
-        activations: values of `hidden_act`, and what they mean.
-        hidden_act: where the configuration does not say.
-        is_tied: the embedding is the output head, where the configuration does not say.
-        rope_base: where the configuration does not say.
-        rotary_share: of a head, where the configuration does not say.
-        context_length: where the configuration does not say.
-        adds_one_to_norms: norms multiply by one plus the weight; files hold the sum.
-        is_qkv_grouped: of a fused `attn_qkv` the rows come in groups, one for each key head: its
-            queries, the key, the value.
-        expert_matrices: how experts are held in one tensor.
-        windows: of each layer whether it has a window; None where the model has none.
-        metadata: keys of the family, without its prefix; one that begins with `!` has none. It
-            also refuses, by an error, what the engine cannot run.
+        config_names: Llama's names of configuration values to the family's.
+        is_tied: default: the output head is the embedding.
+        rotary_share: default share of a head that rotates.
+        adds_one_to_norms: norms multiply by one plus the weight; GGUF files hold the sum.
+        is_qkv_grouped: rows of a fused `attn_qkv` come in groups, one per key head: its queries,
+            the key, the value.
+        expert_matrices: layout of experts in one tensor.
+        windows: returns a window flag per layer; None for no windows.
+        metadata: returns the family's own keys without its prefix (`!` marks keys without one), and
+            raises on configurations the engine cannot run.
     """
 
     model_types: tuple[str, ...]

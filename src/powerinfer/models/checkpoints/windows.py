@@ -1,4 +1,4 @@
-"""Which layers of a checkpoint's model have a window."""
+"""Sliding windows of a checkpoint's layers."""
 
 from powerinfer.models.checkpoints.config import CheckpointConfig
 
@@ -8,16 +8,16 @@ _KINDS = {"sliding_attention": True, "full_attention": False}
 
 
 def all_layers(config: CheckpointConfig) -> list[bool] | None:
-    """Every layer, where there is a window (Mistral)."""
+    """All layers have the window, if there is one (Mistral)."""
     has_window = config.has("sliding_window")
     return [True] * config.integer("num_hidden_layers") if has_window else None
 
 
 def by_layer_types(config: CheckpointConfig, period: int) -> list[bool]:
-    """Those that `layer_types` names; else all but the last of each `period`.
+    """The layers named by `layer_types` have it; else all but the last of each `period`.
 
     Raises:
-        UnsupportedError: there are layers of another type.
+        UnsupportedError: unknown layer type.
     """
     count = config.integer("num_hidden_layers")
     kinds = config.items("layer_types", str, count)
@@ -29,7 +29,7 @@ def by_layer_types(config: CheckpointConfig, period: int) -> list[bool]:
 
 
 def if_used(config: CheckpointConfig) -> list[bool] | None:
-    """Those from `max_window_layers` on, if `use_sliding_window` says so (Qwen)."""
+    """The layers from `max_window_layers` on have it, if `use_sliding_window` is set (Qwen)."""
     if not config.flag("use_sliding_window", default=False) or not config.has("sliding_window"):
         return None
     count = config.integer("num_hidden_layers")

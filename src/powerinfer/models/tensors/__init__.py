@@ -1,1 +1,1 @@
-"""A file's tensors: found by name, checked, and prepared for a backend."""
+"""Tensors of a file: lookup by name, checks, and preparation for a backend."""

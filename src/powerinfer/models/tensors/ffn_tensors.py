@@ -1,8 +1,8 @@
-"""Finding the tensors of a feed-forward block: dense, or of experts in any of their layouts.
+"""Lookup of a feed-forward block's tensors: dense, or experts in any layout.
 
-Experts lie merged in one tensor per matrix (``ffn_up_exps``), one tensor each (``ffn_up.3``, the
-oldest layout), or with the rows of gate before those of up in each expert (``ffn_gate_up_exps``).
-The last is taken apart, without a copy, into tensors of single experts.
+Experts come merged in one tensor per matrix (``ffn_up_exps``), in one tensor each (``ffn_up.3``,
+the oldest layout), or with the rows of gate before those of up in each expert
+(``ffn_gate_up_exps``). The last is split, without a copy, into tensors of single experts.
 """
 
 from dataclasses import replace
@@ -19,7 +19,7 @@ ROUTER = "ffn_gate_inp"
 """Name of a router's weight and bias."""
 
 SHARED = "_shexp"
-"""What the names of a shared expert's tensors end in."""
+"""Suffix of a shared expert's tensor names."""
 
 
 def find_ffn(
@@ -35,13 +35,6 @@ def find_ffn(
     Experts are found as ``<name>_exps.weight``, [num_experts, rows, columns], or as
     ``<name>.<number>.weight``, [rows, columns], for each number; their biases as
     ``<name>_exps.bias``, [num_experts, rows].
-
-    Args:
-        lookup: in the file.
-        tensors: to add to, by name without `prefix`.
-        config: sizes.
-        prefix: of the block.
-        is_gated: the block has a gate.
     """
     names = ("ffn_gate", "ffn_up") if is_gated else ("ffn_up",)
     if config.experts is None:
@@ -68,7 +61,7 @@ def _find_dense(
     names: tuple[str, ...],
     shape: tuple[int, int],
 ) -> None:
-    """A block without a router, the last of the names that of down, shape as that of up."""
+    """Add a block without router; `names` ends with down, `shape` is that of up."""
     for name in names[:-1]:
         lookup.linear(tensors, name, shape, prefix)
     lookup.down(tensors, names[-1], (shape[1], shape[0]), prefix)
@@ -81,7 +74,7 @@ def _find_merged(
     prefix: str,
     names: tuple[str, ...],
 ) -> None:
-    """One tensor for all experts, of gate and up perhaps one for both."""
+    """Add merged experts, with gate and up in one tensor or apart."""
     hidden, neurons, count = config.hidden_size, config.intermediate_size, _count(config)
     if len(names) == 2 and lookup.has(f"{prefix}ffn_gate_up_exps.weight"):
         found: dict[str, Tensor] = {}
@@ -97,7 +90,7 @@ def _find_merged(
 def _take_apart(
     tensors: dict[str, Tensor], found: dict[str, Tensor], config: ModelConfig, prefix: str
 ) -> None:
-    """Gate and up of each expert, and their biases, out of tensors that hold both."""
+    """Split tensors that hold gate and up into those of each expert, biases included."""
     count, neurons = _count(config), config.intermediate_size
     weight, bias = (found.get(f"ffn_gate_up_exps.{part}") for part in ("weight", "bias"))
     for place, name in enumerate(("ffn_gate", "ffn_up")):
@@ -115,32 +108,29 @@ def _take_apart(
 
 
 def _are_single(lookup: TensorLookup, config: ModelConfig, prefix: str) -> bool:
-    """Whether any of the first experts, of which one may be missing, has a tensor of its own."""
+    """Look for tensors of single experts; the first may be missing."""
     numbers, names = range(min(2, _count(config))), ("ffn_gate", "ffn_up", "ffn_down")
     return any(lookup.has(f"{prefix}{name}.{n}.weight") for name in names for n in numbers)
 
 
 def _find_single(
-    lookup: TensorLookup,
-    tensors: dict[str, Tensor],
-    config: ModelConfig,
-    prefix: str,
-    name: str,
+    lookup: TensorLookup, tensors: dict[str, Tensor], config: ModelConfig, prefix: str, name: str
 ) -> None:
-    """One tensor for each expert."""
     sizes = config.intermediate_size, config.hidden_size
     shape = sizes[::-1] if name == "ffn_down" else sizes
     for expert in range(_count(config)):
         lookup.need(tensors, f"{name}.{expert}.weight", shape, prefix)
     lookup.complain(
-        f"{prefix}{name}.{_count(config)}.weight", f"though there are {_count(config)} experts"
+        f"{prefix}{name}.{_count(config)}.weight", f"but there are {_count(config)} experts"
     )
-    lookup.complain(f"{prefix}{name}_exps.weight", f"beside {name}.0.weight of a single expert")
+    lookup.complain(
+        f"{prefix}{name}_exps.weight", f"in addition to {name}.0.weight of a single expert"
+    )
     first = tensors.get(f"{name}.0.weight")
     for expert in range(_count(config)):
         tensor = tensors.get(f"{name}.{expert}.weight")
         if first is not None and tensor is not None and tensor.format != first.format:
-            reason = f"in {tensor.format}, though {first.name} is in {first.format}"
+            reason = f"in {tensor.format}, but {first.name} is in {first.format}"
             lookup.complain(tensor.name, reason)
 
 

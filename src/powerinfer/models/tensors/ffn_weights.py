@@ -1,4 +1,4 @@
-"""Preparing feed-forward blocks: dense ones, and mixtures of experts with their routers."""
+"""Preparation of feed-forward blocks: dense ones, and experts with their routers."""
 
 import numpy as np
 
@@ -22,15 +22,7 @@ def prepare_ffn(
     *,
     is_exact_sparse: bool,
 ) -> SomeFFN:
-    """A dense block.
-
-    Args:
-        prepare: hands tensors to the backend.
-        tensors: of the layer, found by `find_ffn`.
-        config: of the model.
-        suffix: of the names of its tensors.
-        is_exact_sparse: skip the rows of neurons that do not fire.
-    """
+    """Prepare a dense block."""
     down, down_t = f"ffn_down{suffix}", f"ffn_down{suffix}_t"
     is_down_transposed = f"{down_t}.weight" in tensors
     use, down_use = _uses(is_exact_sparse=is_exact_sparse, is_down_transposed=is_down_transposed)
@@ -56,10 +48,10 @@ def prepare_experts(
     *,
     is_exact_sparse: bool,
 ) -> SomeFFN:
-    """A block of experts; arguments as of `prepare_ffn`.
+    """Prepare a block of experts; arguments as for `prepare_ffn`.
 
     Raises:
-        GGUFError: the router holds numbers that are not finite.
+        GGUFError: the router holds non-finite numbers.
     """
     is_down_transposed = "ffn_down_exps_t.weight" in tensors
     use, down_use = _uses(is_exact_sparse=is_exact_sparse, is_down_transposed=is_down_transposed)
@@ -90,7 +82,7 @@ def prepare_experts(
 def _tensors_of(
     tensors: dict[str, Tensor], name: str, num_experts: int
 ) -> tuple[list[Tensor], Tensor | None]:
-    """The weights of all experts, merged or one by one, and their biases."""
+    """Return the weights of all experts, merged or one by one, and their biases."""
     is_transposed, plain = name.endswith("_t"), name.removesuffix("_t")
     merged = f"{plain}_exps_t" if is_transposed else f"{plain}_exps"
     names = [f"{merged}.weight"]
@@ -103,7 +95,7 @@ def _tensors_of(
 def _router(
     prepare: Preparer, tensors: dict[str, Tensor], experts: ExpertsConfig
 ) -> Router[Matrix, Vector]:
-    """A router; damage in it would send tokens to wrong experts, so it is looked for here."""
+    """Prepare a router. A damaged one would misroute tokens, so it must be finite."""
     for part in ("weight", "bias"):
         tensor = tensors.get(f"{ROUTER}.{part}")
         if tensor is not None and not np.isfinite(tensor.decode()).all():
@@ -121,8 +113,7 @@ def _router(
 
 
 def _uses(*, is_exact_sparse: bool, is_down_transposed: bool) -> tuple[MatrixUse, MatrixUse]:
-    """Of gate and up, and of down."""
-    # Of the gate too, although `exact` reads it whole: a predictor attached later skips its rows.
+    # The gate too, although `exact` reads it whole: a predictor attached later skips its rows.
     # Neurons that are columns of down cannot be skipped there.
     use = MatrixUse.NEURONS if is_exact_sparse else MatrixUse.DENSE
     return use, use if is_down_transposed else MatrixUse.DENSE

@@ -1,8 +1,8 @@
-"""The predictor matrices that files carry, checked: `fc1` and `fc2` of every layer.
+"""Predictor matrices of files: `fc1` and `fc2` of every layer.
 
-With experts these are our `fc1_exps` and `fc2_exps`, which hold one matrix of each expert.
-Ranks differ from layer to layer; the shapes of the tensors give them. In `opt` files these names
-are the predictor's, not OPT's own fc1 and fc2.
+With experts these are our `fc1_exps` and `fc2_exps`, which hold one matrix per expert. Ranks differ
+between layers and follow from the shapes. In `opt` files these names are the predictor's, not OPT's
+own fc1 and fc2.
 """
 
 import math
@@ -21,10 +21,10 @@ With experts [num_experts, rank, hidden_size] and [num_experts, intermediate_siz
 
 
 def find_predictors(file: GGUFFile, config: ModelConfig) -> tuple[MLPTensors, ...]:
-    """The predictors of all layers, in order; empty for a file without any.
+    """Return the predictors of all layers in order; empty if the file has none.
 
     Raises:
-        GGUFError: some layers have one and others do not, or a shape is wrong; names the tensor.
+        GGUFError: only some layers have one, or a shape is wrong; the message names the tensor.
     """
     end = "_exps.weight" if _experts(config) else ".weight"
     names = [(f"blk.{n}.fc1{end}", f"blk.{n}.fc2{end}") for n in range(config.num_layers)]
@@ -34,10 +34,10 @@ def find_predictors(file: GGUFFile, config: ModelConfig) -> tuple[MLPTensors, ..
 
 
 def predictor_threshold(file: GGUFFile) -> float:
-    """Score at or above which the file's predictors call a neuron active; 0 if the file has none.
+    """Score from which the file's predictors call a neuron active; 0 if the file has no key.
 
     Raises:
-        GGUFError: the key is no number, or NaN.
+        GGUFError: the key is not a number.
     """
     threshold = file.get_float(keys.SPARSE_THRESHOLD, 0.0)
     if math.isnan(threshold):
@@ -73,14 +73,14 @@ def _fc2(file: GGUFFile, config: ModelConfig, fc1: str, name: str) -> Tensor:
 
 
 def _experts(config: ModelConfig) -> tuple[int, ...]:
-    """The leading dimension of tensors that hold a matrix of each expert; none without experts."""
+    """Leading dimension of tensors with a matrix per expert; empty without experts."""
     return (config.num_experts,) if config.num_experts else ()
 
 
 def _tensor(file: GGUFFile, name: str) -> Tensor:
     if name not in file.tensors:
         raise GGUFError(
-            f"{file.path}: tensor {name} is missing, though other layers have a predictor; "
+            f"{file.path}: tensor {name} is missing, but other layers have a predictor; "
             "all layers must have one, or none"
         )
     return file.tensors[name]

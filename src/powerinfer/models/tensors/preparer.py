@@ -15,32 +15,19 @@ __all__ = ["Preparer", "Progress"]
 Progress = Callable[[int, int], None]
 """Called with (bytes prepared, bytes in all) after each tensor."""
 
-# Matrices with rows shorter than this are multiplied in f32, if they are no larger than that.
-# Products with quantized weights round activations to int8 in blocks of 32. Each result of a short
-# row sums the errors of a few blocks, which nothing averages: in keys and values of the first layer
-# they moved a perplexity by 0.8 %. So small a matrix costs no time.
+# Matrices with shorter rows are multiplied in f32, up to this size. Products with quantized weights
+# round activations to int8 in blocks of 32. A short row sums the errors of few blocks, which do not
+# average out: in keys and values of the first layer they moved a perplexity by 0.8 %. Such small
+# matrices cost no time.
 _SHORT_ROW = 256
 _MAX_SHORT_BYTES = 1 << 20
 _FLOATS = {"f32", "f16", "bf16"}
 
 
 class Preparer:
-    """Hands tensors to a backend and reports how far it got."""
+    """Hands tensors to a backend and reports progress."""
 
-    def __init__(
-        self,
-        ops: SomeOps,
-        *,
-        progress: Progress | None,
-        total_bytes: int,
-    ) -> None:
-        """Prepare tensors.
-
-        Args:
-            ops: the backend.
-            progress: told after each.
-            total_bytes: of all there are.
-        """
+    def __init__(self, ops: SomeOps, *, progress: Progress | None, total_bytes: int) -> None:
         self.ops = ops
         self._progress = progress
         self._total_bytes = total_bytes
@@ -62,17 +49,16 @@ class Preparer:
     def linear(
         self, tensors: dict[str, Tensor], name: str, use: MatrixUse = MatrixUse.DENSE
     ) -> SomeLinear:
-        """Prepare `<name>.weight` and, where there is one, `<name>.bias`."""
+        """Prepare `<name>.weight` and, if present, `<name>.bias`."""
         bias = tensors.get(f"{name}.bias")
         return Linear(
-            self.matrix(tensors[f"{name}.weight"], use),
-            None if bias is None else self.vector(bias),
+            self.matrix(tensors[f"{name}.weight"], use), None if bias is None else self.vector(bias)
         )
 
     def expert_linear(
         self, weights: Sequence[Tensor], bias: Tensor | None, use: MatrixUse
     ) -> SomeLinear:
-        """Prepare what one matrix of all experts is made of, see `LoadsWeights.expert_matrix`."""
+        """Prepare all experts' tensors of one matrix, see `LoadsWeights.expert_matrix`."""
         matrix = self.ops.expert_matrix(_decoded_if_small(weights), use)
         for tensor in weights if bias is None else (*weights, bias):
             self._advance(tensor)
@@ -85,11 +71,7 @@ class Preparer:
 
 
 def _decoded_if_small(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The same weights, decoded to F32 where rows are short and the matrix is small.
-
-    Args:
-        tensors: of one matrix, which may be that of several experts.
-    """
+    """Decode a small matrix with short rows to F32; others are returned unchanged."""
     first, num_elements = tensors[0], sum(tensor.num_elements for tensor in tensors)
     is_short = len(first.shape) >= 2 and first.shape[-1] < _SHORT_ROW
     if not is_short or num_elements * np.float32().itemsize > _MAX_SHORT_BYTES:

@@ -1,4 +1,4 @@
-"""Looking tensors up by name and shape; everything missing or misshapen becomes one error."""
+"""Lookup of tensors by name and shape; all problems become one error."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -17,26 +17,20 @@ _MAX_COLLECTED = 10_000
 
 
 class TensorLookup:
-    """Looks tensors up and collects what is wrong instead of stopping at the first."""
+    """Looks tensors up, collecting problems instead of stopping at the first."""
 
     def __init__(self, file: GGUFFile, required_biases: Collection[str]) -> None:
-        """Look in a file.
-
-        Args:
-            file: an open model file.
-            required_biases: layer tensors that must have a bias; others may.
-        """
         self.file = file
         self._required_biases = required_biases
         self.taken: set[str] = set()
-        """Full names of all tensors that were looked up, be they in the file or not."""
+        """Full names of all tensors looked up, present or not."""
         self.missing: list[str] = []
-        """Full names of tensors that the file must have and has not."""
+        """Full names of required tensors that are missing."""
         self.misshapen: dict[str, str] = {}
-        """Full names of tensors of the wrong shape: their shape, and what is expected."""
+        """Full names of tensors of the wrong shape, with their shape and the expected one."""
 
     def raise_problems(self) -> None:
-        """Raise one error for everything that was missing or misshapen, if anything was."""
+        """Raise one error for everything missing or misshapen, if anything is."""
         path = self.file.paths[0]
         if self.file.missing_weights is not None:
             raise GGUFError(f"{path}: {self.file.missing_weights}")
@@ -47,13 +41,13 @@ class TensorLookup:
             raise GGUFError(f"{path}: tensors of the wrong shape: {_listed(described)}")
 
     def has(self, name: str) -> bool:
-        """Whether the file has a tensor of this full name."""
+        """Check for a tensor of this full name."""
         return name in self.file.tensors
 
     def linear(
         self, tensors: dict[str, Tensor], name: str, shape: tuple[int, ...], prefix: str
     ) -> None:
-        """A weight, and its bias where the file has or must have one: of each row a number."""
+        """Add a weight and, if present or required, its bias with one number per row."""
         self.need(tensors, f"{name}.weight", shape, prefix)
         self.bias(tensors, name, shape[:-1], prefix)
 
@@ -66,7 +60,7 @@ class TensorLookup:
         *,
         is_required: bool = False,
     ) -> None:
-        """The bias of a weight, where the file has or must have one."""
+        """Add the bias of a weight, if present or required."""
         is_required |= name.removesuffix("_t") in self._required_biases
         look_up = self.need if is_required else self.take
         look_up(tensors, f"{name}.bias", shape, prefix)
@@ -80,35 +74,27 @@ class TensorLookup:
         *,
         num_experts: int | None = None,
     ) -> None:
-        """The down projection of a block, plain or, as `<name>_t`, transposed.
+        """Add the down projection of a block, plain or, as `<name>_t`, transposed.
 
         Args:
-            tensors: to add to.
-            name: of the plain one.
-            shape: hidden_size and neurons, those of one expert.
-            prefix: of the block.
-            num_experts: whose matrices, and biases, the tensors hold; None for one without that
-                dimension.
+            shape: (hidden_size, neurons) of one expert.
+            num_experts: leading dimension of weights and biases; None without one.
         """
         hidden, neurons = shape
         all_experts = () if num_experts is None else (num_experts,)
         if not self.has(f"{prefix}{name}_t.weight"):
             self.linear(tensors, name, (*all_experts, hidden, neurons), prefix)
             return
-        # Its bias, which has nothing to transpose, is renamed all the same; one under the old name
-        # must not go unnoticed.
+        # Its bias, which has nothing to transpose, is renamed as well; one under the old name must
+        # not go unnoticed.
         self.need(tensors, f"{name}_t.weight", (*all_experts, neurons, hidden), prefix)
         has_bias = self.has(f"{prefix}{name}.bias")
         self.bias(tensors, f"{name}_t", (*all_experts, hidden), prefix, is_required=has_bias)
 
     def need(
-        self,
-        tensors: dict[str, Tensor],
-        name: str,
-        shape: tuple[int, ...],
-        prefix: str = "",
+        self, tensors: dict[str, Tensor], name: str, shape: tuple[int, ...], prefix: str = ""
     ) -> None:
-        """A tensor that the file must have."""
+        """Add a required tensor."""
         if not self.has(prefix + name):
             self.missing.append(prefix + name)
             if len(self.missing) > _MAX_COLLECTED:
@@ -116,13 +102,9 @@ class TensorLookup:
         self.take(tensors, name, shape, prefix)
 
     def take(
-        self,
-        tensors: dict[str, Tensor],
-        name: str,
-        shape: tuple[int, ...],
-        prefix: str = "",
+        self, tensors: dict[str, Tensor], name: str, shape: tuple[int, ...], prefix: str = ""
     ) -> None:
-        """A tensor that the file may have."""
+        """Add an optional tensor."""
         self.taken.add(prefix + name)
         tensor = self.file.tensors.get(prefix + name)
         if tensor is None:
@@ -133,13 +115,13 @@ class TensorLookup:
         tensors[name] = tensor
 
     def complain(self, name: str, reason: str) -> None:
-        """Complain of a tensor that does not fit the others, if the file has it."""
+        """Report a tensor that does not fit the others, if the file has it."""
         if self.has(name):
             self.misshapen[name] = f"{list(self.file.tensors[name].shape)}, {reason}"
 
 
 def rows_of(tensor: Tensor, start: int, count: int, name: str) -> Tensor:
-    """Rows [start, start + count) of a tensor: rows are contiguous in every format."""
+    """Rows [start, start + count) of a tensor; rows are contiguous in every format."""
     row_bytes = len(tensor.data) // tensor.shape[0]
     return replace(
         tensor,
@@ -150,7 +132,7 @@ def rows_of(tensor: Tensor, start: int, count: int, name: str) -> Tensor:
 
 
 def decoded(tensor: Tensor, values: FloatArray, name: str | None = None) -> Tensor:
-    """A tensor of these values, f32, in the place of one of a file."""
+    """Copy of a tensor with these values in f32."""
     data = np.ascontiguousarray(values, "<f4").view(np.uint8).reshape(-1)
     return replace(tensor, name=name or tensor.name, shape=values.shape, format="f32", data=data)
 
