@@ -81,13 +81,13 @@ def test_sources_that_are_quantized_are_noted(model: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["{m}", "{q}", "Q3_K_L"], "type 'Q3_K_L' is not one of"),
+        (["{m}", "{q}", "Q3_K_L"], "type 'Q3_K_L' is unknown; supported are"),
         (["{m}", "{m}", "Q8_0"], "is the model being read"),
         (["{n}", "{q}", "Q8_0"], "none.gguf: no such file"),
         (["{m}", "{q}", "Q8_0", "--keep", "ffn"], "expected PATTERN=TYPE"),
         (["{m}", "{q}", "Q8_0", "--keep", "ffn=q9"], "q9 is not one of bf16, "),
         (["{m}", "{q}", "Q8_0", "--keep", "ffn=q8_0"], "no matrix has a name like 'ffn'"),
-        (["{m}", "{q}", "Q8_0", "--imatrix", "{m}"], "it is no importance matrix"),
+        (["{m}", "{q}", "Q8_0", "--imatrix", "{m}"], "it is not an importance matrix"),
         (["{m}", "{q}", "Q8_0", "--imatrix", "{n}"], "none.gguf: no such file"),
         (["{m}", "{q}", "Q8_0", "-t", "0"], "-t"),
         (["{m}", "{d}", "Q8_0"], "not a regular file"),

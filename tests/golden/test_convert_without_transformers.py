@@ -145,7 +145,7 @@ def test_blocks_without_scales(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="down_proj_scales is missing"):
         convert(folder, tmp_path / "m.gguf")
     folder = write_checkpoint(tmp_path / "b", config, state | {name: scales[:, :-1]})
-    with pytest.raises(CheckpointError, match="beside scales"):
+    with pytest.raises(CheckpointError, match="with scales"):
         convert(folder, tmp_path / "m.gguf")
 
 

@@ -133,10 +133,8 @@ def find_tensors(file: GGUFFile) -> None:
     architecture = architecture_of(file)
     config = read_config(file, architecture)
     finder = TensorFinder(file, config, architecture)
-    finder.outer()
-    for number in range(config.num_layers):
-        finder.layer(number)
-    finder.raise_problems()
+    finder.all()
+    finder.lookup.raise_problems()
 
 
 def _check_message(message: str, path: Path) -> None:

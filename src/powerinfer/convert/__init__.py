@@ -1,1 +1,1 @@
-"""Makes model files from other model files: packing into faster layouts."""
+"""Conversion of models: checkpoints to files, packing, quantization."""

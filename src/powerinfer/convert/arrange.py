@@ -1,4 +1,4 @@
-"""From the tensors of a checkpoint to those of a model file, as views: nothing is copied here."""
+"""Arrangement of a checkpoint's tensors as those of a model file, as views without copies."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ _MXFP4_BYTES = 16
 
 @dataclass(frozen=True)
 class Heads:
-    """Numbers of query heads and of key heads, and their width."""
+    """Numbers of query and key heads, and their width."""
 
     num_heads: int
     num_kv_heads: int
@@ -31,12 +31,11 @@ class Heads:
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A part of a tensor to be.
+    """Part of a tensor to write.
 
     Attributes:
-        source: the tensor of the checkpoint that it is made of.
-        values: its numbers; those of MXFP4 blocks, u8[..., num_blocks, 16].
-        scales: of MXFP4 blocks, u8[..., num_blocks]; None for plain numbers.
+        values: numbers; for MXFP4 blocks u8[..., num_blocks, 16].
+        scales: scales of MXFP4 blocks, u8[..., num_blocks]; None for plain numbers.
     """
 
     source: CheckpointTensor
@@ -46,14 +45,7 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """A tensor of the file to be: the numbers of its pieces, one piece behind the other.
-
-    Attributes:
-        name: full name.
-        shape: outermost dimension first.
-        pieces: their numbers in the order of C, whatever their dimensions.
-        adds_one: to each number.
-    """
+    """A tensor to write: the numbers of its pieces in C order, concatenated."""
 
     name: str
     shape: tuple[int, ...]
@@ -62,31 +54,32 @@ class Target:
 
     @property
     def is_mxfp4(self) -> bool:
-        """Whether the pieces are blocks already."""
+        """The pieces are blocks already."""
         return self.pieces[0].scales is not None
 
     @property
     def sources(self) -> str:
-        """The tensors of the checkpoint, for messages."""
+        """The checkpoint's tensors, for messages."""
         more = f" and {len(self.pieces) - 1} more" if len(self.pieces) > 1 else ""
         return f"{self.pieces[0].source}{more}"
 
 
 def stacked(place: Place, tensors: dict[int | None, CheckpointTensor], num_experts: int) -> Target:
-    """One tensor of what a checkpoint has of a place: of all experts, or one of each.
+    """Stack the tensors of a place: one of all experts, or one of each.
 
     Args:
-        place: without a number of an expert.
-        tensors: by expert; None for one of all.
-        num_experts: that the model has.
+        place: place without an expert number.
+        tensors: tensors by expert; key None for one of all experts.
 
     Raises:
-        CheckpointError: an expert is missing, there are too many, or they are not alike.
+        CheckpointError: an expert is missing or extra, or the tensors differ in shape or format.
     """
     name = f"{place.name}.{place.part}"
     if None in tensors:
         if len(tensors) > 1:
-            raise CheckpointError(f"{tensors[None]}: is there for all experts and for single ones")
+            raise CheckpointError(
+                f"{tensors[None]}: exists for all experts together and for single ones"
+            )
         whole = tensors[None]
         return Target(name, whole.shape, (Piece(whole, whole.values),))
     experts = [tensors.get(number) for number in range(num_experts)]
@@ -111,22 +104,17 @@ def stacked(place: Place, tensors: dict[int | None, CheckpointTensor], num_exper
 def arrange(
     targets: Iterable[Target], architecture: Architecture, heads: Heads, *, is_down_transposed: bool
 ) -> Iterator[Target]:
-    """Order rows as files have them, and take apart what they hold apart.
+    """Reorder rows and split fused tensors as model files need them.
 
-    A tensor of an unexpected shape stays as it is; whoever checks shapes refuses it.
-
-    Args:
-        targets: as the checkpoint has them.
-        architecture: the family.
-        heads: of attention.
-        is_down_transposed: neurons are to be rows of down, too.
+    A tensor of an unexpected shape is passed on unchanged; shapes are checked later.
     """
     rules = architecture.checkpoint
+    is_interleaved = architecture.is_rope_interleaved and architecture.position_offset is None
     for target in targets:
         for part in _split(target, architecture):
             module, _, kind = part.name.rpartition(".")
             own = module.rpartition(".")[2]
-            if own in ("attn_q", "attn_k") and _has_interleaved_heads(architecture):
+            if own in ("attn_q", "attn_k") and is_interleaved:
                 yield _interleaved(part, heads.head_dim)
             elif own == "attn_qkv" and rules.is_qkv_grouped:
                 yield _ungrouped(part, heads)
@@ -139,12 +127,8 @@ def arrange(
                 yield part
 
 
-def _has_interleaved_heads(architecture: Architecture) -> bool:
-    return architecture.is_rope_interleaved and architecture.position_offset is None
-
-
 def _split(target: Target, architecture: Architecture) -> Iterator[Target]:
-    """Gate and up of one tensor, and matrices that have columns as rows."""
+    """Split fused gate and up, and transpose matrices stored by columns."""
     matrices = architecture.checkpoint.expert_matrices
     is_weight = target.name.endswith(".weight")
     is_of_all = len(target.shape) == 3 and len(target.pieces) == 1
@@ -181,7 +165,7 @@ def _transposed(target: Target) -> Target:
 
 
 def _interleaved(target: Target, head_dim: int) -> Target:
-    """Rows i and i + head_dim / 2 of each head become neighbours."""
+    """Interleave rows i and i + head_dim / 2 of each head."""
     if not target.shape or target.shape[0] % head_dim or head_dim % 2:
         return target
     (piece,) = target.pieces
@@ -190,7 +174,7 @@ def _interleaved(target: Target, head_dim: int) -> Target:
 
 
 def _ungrouped(target: Target, heads: Heads) -> Target:
-    """All queries, all keys, all values."""
+    """Regroup rows as all queries, all keys, all values."""
     rows = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
     if not target.shape or target.shape[0] != rows:
         return target
@@ -201,21 +185,20 @@ def _ungrouped(target: Target, heads: Heads) -> Target:
 
 
 def mxfp4(name: str, blocks: CheckpointTensor, scales: CheckpointTensor) -> Target:
-    """Experts in MXFP4, as gpt-oss is published.
+    """Combine MXFP4 experts, as gpt-oss is published.
 
     Args:
-        name: full name of the tensor to be.
         blocks: u8[num_experts, rows, num_blocks, 16].
         scales: u8[num_experts, rows, num_blocks].
 
     Raises:
-        CheckpointError: types or shapes do not fit.
+        CheckpointError: formats or shapes do not match.
     """
     wanted = (*scales.shape, _MXFP4_BYTES)
     if (blocks.format, scales.format) != ("u8", "u8") or blocks.shape != wanted:
         raise CheckpointError(
-            f"{blocks}: is {blocks.format} {list(blocks.shape)} beside scales of "
-            f"{scales.format} {list(scales.shape)}; expected u8 {list(wanted)} beside u8"
+            f"{blocks}: is {blocks.format} {list(blocks.shape)} with scales of "
+            f"{scales.format} {list(scales.shape)}; expected u8 {list(wanted)} with u8"
         )
     shape = (*scales.shape[:-1], scales.shape[-1] * _MXFP4_BLOCK)
     return Target(name, shape, (Piece(blocks, blocks.values, scales.values),))

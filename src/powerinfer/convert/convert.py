@@ -1,47 +1,38 @@
-"""Write a checkpoint of Hugging Face as a model file."""
+"""Conversion of a Hugging Face checkpoint to a model file."""
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from math import prod
 from pathlib import Path
 
 from powerinfer._replacing import find_target, make_folder_of
 from powerinfer.convert.arrange import Target
 from powerinfer.convert.encode import encoded, steps
-from powerinfer.convert.planning import ModelPlan, plan_model
+from powerinfer.convert.planning import plan_model
 from powerinfer.convert.powerinfer.predictors import copy_activation
+from powerinfer.convert.rewriting import Progress, StoredTensor, reporting
 from powerinfer.errors import CheckpointError
-from powerinfer.gguf import TensorSpec, write_gguf
-from powerinfer.quant import type_of_name
+from powerinfer.gguf import write_gguf
 from powerinfer.values import ByteArray
 
-__all__ = ["ConvertReport", "Progress", "convert"]
+__all__ = ["ConvertReport", "convert"]
 
-Progress = Callable[[int, int], None]
-"""Called with bytes written so far and in all."""
 
 _THREADS = 2
-# Encoded before they are written: enough that neither side waits, few enough for memory.
+# Steps encoded ahead of the writer: enough that neither waits, few enough for memory.
 _AHEAD = 4
 
 
 @dataclass(frozen=True)
 class ConvertReport:
-    """What converting did.
+    """Result of a conversion.
 
     Attributes:
-        path: the file written.
-        architecture: of the model.
-        magic: of the file.
-        num_tensors: in it.
-        num_bytes: size of the file.
         outtype: format of most matrices.
-        seconds: it took.
-        notes: what a user should know.
+        notes: hints for the user.
     """
 
     path: Path
@@ -68,22 +59,20 @@ def convert(
     is_plain: bool = False,
     progress: Progress | None = None,
 ) -> ConvertReport:
-    """Write a checkpoint as one file, atomically.
+    """Convert a checkpoint to one file, atomically.
 
     Args:
-        folder: of the checkpoint.
-        path: the file to make, with its folder; it must not exist, or be empty.
-        outtype: format of matrices: `f32`, `f16`, `bf16`, `q8_0`; `auto` for that of the
-            checkpoint, with predictors F16.
-        predictors: folder of PowerInfer's predictors; those inside the checkpoint are found.
-        is_plain: write what llama.cpp reads: no predictors, no transposed matrices.
-        progress: told how far the writing is.
+        path: file to write (its folder is created); must not exist, or be empty.
+        outtype: format of matrices: `f32`, `f16`, `bf16`, `q8_0`; `auto` for the checkpoint's, or
+            F16 with predictors.
+        predictors: folder of PowerInfer predictors; those inside the checkpoint are found anyway.
+        is_plain: write for llama.cpp: no predictors, no transposed matrices.
 
     Raises:
         CheckpointError: the checkpoint is damaged or incomplete, or `path` exists.
         UnsupportedError: the engine cannot run such a model.
-        NumericsError: a number is not finite, or does not fit the format.
-        TokenizerError: the tokenizer cannot be written so that it gives the same tokens.
+        NumericsError: a number is not finite or does not fit the format.
+        TokenizerError: the tokenizer cannot be written such that it yields the same tokens.
         DeviceError: a file needs torch, which is not installed.
         GGUFError: the file cannot be written.
     """
@@ -92,7 +81,8 @@ def convert(
     plan = plan_model(folder, path, outtype=outtype, predictors=predictors, is_plain=is_plain)
     make_folder_of(path, error=CheckpointError)
     with ThreadPoolExecutor(_THREADS) as pool:
-        write_gguf(path, plan.metadata, _specs(plan, pool, progress), magic=plan.magic)
+        stored = [_stored(target, plan.formats[target.name], pool) for target in plan.targets]
+        write_gguf(path, plan.metadata, reporting(stored, progress), magic=plan.magic)
     copy_activation(plan.activation_files, path)
     return ConvertReport(
         path=path,
@@ -107,7 +97,7 @@ def convert(
 
 
 def _check_target(path: Path) -> None:
-    """Check that nothing would be lost: converting again takes minutes, other files may be gone."""
+    """Check that no file would be lost: converting takes minutes, and other files may be unique."""
     target = find_target(path, error=CheckpointError)
     if target.exists() and target.stat().st_size:
         raise CheckpointError(
@@ -115,32 +105,13 @@ def _check_target(path: Path) -> None:
         )
 
 
-def _specs(
-    plan: ModelPlan, pool: ThreadPoolExecutor, progress: Progress | None
-) -> Iterator[TensorSpec]:
-    """What the writer takes; every step is reported once it is written."""
-    total = sum(_num_bytes(target, plan.formats[target.name]) for target in plan.targets)
-    done = 0
-
-    def reported(target: Target) -> Iterator[ByteArray]:
-        nonlocal done
-        for data in _in_order(target, plan.formats[target.name], pool):
-            yield data
-            done += data.nbytes
-            if progress is not None:
-                progress(done, total)
-
-    for target in plan.targets:
-        yield target.name, target.shape, plan.formats[target.name], partial(reported, target)
-
-
-def _num_bytes(target: Target, format_name: str) -> int:
-    block = type_of_name(format_name)
-    return prod(target.shape) // block.block_size * block.block_bytes if block else 0
+def _stored(target: Target, format_name: str, pool: ThreadPoolExecutor) -> StoredTensor:
+    chunks = partial(_in_order, target, format_name, pool)
+    return StoredTensor(target.name, target.shape, format_name, chunks)
 
 
 def _in_order(target: Target, format_name: str, pool: ThreadPoolExecutor) -> Iterator[ByteArray]:
-    """The steps of a tensor, some of them encoded while those before are written."""
+    """Yield the encoded steps of a tensor, encoding some ahead of the writer."""
     waiting: deque[Future[ByteArray]] = deque()
     for step in steps(target):
         waiting.append(pool.submit(encoded, step, format_name, adds_one=target.adds_one))

@@ -1,4 +1,4 @@
-"""Numbers of a checkpoint in the format of the file to be, in steps that fit a cache."""
+"""Encoding a checkpoint's numbers in a file's format, in steps that fit a cache."""
 
 from collections.abc import Iterator
 from typing import TypeAlias
@@ -14,7 +14,7 @@ from powerinfer.values import ByteArray, FloatArray
 __all__ = ["Step", "encoded", "steps"]
 
 Step: TypeAlias = tuple[Piece, Array, Array | None]
-"""A piece, and some of its values in the order of C, with the scales of their blocks."""
+"""A piece, some of its values in C order, and the scales of their blocks."""
 
 _ELEMENTS_PER_STEP = 1 << 20
 # A transposed matrix is copied in tiles that touch few pages and use whole cache lines.
@@ -26,7 +26,7 @@ _INFINITY_F16 = 0x7C00
 _INFINITY_F32 = 0x7F800000
 _MAGNITUDE_16 = 0x7FFF
 _MAGNITUDE_32 = 0x7FFFFFFF
-# BF16 from 2^-14 to below 2^16 are F16 as well, shifted by three bits, the exponent less 112.
+# BF16 from 2^-14 to below 2^16 is F16 shifted by three bits, with the exponent reduced by 112.
 _SMALLEST_SHIFTED = 113 << 7
 _BEHIND_SHIFTED = 143 << 7
 _EXPONENTS_APART = 112 << 7
@@ -35,7 +35,7 @@ _OWN_THREAD = 1
 
 
 def steps(target: Target) -> Iterator[Step]:
-    """Cut a tensor into steps."""
+    """Split a tensor into steps."""
     for piece in target.pieces:
         if piece.scales is None:
             for values in _cut(piece.values):
@@ -52,13 +52,11 @@ def encoded(step: Step, format_name: str, *, adds_one: bool) -> ByteArray:
     """Encode the numbers of a step: u8[num_bytes].
 
     Args:
-        step: of a tensor.
-        format_name: `f32`, `f16`, `bf16`, a format with blocks; `mxfp4` of MXFP4 blocks only.
-        adds_one: to each number.
+        format_name: `f32`, `f16`, `bf16`, a block format; `mxfp4` for MXFP4 blocks only.
 
     Raises:
-        NumericsError: NaN, infinity, or a number that the format does not hold; names file,
-            tensor and what to do.
+        NumericsError: NaN, infinity, or a number outside the format's range; the message names
+            file, tensor and remedy.
     """
     piece, values, scales = step
     if scales is not None:
@@ -83,7 +81,7 @@ def encoded(step: Step, format_name: str, *, adds_one: bool) -> ByteArray:
 def _encoded_f32(numbers: FloatArray, format_name: str, piece: Piece) -> ByteArray:
     if format_name == "f16":
         largest = float(np.abs(numbers).max(initial=0.0))
-        # Half a unit above the largest; what lies between is rounded down to it.
+        # Half a unit above the largest; numbers in between round down to it.
         if largest >= _LARGEST_F16 + 16:
             raise _overflow(largest, piece)
         return _as_bytes(numbers.astype("<f2"))
@@ -91,7 +89,7 @@ def _encoded_f32(numbers: FloatArray, format_name: str, piece: Piece) -> ByteArr
 
 
 def _in_blocks(array: Array, source: str, format_name: str, piece: Piece) -> ByteArray:
-    """Rows in a format with blocks, by the native encoders, on this thread alone."""
+    """Encode rows in a block format with the native encoders, on this thread alone."""
     if source == "f64":
         array, source = _as_f32(array, source), "f32"
     rows = array.reshape(-1, array.shape[-1])
@@ -118,7 +116,7 @@ def _overflow(largest: float, piece: Piece) -> NumericsError:
 
 
 def _cut(values: Array) -> Iterator[Array]:
-    """Parts of an array along its first axes, each of at most so many elements if possible."""
+    """Split along the first axes into parts of `_ELEMENTS_PER_STEP` at most, if possible."""
     if values.ndim < 2 or values.size <= _ELEMENTS_PER_STEP:
         if values.size:
             yield values
@@ -136,12 +134,8 @@ def _cut(values: Array) -> Iterator[Array]:
         yield values[start : start + count]
 
 
-def _is_transposed(values: Array) -> bool:
-    return values.ndim == 2 and abs(values.strides[0]) < abs(values.strides[1])
-
-
 def _contiguous(values: Array) -> Array:
-    if not _is_transposed(values):
+    if values.ndim != 2 or abs(values.strides[0]) >= abs(values.strides[1]):
         return np.ascontiguousarray(values)
     rows, columns = values.shape
     out = np.empty((rows, columns), values.dtype)
@@ -180,9 +174,9 @@ def _as_f32(array: Array, source: str) -> FloatArray:
 
 
 def _bf16_to_f16(bits: _Bits, piece: Piece) -> npt.NDArray[np.float16]:
-    """Exact where F16 is as fine; numbers below 2^-14 are rounded.
+    """Convert exactly where F16 is as fine; numbers below 2^-14 are rounded.
 
-    In numpy's own conversions, by way of F32, these bits take ten times as long.
+    numpy's own conversions by way of F32 take ten times as long.
     """
     magnitude = bits & np.uint16(_MAGNITUDE_16)
     if int(magnitude.max(initial=0)) >= _BEHIND_SHIFTED:
@@ -214,7 +208,7 @@ def _f32_to_bf16(numbers: FloatArray, piece: Piece) -> _Bits:
 
 
 def _mxfp4_blocks(values: Array, scales: Array) -> ByteArray:
-    """Bytes of two neighbours become bytes of elements j and j + 16; the exponent goes first."""
+    """Repack bytes of neighbors as bytes of elements j and j + 16, after the exponent."""
     blocks: ByteArray = np.ascontiguousarray(values, np.uint8).reshape(-1, 16)
     codes = np.empty((len(blocks), 32), np.uint8)
     codes[:, ::2] = blocks & np.uint8(15)

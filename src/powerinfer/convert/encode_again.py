@@ -1,4 +1,4 @@
-"""Numbers of a model file in another format, or in another order of rows, a step at a time."""
+"""Re-encoding of a model file's tensors, or reordering of their rows, step by step."""
 
 from collections.abc import Iterator, Sequence
 
@@ -15,14 +15,14 @@ __all__ = ["WITHOUT_BLOCKS", "encoded_again", "transposed"]
 WITHOUT_BLOCKS = ("f32", "f16", "bf16")
 """Formats whose numbers can be moved one by one."""
 
-# A multiple of every block size, so that a range of columns is whole blocks in every row; with
-# 8192 rows one step holds 16 MiB of f32.
+# A multiple of every block size, so that a range of columns is whole blocks in every row; with 8192
+# rows one step holds 16 MiB of f32.
 _COLUMNS_PER_STEP = 512
 _ELEMENTS_PER_STEP = 1 << 22
 
 
 def transposed(matrices: Sequence[Tensor]) -> Iterator[npt.NDArray[np.uint8]]:
-    """The columns of matrices in a format without blocks, as rows."""
+    """Yield the columns of matrices in a format without blocks as rows."""
     for matrix in matrices:
         num_rows, num_columns = matrix.shape
         item_bytes = get_format(matrix.format).block_bytes
@@ -35,16 +35,15 @@ def transposed(matrices: Sequence[Tensor]) -> Iterator[npt.NDArray[np.uint8]]:
 def encoded_again(
     matrices: Sequence[Tensor], target: QuantFormat, error: ErrorSum, *, is_transposed: bool
 ) -> Iterator[npt.NDArray[np.uint8]]:
-    """Matrices in another format.
+    """Re-encode matrices.
 
     Args:
-        matrices: [rows, columns] each; not transposed, a tensor of any shape.
-        target: the format.
-        error: counts what this changes.
-        is_transposed: their columns become rows.
+        matrices: [rows, columns] each; any shape if not transposed.
+        error: accumulates the changes.
 
     Raises:
-        NumericsError: NaN, infinity, or numbers that the format does not hold; names the tensor.
+        NumericsError: NaN, infinity, or numbers outside the format's range; the message names the
+            tensor.
     """
     for matrix in matrices:
         source = get_format(matrix.format)
@@ -72,7 +71,7 @@ def _rows(tensor: Tensor) -> Iterator[npt.NDArray[np.uint8]]:
 def _encode(
     values: npt.NDArray[np.float32], target: QuantFormat, where: str
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
-    """Encoded bytes, and the numbers they stand for."""
+    """Return the encoded bytes and the numbers they represent."""
     try:
         encoded = target.encode(values)
     except NumericsError as problem:

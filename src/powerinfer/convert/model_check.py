@@ -1,4 +1,4 @@
-"""Checking that what would be written is a model that the engine opens, before it is written."""
+"""Check before writing that the engine can open the model."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,15 +28,9 @@ def check_model(
 ) -> None:
     """Check keys, names and shapes by the rules of the loader.
 
-    Args:
-        checkpoint: where they come from, for messages.
-        architecture: the family.
-        metadata: keys of the file to be.
-        targets: its tensors.
-
     Raises:
-        CheckpointError: a tensor is missing, has the wrong shape, or has no place in the model;
-            names file and tensor as the checkpoint does.
+        CheckpointError: a tensor is missing, has the wrong shape or no place in the model; the
+            message names file and tensor of the checkpoint.
         UnsupportedError: the engine cannot run such a model.
     """
     file = without_data(checkpoint.config.path, metadata, targets)
@@ -45,9 +39,7 @@ def check_model(
     try:
         config = read_config(file, architecture)
         finder = TensorFinder(file, config, architecture)
-        finder.outer()
-        for number in range(config.num_layers):
-            finder.layer(number)
+        finder.all()
         lookup = finder.lookup
         _check_missing(checkpoint, names, lookup.missing)
         _check_shapes(by_name, lookup.misshapen)
@@ -63,19 +55,11 @@ def check_model(
 def check_predictors(
     file: GGUFFile, config: ModelConfig, targets: Sequence[Target]
 ) -> tuple[MLPTensors, ...]:
-    """Check the predictors that a file will have.
-
-    Args:
-        file: to be.
-        config: of the model.
-        targets: at least the predictors.
-
-    Returns:
-        Those of each layer.
+    """Check and return the predictors of each layer of a file to write.
 
     Raises:
-        CheckpointError: there are not those of every layer, or one has the wrong shape; names file
-            and tensor as they are.
+        CheckpointError: a layer has none, or one has the wrong shape; the message names their own
+            file and tensor.
     """
     try:
         return find_predictors(file, config)
@@ -85,7 +69,7 @@ def check_predictors(
 
 
 def _with_source(message: str, by_name: Mapping[str, Target]) -> str:
-    """The message on a predictor, which may lie in another folder than the checkpoint."""
+    """Replace the tensor's name by its source, which may be outside the checkpoint."""
     for name, target in by_name.items():
         _, found, problem = message.partition(f": tensor {name} ")
         if found:
@@ -96,7 +80,7 @@ def _with_source(message: str, by_name: Mapping[str, Target]) -> str:
 def without_data(
     path: Path | str, metadata: Mapping[str, object], targets: Sequence[Target]
 ) -> GGUFFile:
-    """The file to be, with tensors that have no data."""
+    """Describe a file to write, with tensors that have no data."""
     tensors = {
         target.name: Tensor(target.name, target.shape, "f32", np.empty(0, np.uint8), Path(path))
         for target in targets

@@ -1,4 +1,4 @@
-"""All tensors of the file to be, from those of a checkpoint: as views, nothing is read."""
+"""All tensors of the file to write, as views of a checkpoint's."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -29,18 +29,11 @@ def model_tensors(
     *,
     is_down_transposed: bool,
 ) -> list[Target]:
-    """Find the place of every tensor of a checkpoint, in the order of layers.
-
-    Args:
-        checkpoint: open.
-        config: its configuration, with the names of the family.
-        architecture: the family.
-        metadata: keys of the file to be.
-        is_down_transposed: neurons are to be rows of down, too.
+    """Find the place of every tensor of a checkpoint, ordered by layer.
 
     Raises:
-        CheckpointError: a tensor has no place in the model, or two have one.
-        UnsupportedError: a tensor is of a type that we do not read.
+        CheckpointError: a tensor has no place in the model, or two share one.
+        UnsupportedError: a tensor has an unsupported type.
     """
     places = _places(checkpoint, architecture, is_head_left_out=is_tied(config, architecture))
     num_experts = _size(metadata, architecture, keys.NUM_EXPERTS)
@@ -64,7 +57,7 @@ def model_tensors(
 def _places(
     checkpoint: Checkpoint, architecture: Architecture, *, is_head_left_out: bool
 ) -> dict[Place, dict[int | None, CheckpointTensor]]:
-    """Tensors by place, and there by expert."""
+    """Group tensors by place, then by expert."""
     names = Names(architecture)
     found: dict[Place, dict[int | None, CheckpointTensor]] = {}
     for tensor in checkpoint.tensors.values():
@@ -92,7 +85,6 @@ def _of_blocks(
     tensors: dict[int | None, CheckpointTensor],
     places: dict[Place, dict[int | None, CheckpointTensor]],
 ) -> Target:
-    """A weight in MXFP4, from its two tensors."""
     scales = places.get(Place(place.name, "scales"), {}).get(None)
     blocks = next(iter(tensors.values()))
     if scales is None:
@@ -104,7 +96,7 @@ def _of_blocks(
 def _divisors(
     checkpoint: Checkpoint, config: CheckpointConfig, architecture: Architecture, head_dim: int
 ) -> list[Target]:
-    """What frequencies are divided by, which checkpoints have in the configuration only."""
+    """Frequency divisors, which checkpoints have only in the configuration."""
     divisors = rope_divisors(config, architecture, head_dim)
     if divisors is None:
         return []
@@ -114,10 +106,10 @@ def _divisors(
 
 
 def check_head(checkpoint: Checkpoint, targets: Sequence[Target]) -> None:
-    """Check that a model that does not use its embedding as output head has one.
+    """Check that a model with an untied output head has one.
 
     Raises:
-        CheckpointError: it has none. A file without one would mean the embedding.
+        CheckpointError: it has none; a file without a head would use the embedding.
     """
     if all(target.name != _HEAD for target in targets):
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Which tensor of a model file a tensor of a checkpoint belongs to, by its name."""
+"""Mapping between tensor names of checkpoints and of model files."""
 
 import re
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from powerinfer.models import Architecture
 __all__ = ["Names", "Place", "is_ignored"]
 
 _NUMBER = re.compile(r"(?<=\.)(0|[1-9][0-9]{0,5})(?=\.|$)")
-# What follows a module's name, and what it is called in files; parameters of no module have none.
+# Suffixes of module names, and their parts in model files; plain parameters have no suffix.
 _PARTS = {
     ".weight": "weight",
     ".bias": "bias",
@@ -20,7 +20,7 @@ _PARTS = {
 _OUTER_MODULES = ("model.", "transformer.")
 # Computed from the configuration, but saved by some versions of some programs.
 _IGNORED = (".rotary_emb.inv_freq", ".masked_bias", "decoder.version")
-# As third-party code reads TurboSparse-Mistral.
+# Names that third-party code uses for TurboSparse-Mistral.
 _PREDICTORS = {
     "blk.{layer}.fc1": "model.layers.{layer}.mlp.predictor.fc1",
     "blk.{layer}.fc2": "model.layers.{layer}.mlp.predictor.fc2",
@@ -29,13 +29,11 @@ _PREDICTORS = {
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor of a checkpoint belongs.
+    """Place of a checkpoint's tensor in a model file.
 
     Attributes:
-        name: of a tensor of a model file, without what it is.
-        part: what it is: `weight` or `bias`; `blocks` or `scales` of a weight in MXFP4.
-        expert: number of the expert that it is of; None for a tensor of all, or of a model
-            without experts.
+        part: `weight` or `bias`; `blocks` or `scales` of an MXFP4 weight.
+        expert: expert number; None for a tensor of all experts, or in dense models.
     """
 
     name: str
@@ -44,7 +42,7 @@ class Place:
 
 
 class Names:
-    """The names of one family, in both directions."""
+    """Tensor names of one family, in both directions."""
 
     def __init__(self, architecture: Architecture) -> None:
         self._theirs: dict[str, list[str]] = {}
@@ -52,12 +50,12 @@ class Names:
         for ours, theirs in {**architecture.hugging_face_names, **_PREDICTORS}.items():
             self._theirs[ours] = [theirs] if isinstance(theirs, str) else list(theirs)
             for name in self._theirs[ours]:
-                # Some checkpoints were saved from the model inside.
+                # Some checkpoints were saved from the inner model.
                 names = {name, *(name.removeprefix(outer) for outer in _OUTER_MODULES)}
                 self._ours.update(dict.fromkeys(names, ours))
 
     def place(self, name: str) -> Place | None:
-        """Where a tensor of a checkpoint belongs; None for one that this family has not."""
+        """Find the place of a checkpoint's tensor; None if the family has none."""
         for suffix, part in _PARTS.items():
             if not name.endswith(suffix):
                 continue
@@ -73,7 +71,7 @@ class Names:
         return None
 
     def in_checkpoint(self, name: str) -> str:
-        """What a checkpoint calls a tensor of a model file, for messages."""
+        """Checkpoint name of a model file's tensor, for messages."""
         module, _, part = name.rpartition(".")
         layer = re.match(r"blk\.(\d+)\.", module)
         template = re.sub(r"^blk\.\d+\.", "blk.{layer}.", module).removesuffix("_t")
@@ -88,5 +86,5 @@ class Names:
 
 
 def is_ignored(name: str) -> bool:
-    """Whether a tensor of a checkpoint says nothing that its configuration does not."""
+    """Return whether a tensor is redundant with the configuration."""
     return name.endswith(_IGNORED)

@@ -1,4 +1,4 @@
-"""What the file of a checkpoint will hold: decided and checked before a number is read."""
+"""Plan of a converted file, decided and checked before any number is read."""
 
 import re
 from collections import Counter
@@ -49,17 +49,13 @@ _PREDICTORS = (".fc1.weight", ".fc2.weight")
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """A file to be.
+    """A file to write.
 
     Attributes:
-        architecture: under which it will run.
-        magic: of the file.
-        metadata: its keys.
-        targets: its tensors, in order.
-        formats: of each tensor, by name.
+        architecture: architecture it runs as.
         outtype: format of most matrices.
-        activation_files: to be copied beside it.
-        notes: what a user should know.
+        activation_files: files to copy next to it.
+        notes: hints for the user.
     """
 
     architecture: Architecture
@@ -74,14 +70,12 @@ class ModelPlan:
 
 @dataclass(frozen=True)
 class _Model:
-    """What a checkpoint becomes, before formats are chosen.
+    """A checkpoint's model before formats are chosen.
 
     Attributes:
-        config: with the names of the family.
-        architecture: under which it will run.
-        activation: of its FFN.
-        metadata: keys, without those of the file and of the tokenizer.
-        targets: tensors.
+        config: configuration with the names of the family.
+        architecture: architecture it runs as.
+        metadata: keys without those of the file and the tokenizer.
     """
 
     config: CheckpointConfig
@@ -92,14 +86,14 @@ class _Model:
 
     @property
     def has_predictors(self) -> bool:
-        """Whether PowerInfer's predictors are among the tensors."""
+        """PowerInfer predictors are among the tensors."""
         return any(target.name.endswith(_PREDICTORS) for target in self.targets)
 
 
 def plan_model(
     folder: Path, path: Path, *, outtype: str, predictors: Path | None, is_plain: bool
 ) -> ModelPlan:
-    """Decide what to write; arguments and errors as of `convert`."""
+    """Plan a file; arguments and errors as for `convert`."""
     if outtype not in OUTTYPES:
         raise _plugins.unsupported("outtype", outtype, OUTTYPES)
     if is_plain and predictors is not None:
@@ -134,7 +128,7 @@ def plan_model(
 
 
 def _read_model(checkpoint: Checkpoint, *, is_plain: bool) -> _Model:
-    """The model as the checkpoint has it."""
+    """Read the model as stored in the checkpoint."""
     architecture = architecture_of_checkpoint(checkpoint.config)
     config = named_for(checkpoint.config, architecture)
     activation = checkpoint_activation(config, architecture)
@@ -149,7 +143,6 @@ def _read_model(checkpoint: Checkpoint, *, is_plain: bool) -> _Model:
 
 
 def _with_folder(model: _Model, folder: Path) -> _Model:
-    """The model with the predictors of a folder and their threshold."""
     found = read_predictors(folder, model.config.integer("num_hidden_layers"))
     metadata = dict(model.metadata)
     if found.threshold is not None:
@@ -158,7 +151,7 @@ def _with_folder(model: _Model, folder: Path) -> _Model:
 
 
 def _for_powerinfer(model: _Model) -> _Model:
-    """The model as the original PowerInfer reads it."""
+    """Adapt the model to what the original PowerInfer reads."""
     where = str(model.config.path)
     architecture = powerinfer_architecture(model.architecture, model.activation, where)
     metadata = renamed(model.metadata, model.architecture, architecture)
@@ -170,7 +163,6 @@ def _for_powerinfer(model: _Model) -> _Model:
 
 
 def _format_of_most(targets: Sequence[Target]) -> str:
-    """Of most numbers in matrices, as the checkpoint holds them."""
     counts = Counter[str]()
     for target in targets:
         if len(target.shape) > 1 and not target.is_mxfp4:
@@ -180,7 +172,7 @@ def _format_of_most(targets: Sequence[Target]) -> str:
 
 
 def _format(target: Target, outtype: str) -> str:
-    """Vectors and routers stay F32; rows that are no whole blocks become F16."""
+    """Choose a format: F32 for vectors and routers, F16 for rows that are not whole blocks."""
     module, _, part = target.name.rpartition(".")
     if target.is_mxfp4:
         return "mxfp4"
@@ -190,17 +182,14 @@ def _format(target: Target, outtype: str) -> str:
 
 
 def _about_file(folder: Path, outtype: str, formats: Mapping[str, str]) -> dict[str, object]:
-    found: dict[str, object] = {
-        keys.NAME: _name(folder),
-        keys.FILE_TYPE: _FILE_TYPES[outtype],
-    }
+    found: dict[str, object] = {keys.NAME: _name(folder), keys.FILE_TYPE: _FILE_TYPES[outtype]}
     if {"q8_0", "mxfp4"} & set(formats.values()):
         found[keys.QUANTIZATION_VERSION] = _QUANTIZATION_VERSION
     return found
 
 
 def _name(folder: Path) -> str:
-    """Of the model: of the folder, or of the repository of which it is a commit in a cache."""
+    """Model name: the folder's, or the repository's for a commit in a cache."""
     folder = folder.resolve()
     if folder.parent.name == "snapshots":
         return folder.parent.parent.name.rpartition("--")[2]
@@ -208,7 +197,7 @@ def _name(folder: Path) -> str:
 
 
 def _num_rows(checkpoint: Checkpoint, model: _Model) -> int:
-    """Of the embedding, which is as long as the vocabulary must become."""
+    """Rows of the embedding, the length of the vocabulary."""
     embedding = next((each for each in model.targets if each.name == EMBEDDING), None)
     if embedding is None:
         raise CheckpointError(f"{checkpoint.index}: the tensor of token embeddings is missing")
@@ -222,7 +211,7 @@ def _num_rows(checkpoint: Checkpoint, model: _Model) -> int:
 
 
 def _notes(outtype: str, model: _Model) -> tuple[str, ...]:
-    """Where the original program computes something else than the engine."""
+    """List differences between the original program's computation and the engine's."""
     found = differences(model.architecture, model.activation, model.metadata)
     if outtype == "f16":
         return found

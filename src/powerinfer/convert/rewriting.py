@@ -1,4 +1,4 @@
-"""Writing a model again with some tensors changed: what packing and quantizing have in common."""
+"""Writing a model again with some tensors changed, for packing and quantizing."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -10,33 +10,35 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from powerinfer._replacing import find_target
 from powerinfer.errors import GGUFError
-from powerinfer.gguf import GGUFFile, Tensor, TensorSpec, keys, write_gguf
+from powerinfer.gguf import GGUFFile, Tensor, TensorSpec, keys, open_gguf, write_gguf
 from powerinfer.gguf.value_types import DEFAULT_ALIGNMENT
 from powerinfer.quant import type_of_name
 
-__all__ = ["Progress", "StoredTensor", "check_is_not_source", "copied", "left_out", "write_model"]
+__all__ = [
+    "Progress",
+    "StoredTensor",
+    "check_target",
+    "copied",
+    "left_out",
+    "reporting",
+    "write_model",
+]
 
 Progress = Callable[[int, int], None]
-"""Called with bytes written so far and in all."""
+"""Called with (bytes written, bytes in all)."""
 
-# A calibration is of the very bytes of a model, and would be refused beside others.
+# A calibration belongs to the exact bytes of a model and would be rejected with others.
 _LEFT_OUT = {keys.SPLIT_NO, keys.SPLIT_COUNT, keys.SPLIT_TENSORS_COUNT, keys.CALIBRATION}
 
-# One report to the caller, and one write, per this many bytes of a copied tensor.
+# Bytes of a copied tensor per write and progress report.
 _SLICE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor of the file to be.
-
-    Attributes:
-        name: there.
-        shape: outermost dimension first.
-        format: there.
-        chunks: makes the bytes, when they are to be written.
-    """
+    """A tensor to write; `chunks` yields its bytes."""
 
     name: str
     shape: tuple[int, ...]
@@ -45,13 +47,13 @@ class StoredTensor:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes it will take, without padding."""
+        """Size without padding."""
         block = type_of_name(self.format)
         return prod(self.shape) // block.block_size * block.block_bytes if block else 0
 
 
 def copied(tensor: Tensor) -> StoredTensor:
-    """A tensor that stays as it is."""
+    """Describe a tensor that is copied unchanged."""
     return StoredTensor(tensor.name, tensor.shape, tensor.format, partial(_slices, tensor.data))
 
 
@@ -65,11 +67,8 @@ def write_model(
     """Write a model to one file, atomically; magic, alignment and other keys are kept.
 
     Args:
-        file: the open model; its parts are joined, and a calibration in it is left out.
-        path: the file to make.
+        file: open model; its parts are joined, and its calibration is dropped.
         changes: metadata keys to add or replace.
-        tensors: all of them, in order.
-        progress: told how far the writing is.
 
     Raises:
         GGUFError: the file cannot be written.
@@ -78,7 +77,7 @@ def write_model(
     write_gguf(
         path,
         {**kept, **changes},
-        _reporting(tensors, progress),
+        reporting(tensors, progress),
         magic=file.magic,
         alignment=file.get_int(keys.ALIGNMENT, DEFAULT_ALIGNMENT),
         types={key: each for key, each in file.types.items() if key not in changes},
@@ -86,7 +85,7 @@ def write_model(
 
 
 def left_out(file: GGUFFile) -> list[str]:
-    """What to tell users that `write_model` does not keep."""
+    """Messages about what `write_model` drops."""
     if keys.CALIBRATION not in file.metadata:
         return []
     return [
@@ -95,16 +94,29 @@ def left_out(file: GGUFFile) -> list[str]:
     ]
 
 
-def check_is_not_source(file: GGUFFile, path: Path) -> None:
-    """Check that a file to be made is none of those that are read.
+def check_target(file: GGUFFile, path: Path, *, key: str, writer: str, remedy: str) -> None:
+    """Check before computing that at most an older result would be lost.
+
+    Args:
+        key: metadata key of all files that the writer makes.
 
     Raises:
-        GGUFError: it is.
+        GGUFError: `path` is one of the source files, or a file of another writer.
     """
+    target = find_target(path, error=GGUFError)
     for source in file.paths:
         with suppress(OSError):
             if source.samefile(path):
                 raise GGUFError(f"{path}: is the model being read; choose another output file")
+    if target.exists() and target.stat().st_size and not _has_key(target, key):
+        raise GGUFError(f"{path}: already exists and was not written by {writer}", remedy=remedy)
+
+
+def _has_key(path: Path, key: str) -> bool:
+    try:
+        return key in open_gguf(path).metadata
+    except GGUFError:
+        return False
 
 
 def _slices(data: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint8]]:
@@ -112,8 +124,8 @@ def _slices(data: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint8]]:
         yield data[start : start + _SLICE_BYTES]
 
 
-def _reporting(stored: Sequence[StoredTensor], progress: Progress | None) -> Iterator[TensorSpec]:
-    """Turn tensors into what the writer takes, with every chunk reported once it is written."""
+def reporting(stored: Sequence[StoredTensor], progress: Progress | None) -> Iterator[TensorSpec]:
+    """Yield the writer's input; every chunk is reported after it is written."""
     total = sum(tensor.num_bytes for tensor in stored)
     done = 0
 

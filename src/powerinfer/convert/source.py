@@ -1,4 +1,4 @@
-"""From what a user calls a checkpoint to the folder that holds it."""
+"""Resolving the user's name of a checkpoint to its folder."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +12,12 @@ def checkpoint_folder(source: str, fetching: Callable[[int, int], None] | None =
     """Return the folder of a checkpoint.
 
     Args:
-        source: a folder, its `config.json`, or `hf:ORG/NAME[@REVISION]`, which is fetched.
-        fetching: told (bytes that are there, bytes in all) while it is.
+        source: a folder, its `config.json`, or `hf:ORG/NAME[@REVISION]` to download.
+        fetching: called with (bytes present, bytes in all) during a download.
 
     Raises:
         CheckpointError: it is none of these.
-        HubError: it cannot be fetched.
+        HubError: the download failed.
     """
     if source.startswith("hf:"):
         from powerinfer.hub import fetch

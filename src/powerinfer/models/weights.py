@@ -1,4 +1,4 @@
-"""A model's weights, prepared for a backend: their classes, and how they are loaded.
+"""Weights of a model, prepared for a backend, and their loading.
 
 Unknown tensors are ignored; those of predictors are kept.
 """
@@ -16,31 +16,22 @@ from powerinfer.models.tensors.predictor_tensors import MLPTensors, find_predict
 from powerinfer.models.tensors.preparer import Preparer, Progress
 from powerinfer.models.tensors.tensor_finder import TensorFinder
 from powerinfer.ops.protocol import HeadNorms, MatrixUse
-from powerinfer.ops.some_backend import (
-    Matrix,
-    SomeFFN,
-    SomeHeadNorms,
-    SomeLinear,
-    SomeOps,
-    Vector,
-)
+from powerinfer.ops.some_backend import Matrix, SomeFFN, SomeHeadNorms, SomeLinear, SomeOps, Vector
 from powerinfer.predictors import LayerPredictor
 
 __all__ = ["LayerWeights", "ModelWeights", "Norm", "load_weights"]
 
-# They see the residual stream; the others see what a block computes.
+# These see the residual stream, the others the output of a block.
 _STREAM_NORMS = ("attn_norm", "attn_norm_2", "ffn_norm", "output_norm")
 
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """A normalisation.
+    """A normalization.
 
     Attributes:
-        kind: by root mean square, or to mean 0 and variance 1.
-        weight: f32[hidden_size], or as wide as what it normalises.
-        bias: as `weight`, or None.
-        eps: added under the root.
+        weight: f32[hidden_size], or as wide as its input.
+        bias: like `weight`, or None.
     """
 
     kind: NormKind
@@ -50,7 +41,7 @@ class Norm:
 
     @property
     def num_vectors(self) -> int:
-        """Vectors that it reads."""
+        """Number of vectors it reads."""
         return 1 if self.bias is None else 2
 
 
@@ -59,16 +50,13 @@ class LayerWeights:
     """One transformer block.
 
     Attributes:
-        norms: `attn_norm`, and `ffn_norm` or what else there is, see `Architecture.layer_norms`;
-            `attn_q_norm` and `attn_k_norm` where they normalise whole projections.
-        qkv: query, key and value projections, computed in one call.
+        norms: norms by name, see `Architecture.layer_norms`; with `attn_q_norm` and `attn_k_norm`
+            if they normalize whole projections.
         attn_output: [hidden_size, q_size].
-        ffn_input_norm: the one whose result the FFN gets.
-        ffn: the feed-forward block, prepared by the backend; with a router one of experts.
-        predictor: what decides which of its neurons run, with what it looks at; None for none.
-        shared_ffn: an expert that runs for every token beside those of `ffn`; None for none.
-        head_norms: norms of the single heads of q and k; None for none.
-        sinks: f32[num_heads], see `Computes.attention`; None for none.
+        ffn_input_norm: norm whose output the FFN gets.
+        ffn: feed-forward block prepared by the backend; has a router if it consists of experts.
+        head_norms: norms of single heads of q and k, or None.
+        sinks: f32[num_heads], see `Computes.attention`, or None.
     """
 
     norms: Mapping[str, Norm]
@@ -83,18 +71,18 @@ class LayerWeights:
 
     @property
     def attn_norm(self) -> Norm:
-        """Norm of the attention, in most architectures."""
+        """Norm of the attention in most architectures."""
         return self.norms["attn_norm"]
 
     @property
     def attention_vectors(self) -> list[Vector]:
-        """What the attention reads beside its matrices and `norms`."""
+        """Vectors the attention reads besides its matrices and `norms`."""
         norms = [] if self.head_norms is None else [self.head_norms.q, self.head_norms.k]
         return norms if self.sinks is None else [*norms, self.sinks]
 
     @property
     def ffn_norm(self) -> Norm:
-        """Norm of the FFN, in most architectures."""
+        """Norm of the FFN in most architectures."""
         return self.norms["ffn_norm"]
 
 
@@ -104,12 +92,9 @@ class ModelWeights:
 
     Attributes:
         embedding: [vocab_size, hidden_size].
-        output_norm: before the output head; None for a model without.
-        output: [vocab_size, hidden_size]; the embedding's tensor where the file ties them.
-        layers: blocks in order.
-        rope_divisors: the tensor `rope_freqs.weight`, if any.
-        mlp: the predictor matrices of each layer, from files that carry them; else empty.
-        mlp_problem: what is wrong with those of the file, where they cannot be used; else None.
+        output: [vocab_size, hidden_size]; the embedding's tensor if the file ties them.
+        mlp: predictor matrices of each layer; empty if the file has none.
+        mlp_problem: reason why the file's predictors cannot be used, or None.
         position_embedding: [rows, hidden_size] of learned positions, or None.
     """
 
@@ -124,7 +109,7 @@ class ModelWeights:
 
     @property
     def has_predictors(self) -> bool:
-        """The file carries predictors, be they usable or not."""
+        """The file carries predictors, usable or not."""
         return bool(self.mlp) or self.mlp_problem is not None
 
 
@@ -140,15 +125,12 @@ def load_weights(
     """Find, check and prepare every tensor of a model.
 
     Raises:
-        GGUFError: tensors are missing or have wrong shapes; names them.
+        GGUFError: tensors are missing or have wrong shapes; the message names them.
         UnsupportedError: a tensor's format has no kernel in `ops`.
     """
     found = TensorFinder(file, config, architecture)
-    outer, layers = (
-        found.outer(),
-        [found.layer(number) for number in range(config.num_layers)],
-    )
-    found.raise_problems()
+    outer, layers = found.all()
+    found.lookup.raise_problems()
     total_bytes = sum(len(tensor.data) for tensor in file.tensors.values())
     prepare = Preparer(ops, progress=progress, total_bytes=total_bytes)
     in_layers = _LayerPreparer(prepare, config, architecture)
@@ -170,67 +152,67 @@ def load_weights(
 
 
 def _predictors(file: GGUFFile, config: ModelConfig) -> tuple[tuple[MLPTensors, ...], str | None]:
-    """The file's predictors, or what is wrong with them: it matters only where they run."""
+    """Predictors of the file, or what is wrong with them, which matters only if they run."""
     try:
         return find_predictors(file, config), None
     except GGUFError as error:
         return (), str(error)
 
 
+@dataclass(frozen=True, slots=True)
 class _LayerPreparer:
-    """Makes layers of what a backend makes of tensors."""
+    """Builds layers from prepared tensors."""
 
-    def __init__(self, prepare: Preparer, config: ModelConfig, architecture: Architecture) -> None:
-        self._prepare = prepare
-        self._config = config
-        self._architecture = architecture
+    prepare: Preparer
+    config: ModelConfig
+    architecture: Architecture
 
     def norms(self, tensors: dict[str, Tensor], kinds: Mapping[str, NormKind]) -> dict[str, Norm]:
-        """Prepare the norms that the file has, by name."""
-        config, found = self._config, {}
+        """Prepare the norms present, by name."""
+        config, found = self.config, {}
         stream_eps = config.scales.stream_epsilon(config.norm_eps)
         for name, kind in kinds.items():
             weight, bias = tensors.get(f"{name}.weight"), tensors.get(f"{name}.bias")
             if weight is not None:
                 found[name] = Norm(
                     kind,
-                    self._prepare.vector(weight),
-                    None if bias is None else self._prepare.vector(bias),
+                    self.prepare.vector(weight),
+                    None if bias is None else self.prepare.vector(bias),
                     stream_eps if name in _STREAM_NORMS else config.norm_eps,
                 )
         return found
 
     def layer(self, tensors: dict[str, Tensor], *, is_exact_sparse: bool) -> LayerWeights:
         """Prepare one block."""
-        architecture = self._architecture
+        architecture = self.architecture
         kinds = dict.fromkeys(architecture.layer_norms, architecture.norm)
         kinds |= dict.fromkeys(architecture.optional_layer_norms, architecture.norm)
         if architecture.qk_norm is QKNorm.PROJECTION:
             kinds |= dict.fromkeys(QK_NORMS, NormKind.RMS)
         norms = self.norms(tensors, kinds)
-        # With post-norm the FFN gets what the attention's norm made.
-        has_own_norm = "ffn_norm" in norms and not self._config.is_post_norm
+        # With post-norm the FFN's input is the output of the attention's norm.
+        has_own_norm = "ffn_norm" in norms and not self.config.is_post_norm
         sinks = tensors.get("attn_sinks.weight")
-        q, k, v = (self._prepare.linear(tensors, name) for name in ("attn_q", "attn_k", "attn_v"))
+        q, k, v = (self.prepare.linear(tensors, name) for name in ("attn_q", "attn_k", "attn_v"))
         return LayerWeights(
             norms=norms,
             qkv=(q, k, v),
-            attn_output=self._prepare.linear(tensors, "attn_output"),
+            attn_output=self.prepare.linear(tensors, "attn_output"),
             ffn_input_norm=norms["ffn_norm" if has_own_norm else "attn_norm"],
             ffn=self._ffn(tensors, is_exact_sparse=is_exact_sparse),
             shared_ffn=self._shared_ffn(tensors, is_exact_sparse=is_exact_sparse),
             head_norms=self._head_norms(tensors),
-            sinks=None if sinks is None else self._prepare.vector(sinks),
+            sinks=None if sinks is None else self.prepare.vector(sinks),
         )
 
     def _head_norms(self, tensors: dict[str, Tensor]) -> SomeHeadNorms | None:
-        if self._architecture.qk_norm is not QKNorm.HEAD:
+        if self.architecture.qk_norm is not QKNorm.HEAD:
             return None
-        q, k = (self._prepare.vector(tensors[f"{name}.weight"]) for name in QK_NORMS)
-        return HeadNorms(q, k, self._config.norm_eps)
+        q, k = (self.prepare.vector(tensors[f"{name}.weight"]) for name in QK_NORMS)
+        return HeadNorms(q, k, self.config.norm_eps)
 
     def _ffn(self, tensors: dict[str, Tensor], *, is_exact_sparse: bool) -> SomeFFN:
-        prepare, config = self._prepare, self._config
+        prepare, config = self.prepare, self.config
         if config.experts is None:
             return prepare_ffn(prepare, tensors, config, is_exact_sparse=is_exact_sparse)
         return prepare_experts(
@@ -238,9 +220,9 @@ class _LayerPreparer:
         )
 
     def _shared_ffn(self, tensors: dict[str, Tensor], *, is_exact_sparse: bool) -> SomeFFN | None:
-        experts = self._config.experts
+        experts = self.config.experts
         if experts is None or not experts.shared_size:
             return None
         return prepare_ffn(
-            self._prepare, tensors, self._config, SHARED, is_exact_sparse=is_exact_sparse
+            self.prepare, tensors, self.config, SHARED, is_exact_sparse=is_exact_sparse
         )

@@ -217,7 +217,7 @@ def test_a_missing_shard(tmp_path: Path) -> None:
     index = folder / "model.safetensors.index.json"
     refused(folder, str(index), "1 of its 3 files are missing: model-00002-of-00003.safetensors")
     index.unlink()
-    refused(folder, "has 2 of 3 parts of model.safetensors, and no index")
+    refused(folder, "has 2 of 3 shards of model.safetensors, and no index")
 
 
 def test_an_index_that_is_wrong(tmp_path: Path) -> None:
@@ -231,9 +231,9 @@ def test_an_index_that_is_wrong(tmp_path: Path) -> None:
         index.write_text(json.dumps(value | {"weight_map": weight_map}))
 
     with_map(lambda names: names.update({DOWN: "../model-00001-of-00002.safetensors"}))
-    refused(folder, "is no name of a file beside it")
+    refused(folder, "is not the name of a file in the same folder")
     with_map(lambda names: names.update({DOWN: 7}))
-    refused(folder, "is no name of a file beside it")
+    refused(folder, "is not the name of a file in the same folder")
     with_map(lambda names: names.update({"more.weight": "model-00001-of-00002.safetensors"}))
     refused(folder, "model-00001-of-00002.safetensors: tensor more.weight is missing")
     index.write_text(json.dumps(value | {"weight_map": []}))
@@ -336,7 +336,7 @@ def test_pickles_that_would_run_code(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_torch_files_without_tensors(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
-    refused(as_bin(tmp_path, [1, 2]), "no tensors by name, but list")
+    refused(as_bin(tmp_path, [1, 2]), "expected tensors by name, got list")
     refused(as_bin(tmp_path, {DOWN: 3}), DOWN, "expected a dense tensor")
     (tmp_path / "pytorch_model.bin").write_bytes(b"PK\x03\x04 nothing else")
     refused(tmp_path, "pytorch_model.bin: torch cannot read it")

@@ -100,8 +100,8 @@ def test_weights_of_tensors() -> None:
         ({"a.in_sum2": [[np.nan]], "a.counts": [[1.0]]}, "negative or not finite"),
         ({"a.in_sum2": [[-1.0]], "a.counts": [[1.0]]}, "negative or not finite"),
         ({"a.in_sum2": [[1.0]], "a.counts": [[np.inf]]}, "negative or not finite"),
-        ({"token_embd.weight": [[1.0]]}, "is no importance matrix"),
-        ({}, "is no importance matrix"),
+        ({"token_embd.weight": [[1.0]]}, "is not an importance matrix"),
+        ({}, "is not an importance matrix"),
     ],
 )
 def test_damaged_files_are_refused(tmp_path: Path, tensors: dict[str, Any], said: str) -> None:
@@ -121,7 +121,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(GGUFError, match="is f16; expected f32"):
         read_imatrix(path)
     write_gguf(path, {"general.type": "model"}, [])
-    with pytest.raises(GGUFError, match="is no importance matrix"):
+    with pytest.raises(GGUFError, match="is not an importance matrix"):
         read_imatrix(path)
 
 
@@ -133,7 +133,7 @@ def test_only_importance_matrices_are_replaced(tmp_path: Path) -> None:
     write_imatrix(path, matrix(a=entry(1, 6)))
     check_imatrix_target(path)
     path.write_text("notes")
-    with pytest.raises(GGUFError, match="already exists and is no importance matrix"):
+    with pytest.raises(GGUFError, match="already exists and is not an importance matrix"):
         check_imatrix_target(path)
 
 
@@ -216,7 +216,9 @@ def test_mistakes_are_one_line(tmp_path: Path, text: Path) -> None:
         invoke("imatrix", "-m", model, "-f", short, *output, "-c", "64"),
         "less than one window of 64",
     )
-    assert_error(invoke("imatrix", "-m", model, "-f", text, "-o", text), "is no importance matrix")
+    assert_error(
+        invoke("imatrix", "-m", model, "-f", text, "-o", text), "is not an importance matrix"
+    )
     assert not (tmp_path / "i.gguf").exists()
 
 

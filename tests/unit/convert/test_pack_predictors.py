@@ -210,7 +210,7 @@ def test_an_activation_that_the_file_does_not_say(tmp_path: Path, predictors: Pa
     assert report.notes == ()
     report, file = packed(tmp_path, model, predictors, activation="fatrelu:0.5")
     assert file.get_float("powerinfer.fatrelu_threshold") == 0.5
-    assert report.notes == ("the original PowerInfer runs ReLU in the place of FatReLU",)
+    assert report.notes == ("the original PowerInfer runs ReLU instead of FatReLU",)
 
 
 def test_a_window_is_noted(tmp_path: Path, predictors: Path) -> None:
@@ -234,7 +234,7 @@ _SIZES: dict[str, Any] = {
         (replace(LLAMA, is_qkv_fused=True), r"blk.0.attn_qkv.weight: PowerInfer's format has no"),
         (replace(LLAMA, has_qkv_bias=True), "has no blk.0.attn_q.bias in llama files"),
         (replace(LLAMA, num_experts=4), "has no blk.0.ffn_gate_inp.weight in llama files"),
-        (replace(LLAMA, head_dim=24), "4 heads of width 24 are not the model's 64 numbers"),
+        (replace(LLAMA, head_dim=24), "4 heads of width 24 do not add up to hidden_size 64"),
         (
             replace(LLAMA, metadata={"rope.dimension_count": 8}),
             "8 of 16 numbers of a head rotate",

@@ -149,7 +149,7 @@ def test_statistics_are_copied_beside_the_file(tmp_path: Path) -> None:
 
 def test_notes_say_what_the_original_does_differently(tmp_path: Path) -> None:
     report, _ = converted(tmp_path / "a", CASES["llama-fatrelu"])
-    assert report.notes == ("the original PowerInfer runs ReLU in the place of FatReLU",)
+    assert report.notes == ("the original PowerInfer runs ReLU instead of FatReLU",)
     report, _ = converted(tmp_path / "b", CASES["llama-relu"], outtype="q8_0")
     assert "F16, not in q8_0" in report.notes[0]
 

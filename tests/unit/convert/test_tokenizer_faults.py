@@ -32,7 +32,7 @@ def _changed(folder: Path, content: Json, **changes: object) -> str:
     with pytest.raises(TokenizerError) as caught:
         check_tokenizer(folder, metadata | renamed)
     message = str(caught.value)
-    assert "otherwise than the checkpoint's" in message
+    assert "unlike the checkpoint's" in message
     assert "\n" not in message
     assert len(message) < 600
     return message
@@ -49,7 +49,7 @@ def test_the_check_finds_tokens_in_another_order(tmp_path: Path) -> None:
     a, b = (content["model"]["vocab"][text] for text in "ab")
     tokens[a], tokens[b] = tokens[b], tokens[a]
     tokens += [f"[PAD{i}]" for i in range(len(tokens), ROWS)]
-    assert f"encodes 'a' otherwise than the checkpoint's: [{b}], not [{a}]" in _changed(
+    assert f"encodes 'a' unlike the checkpoint's: [{b}], not [{a}]" in _changed(
         tmp_path, content, tokens=tokens
     )
 
@@ -66,13 +66,13 @@ def test_the_check_finds_a_lost_merge_in_a_rare_word(tmp_path: Path) -> None:
 
 def test_the_check_finds_a_lost_space(tmp_path: Path) -> None:
     message = _changed(tmp_path, byte_fallback_json(), add_space_prefix=False)
-    assert "encodes ' ' otherwise" in message
+    assert "encodes ' ' unlike" in message
 
 
 def test_the_check_finds_that_bos_is_missing(tmp_path: Path) -> None:
     content = byte_fallback_json() | {"post_processor": bos_template("<s>", 1)}
     message = _changed(tmp_path, content, add_bos_token=False)
-    assert "encodes 'Hello' otherwise" in message
+    assert "encodes 'Hello' unlike" in message
     assert "not [1, " in message
 
 
@@ -91,7 +91,7 @@ def test_the_check_of_a_sentencepiece_model(tmp_path: Path) -> None:
     write_files(tmp_path, {"tokenizer.model": sentencepiece_file()})
     metadata = read_tokenizer(tmp_path, ROWS)
     scores = metadata["tokenizer.ggml.scores"]
-    with pytest.raises(TokenizerError, match="otherwise than the checkpoint's"):
+    with pytest.raises(TokenizerError, match="unlike the checkpoint's"):
         check_tokenizer(tmp_path, metadata | {"tokenizer.ggml.scores": -scores})  # type: ignore[operator]
 
 
@@ -99,7 +99,7 @@ def test_what_the_library_refuses_is_an_error(tmp_path: Path) -> None:
     content = byte_level_json(GPT2)
     content["model"]["merges"].append(["never", "there"])
     write_files(tmp_path, {"tokenizer.json": content})
-    with pytest.raises(TokenizerError, match="the tokenizers library refuses it"):
+    with pytest.raises(TokenizerError, match="the tokenizers library rejects it"):
         check_tokenizer(tmp_path, read_tokenizer(tmp_path, ROWS))
 
 
@@ -124,7 +124,7 @@ def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
     [
         ("", "damaged"),
         ("{", "damaged"),
-        ("[]", "damaged: list; an object is needed"),
+        ("[]", "damaged: list; expected an object"),
         ('{"model": ', "damaged"),
         ("[" * 100_000, "nested too deeply"),
         (b"\xff\xfe{}", "not UTF-8 at byte 0"),
@@ -151,14 +151,14 @@ def test_damaged_json_is_one_line(text: str | bytes, words: str, tmp_path: Path)
         ({"vocab": {"a": True}}, "token 'a' has the id True"),
         ({"vocab": {"a": 0, "b": 0}}, "two tokens have the same id"),
         ({"vocab": {"a": 10**30}}, "the embedding has 448 rows"),
-        ({"vocab": {"\ud800": 7}}, "no Unicode text"),
+        ({"vocab": {"\ud800": 7}}, "not valid Unicode"),
         ({"merges": {}}, "merges is"),
-        ({"merges": ["ab"]}, "merge 0 is 'ab'; two texts"),
+        ({"merges": ["ab"]}, "merge 0 is 'ab'; expected two strings"),
         ({"merges": [["a"]]}, "merge 0 is"),
         ({"merges": [["a", ""]]}, "merge 0 is"),
         ({"merges": [["a", 1]]}, "merge 0 is"),
         ({"merges": [["a ", "b"]]}, "has a space"),
-        ({"merges": [["\ud800", "b"]]}, "no Unicode text"),
+        ({"merges": [["\ud800", "b"]]}, "not valid Unicode"),
         ({"dropout": 0.1}, "model.dropout is 0.1"),
         ({"end_of_word_suffix": "</w>"}, "model.end_of_word_suffix is '</w>'"),
     ],
@@ -181,7 +181,7 @@ def test_damaged_models_are_one_line(change: Json, words: str, tmp_path: Path) -
         ({"normalizer": 3}, "normalizers has 3"),
         ({"normalizer": {"type": "Sequence"}}, "normalizers is None"),
         ({"pre_tokenizer": [1]}, "pretokenizers has"),
-        ({"pre_tokenizer": None}, "neither cuts bytes"),
+        ({"pre_tokenizer": None}, "neither byte-level splitting"),
         ({"post_processor": {"type": "TemplateProcessing"}}, "post_processor is malformed"),
         ({"post_processor": {"type": "RobertaProcessing"}}, "post_processor names None"),
         ({"post_processor": bos_template("x", 9999)}, "post_processor names the id 9999"),
@@ -201,10 +201,10 @@ def test_damaged_parts_are_one_line(change: Json, words: str, tmp_path: Path) ->
         ("tokenizer_config.json", {"added_tokens_decoder": []}, "added_tokens_decoder"),
         ("tokenizer_config.json", {"added_tokens_decoder": {"x": {}}}, "has the id 'x'"),
         ("tokenizer_config.json", {"chat_template": 5}, "chat_template is 5"),
-        ("tokenizer_config.json", {"chat_template": "\ud800"}, "no Unicode text"),
+        ("tokenizer_config.json", {"chat_template": "\ud800"}, "not valid Unicode"),
         ("added_tokens.json", {"<a>": "1"}, "has the id '1'"),
         ("generation_config.json", "nothing", "damaged"),
-        ("config.json", "[]", "an object is needed"),
+        ("config.json", "[]", "expected an object"),
         ("chat_template.jinja", b"\xff", "not UTF-8"),
     ],
 )

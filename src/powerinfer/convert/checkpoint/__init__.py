@@ -1,6 +1,6 @@
 """Checkpoints of Hugging Face: a folder with a `config.json` and tensors in one or more files.
 
-Every file is treated as hostile; code of a checkpoint is never run.
+Files are untrusted; code of a checkpoint is never run.
 """
 
 from powerinfer.convert.checkpoint.checkpoint import Checkpoint, open_checkpoint

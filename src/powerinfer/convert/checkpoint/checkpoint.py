@@ -1,4 +1,4 @@
-"""A checkpoint's folder: its configuration, and its tensors over one or more files."""
+"""A checkpoint's folder: its configuration, and its tensors from one or more files."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from powerinfer.models.checkpoints.config import CheckpointConfig
 __all__ = ["Checkpoint", "open_checkpoint", "read_json"]
 
 _LARGEST_CONFIG = 16 << 20
-# Of 100,000 tensors.
+# Room for 100,000 tensors.
 _LARGEST_INDEX = 64 << 20
 _KINDS: tuple[tuple[str, Callable[[Path], dict[str, CheckpointTensor]]], ...] = (
     ("model.safetensors", read_safetensors),
@@ -30,11 +30,8 @@ class Checkpoint:
     """An open checkpoint.
 
     Attributes:
-        folder: where it is.
-        config: its `config.json`.
-        tensors: by name; mapped, not read.
-        index: the file that lists the tensors, or the one that holds them; names the checkpoint
-            in messages about tensors that are missing.
+        tensors: tensors by name; mapped, not read.
+        index: file that lists or holds the tensors, for messages about missing ones.
     """
 
     folder: Path
@@ -47,8 +44,8 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     """Open a folder and map all its tensors.
 
     Raises:
-        CheckpointError: it is no checkpoint, a file is missing or damaged, or the files and their
-            index disagree; names file and tensor.
+        CheckpointError: it is not a checkpoint, a file is missing or damaged, or the files
+            contradict their index; the message names file and tensor.
         DeviceError: it needs torch, which is not installed.
         UnsupportedError: its weights are quantized.
     """
@@ -67,7 +64,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         if files:
             return Checkpoint(folder, config, _merged(files, read), folder)
     raise CheckpointError(
-        f"{folder}: has neither model.safetensors nor pytorch_model.bin, nor parts of one"
+        f"{folder}: has neither model.safetensors nor pytorch_model.bin, nor shards of one"
     )
 
 
@@ -75,20 +72,20 @@ def read_json(path: Path, largest_bytes: int, noun: str) -> dict[str, object]:
     """Read a JSON object.
 
     Raises:
-        CheckpointError: it cannot be read, or is none.
+        CheckpointError: the file cannot be read or is not a JSON object.
     """
     data = read_small_file(path, largest_bytes, noun=noun, error=CheckpointError)
     try:
         values = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: is no JSON: {error!s:.80}") from None
+        raise CheckpointError(f"{path}: is not JSON: {error!s:.80}") from None
     if not isinstance(values, dict):
         raise CheckpointError(f"{path}: expected a JSON object, got {type(values).__name__}")
     return values
 
 
 def _check_quantization(config: CheckpointConfig) -> None:
-    """Refuse quantized weights, but those of gpt-oss, whose format GGUF has too."""
+    """Reject quantized weights except gpt-oss's, whose format GGUF has too."""
     quantization = config.part("quantization_config")
     method = quantization.values.get("quant_method", "unnamed")
     if not quantization.values or (
@@ -96,15 +93,14 @@ def _check_quantization(config: CheckpointConfig) -> None:
     ):
         return
     raise UnsupportedError(
-        f"{config.path}: its weights are quantized ({method!s:.40}); convert the checkpoint "
-        "that they were made from"
+        f"{config.path}: its weights are quantized ({method!s:.40}); convert the original "
+        "checkpoint instead"
     )
 
 
 def _read_shards(
     index: Path, read: Callable[[Path], dict[str, CheckpointTensor]]
 ) -> dict[str, CheckpointTensor]:
-    """The tensors of an index, each from the file that it names."""
     weight_map = read_json(index, _LARGEST_INDEX, "index").get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: expected an object weight_map, from tensors to files")
@@ -112,7 +108,8 @@ def _read_shards(
     for tensor, file in weight_map.items():
         if not isinstance(file, str) or Path(file).name != file:
             raise CheckpointError(
-                f"{index}: tensor {tensor}: {file!r:.80} is no name of a file beside it"
+                f"{index}: tensor {tensor}: {file!r:.80} is not the name of a file in "
+                "the same folder"
             )
         by_file.setdefault(file, []).append(tensor)
     files = [index.parent / file for file in sorted(by_file)]
@@ -130,7 +127,7 @@ def _read_shards(
 
 
 def _shards_without_index(folder: Path, name: str) -> list[Path]:
-    """Files such as model-00001-of-00003.safetensors, all of them."""
+    """Find all shards such as model-00001-of-00003.safetensors."""
     stem, _, suffix = name.rpartition(".")
     found = {
         path: match
@@ -140,7 +137,7 @@ def _shards_without_index(folder: Path, name: str) -> list[Path]:
     counts = {int(match[3]) for match in found.values()}
     if found and counts != {len(found)}:
         raise CheckpointError(
-            f"{folder}: has {len(found)} of {max(counts)} parts of {name}, and no index"
+            f"{folder}: has {len(found)} of {max(counts)} shards of {name}, and no index"
         )
     return list(found)
 

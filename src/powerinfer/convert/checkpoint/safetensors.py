@@ -1,8 +1,8 @@
 """Reading safetensors files: a bounds-checked header and views of the mapped file.
 
-The format: u64 length of the header, the header in JSON, then the data of all tensors without
-gaps. The header says for each tensor `dtype`, `shape` and `data_offsets`, begin and end in the
-data; `__metadata__` is text for people. Everything is checked before a byte of data is read.
+Format: u64 length of the header, the header in JSON, then the data of all tensors without gaps. The
+header has `dtype`, `shape` and `data_offsets` (begin and end in the data) for each tensor;
+`__metadata__` is informative. Everything is checked before any data is read.
 """
 
 import json
@@ -19,14 +19,14 @@ from powerinfer.gguf.value_types import shown
 
 __all__ = ["read_safetensors"]
 
-# A published file of 20,000 experts' tensors takes 3 MB; parsing costs some ten times the bytes.
+# A published file with 20,000 expert tensors has 3 MB; parsing needs about ten times the bytes.
 _LARGEST_HEADER = 32 << 20
 _MOST_DIMENSIONS = 8
 _LARGEST_DIMENSION = 1 << 48
 _METADATA = "__metadata__"
 _LENGTH_BYTES = 8
 
-# Bytes of a number, and our name of the type; types without one can be in a file, not converted.
+# Bytes per number and our name of the type; types without a name may occur but are not converted.
 _TYPES = {
     "BOOL": (1, ""),
     "U8": (1, "u8"),
@@ -48,22 +48,17 @@ _TYPES = {
 
 
 def read_safetensors(path: Path) -> dict[str, CheckpointTensor]:
-    """Map a file.
-
-    Args:
-        path: of the file.
-
-    Returns:
-        Its tensors by name, in the order of their data.
+    """Map the tensors of a file, by name and in the order of their data.
 
     Raises:
-        CheckpointError: it cannot be opened, or its header is damaged; names file and tensor.
+        CheckpointError: the file cannot be opened, or its header is damaged; the message names file
+            and tensor.
     """
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
             if size < _LENGTH_BYTES:
-                raise CheckpointError(f"{path}: has {size} bytes; no safetensors file is so short")
+                raise CheckpointError(f"{path}: has {size} bytes; too short for a safetensors file")
             buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from None
@@ -72,7 +67,7 @@ def read_safetensors(path: Path) -> dict[str, CheckpointTensor]:
     if start > size:
         raise CheckpointError(
             f"{path}: its header should have {header_bytes} bytes, the file has {size} in all; "
-            "it is cut short, or no safetensors file"
+            "it is truncated, or not a safetensors file"
         )
     if header_bytes > _LARGEST_HEADER:
         raise CheckpointError(
@@ -87,33 +82,26 @@ def read_safetensors(path: Path) -> dict[str, CheckpointTensor]:
 
 
 def _parse(path: Path, header: bytes) -> dict[str, object]:
-    """Entries of all tensors, still of any type."""
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise CheckpointError(f"{path}: {shown(twice)} is in the header twice")
+        return found
+
     try:
-        entries = json.loads(header, object_pairs_hook=_without_duplicates)
-    except _DuplicateError as error:
-        raise CheckpointError(f"{path}: {shown(str(error))} is in the header twice") from None
+        entries = json.loads(header, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: its header is no JSON: {error!s:.80}") from None
+        raise CheckpointError(f"{path}: its header is not JSON: {error!s:.80}") from None
     if not isinstance(entries, dict):
-        raise CheckpointError(f"{path}: its header is no JSON object")
+        raise CheckpointError(f"{path}: its header is not a JSON object")
     entries.pop(_METADATA, None)
     return entries
 
 
-class _DuplicateError(Exception):
-    """A name that a JSON object has twice."""
-
-
-def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise _DuplicateError(next(name for name in names if names.count(name) > 1))
-    return found
-
-
 class _Span:
-    """Where one tensor lies in the data; its entry is checked."""
+    """Checked entry of a tensor: its type, shape and place in the data."""
 
     def __init__(self, path: Path, name: str, entry: object) -> None:
         self.path, self.name = path, name
@@ -140,11 +128,11 @@ class _Span:
         return CheckpointError(f"{self.path}: tensor {shown(self.name)}: {problem}")
 
     def tensor(self, data: npt.NDArray[np.uint8]) -> CheckpointTensor:
-        """As a view of the file's data."""
+        """View the tensor in the file's data."""
         if not self.format:
             empty = np.empty(0, np.uint8)
             return CheckpointTensor(self.name, self.dtype, empty, self.shape, self.path)
-        # A file's data may begin anywhere; numpy reads unaligned numbers too.
+        # The data may be unaligned; numpy reads that too.
         raw = data[self.begin : self.end].view(STORAGE[self.format])
         values = raw.reshape(self.shape)
         return CheckpointTensor(self.name, self.format, values, self.shape, self.path)
@@ -159,15 +147,15 @@ def _are_sizes(value: object, most: int) -> bool:
 
 
 def _check_spans(path: Path, spans: dict[str, _Span], data_bytes: int) -> None:
-    """Check that the tensors fill the data without gaps and overlaps."""
+    """Check that the tensors fill the data without gaps or overlaps."""
     end = 0
     for span in sorted(spans.values(), key=lambda each: (each.begin, each.end)):
         if span.begin != end:
-            what = "overlaps the one before" if span.begin < end else "leaves a gap before it"
+            what = "overlaps the previous one" if span.begin < end else "leaves a gap before it"
             raise span.error(f"its data, from byte {span.begin}, {what}, which ends at {end}")
         end = span.end
     if end != data_bytes:
-        what = "is cut short" if end > data_bytes else "has more than its tensors"
+        what = "is truncated" if end > data_bytes else "has more than its tensors"
         raise CheckpointError(
             f"{path}: its tensors take {end} bytes, the file holds {data_bytes}: it {what}"
         )

@@ -1,4 +1,4 @@
-"""One tensor of a checkpoint, mapped and not read yet."""
+"""A mapped tensor of a checkpoint."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,19 +17,16 @@ STORAGE: dict[str, np.dtype[np.generic]] = {
     "bf16": np.dtype("<u2"),
     "u8": np.dtype("u1"),
 }
-"""The formats that we read, and how numpy holds their numbers: those of BF16 as their bits."""
+"""Supported formats and their numpy types; BF16 is stored as bits."""
 
 
 @dataclass(frozen=True, eq=False)
 class CheckpointTensor:
-    """One tensor.
+    """A mapped tensor.
 
     Attributes:
-        name: in the checkpoint.
-        format: key of `STORAGE`, or the name of a type that we do not read.
-        values: of `shape`, as `STORAGE` says, a view of the mapped file; empty of other types.
-        shape: outermost dimension first.
-        path: of its file.
+        format: key of `STORAGE`, or the name of an unsupported type.
+        values: view of the mapped file with `shape`; empty for unsupported types.
     """
 
     name: str

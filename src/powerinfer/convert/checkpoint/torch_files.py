@@ -1,4 +1,4 @@
-"""Reading `.bin` and `.pt` files of torch: only tensors, mapped; nothing in them is executed."""
+"""Reading `.bin` and `.pt` files of torch: only tensors, mapped; no code in them is run."""
 
 import pickle
 from pathlib import Path
@@ -27,22 +27,16 @@ _ZIP_MAGIC = b"PK\x03\x04"
 
 
 def read_torch_file(path: Path) -> dict[str, CheckpointTensor]:
-    """Map the tensors of a state dict.
-
-    Args:
-        path: of a file that `torch.save` wrote. One of torch before 1.6 is read into memory.
-
-    Returns:
-        Its tensors by name.
+    """Map the tensors of a state dict, by name. Files of torch before 1.6 are read into memory.
 
     Raises:
         DeviceError: torch is not installed.
-        CheckpointError: it cannot be read, would run code, or holds something else.
+        CheckpointError: the file cannot be read, would run code, or holds something else.
     """
     try:
         import torch
     except ImportError:
-        # Weights may be had in another form, predictors are .pt files alone.
+        # Weights may exist in another form; predictors exist only as .pt files.
         another = ", or convert a checkpoint of safetensors files" if path.suffix == ".bin" else ""
         raise DeviceError(
             f"{path}: reading it needs torch, which is not installed; "
@@ -60,12 +54,12 @@ def read_torch_file(path: Path) -> dict[str, CheckpointTensor]:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise CheckpointError(f"{path}: torch cannot read it: {reason:.120}") from None
     if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
-        raise CheckpointError(f"{path}: holds no tensors by name, but {type(state).__name__}")
+        raise CheckpointError(f"{path}: expected tensors by name, got {type(state).__name__}")
     return {name: _as_tensor(path, name, value) for name, value in state.items()}
 
 
 def _refusal(path: Path, reason: str) -> str:
-    """What to say of a pickle that asks for more than tensors; torch explains it at length."""
+    """Summarize torch's long refusal of a pickle that asks for more than tensors."""
     parts = reason.split("Unsupported global: GLOBAL ", 1)
     if len(parts) == 2:
         name = parts[1].split(" was not", 1)[0]
@@ -87,7 +81,6 @@ def _as_tensor(path: Path, name: str, value: object) -> CheckpointTensor:
 
 
 def _as_array(value: "torch.Tensor") -> npt.NDArray[np.generic]:
-    """A view of the same memory."""
     import torch
 
     value = value.detach()

@@ -1,1 +1,1 @@
-"""Layouts that `powerinfer pack` writes: file name = value of `--layout`, exporting ``LAYOUT``."""
+"""Layouts of `powerinfer pack`: one file each, named like the value of `--layout`."""

@@ -1,12 +1,11 @@
 """Layout ``rows``: the down projection transposed, so that neuron i is row i of all FFN matrices.
 
 ``blk.N.ffn_down.weight`` [hidden_size, intermediate_size] becomes ``blk.N.ffn_down_t.weight``
-[intermediate_size, hidden_size], and ``blk.N.ffn_down_exps.weight`` [num_experts, hidden_size,
-intermediate_size] likewise ``blk.N.ffn_down_exps_t.weight``, ``blk.N.ffn_down_shexp.weight`` of a
-shared expert ``blk.N.ffn_down_shexp_t.weight``; the bias is renamed with it, as in PowerInfer's
-files. The tensors of single experts (``blk.N.ffn_gate.3.weight``) become one tensor
-of all experts first. Plain numbers are moved; blocks are encoded anew, since they run along the
-other dimension afterwards.
+[intermediate_size, hidden_size]; likewise ``blk.N.ffn_down_exps.weight`` [num_experts, hidden_size,
+intermediate_size] becomes ``blk.N.ffn_down_exps_t.weight`` and a shared expert's
+``blk.N.ffn_down_shexp.weight`` becomes ``blk.N.ffn_down_shexp_t.weight``. Biases are renamed too,
+as in PowerInfer's files. Tensors of single experts (``blk.N.ffn_gate.3.weight``) are first merged.
+Plain numbers are moved; blocks are re-encoded, since they run along the other dimension afterwards.
 """
 
 import re
@@ -53,7 +52,6 @@ def _pack(file: GGUFFile) -> tuple[Tensor | PackedTensor, ...]:
 
 
 def _merged(file: GGUFFile, name: str, by_number: dict[int, Tensor]) -> PackedTensor:
-    """One tensor made of those of single experts."""
     last = by_number[max(by_number)]
     num_experts = max(_num_experts(file), max(by_number) + 1)
     missing = next((number for number in range(num_experts) if number not in by_number), None)
@@ -68,7 +66,7 @@ def _merged(file: GGUFFile, name: str, by_number: dict[int, Tensor]) -> PackedTe
         if (other.shape, other.format) != (first.shape, first.format):
             raise UnsupportedError(
                 f"{file.path}: {other.name} is {other.format} {list(other.shape)}, {first.name} is "
-                f"{first.format} {list(first.shape)}; experts must be alike"
+                f"{first.format} {list(first.shape)}; experts must have one format and shape"
             )
     shape = (num_experts, *first.shape)
     return _turned(name, shape, experts) or PackedTensor(
@@ -77,17 +75,17 @@ def _merged(file: GGUFFile, name: str, by_number: dict[int, Tensor]) -> PackedTe
 
 
 def _num_experts(file: GGUFFile) -> int:
-    """What the file's metadata says; 0 where it says nothing."""
+    """Number of experts in the metadata; 0 if missing."""
     architecture = file.get_str(keys.ARCHITECTURE, "")
     return file.get_int(keys.of_architecture(architecture, keys.NUM_EXPERTS), 0)
 
 
 def _turned(name: str, shape: tuple[int, ...], sources: tuple[Tensor, ...]) -> PackedTensor | None:
-    """How a down projection or its bias is stored; None for any other tensor.
+    """Transpose a down projection or rename its bias; None for other tensors.
 
     Args:
-        name: in a file with one tensor for all experts.
-        shape: there, outermost dimension first.
+        name: name with all experts in one tensor.
+        shape: shape with all experts in one tensor, outermost dimension first.
         sources: the tensor itself, or those of its experts in order.
     """
     match, format_name = _DOWN.fullmatch(name), sources[0].format
@@ -107,7 +105,7 @@ def _turned(name: str, shape: tuple[int, ...], sources: tuple[Tensor, ...]) -> P
 
 
 def _matrices(tensor: Tensor) -> tuple[Tensor, ...]:
-    """The matrices of a tensor [rows, columns] or [num_experts, rows, columns], as views."""
+    """Matrices of a tensor [rows, columns] or [num_experts, rows, columns], as views."""
     if len(tensor.shape) == 2:
         return (tensor,)
     data = tensor.data.reshape(tensor.shape[0], -1) if tensor.num_bytes else ()
@@ -115,7 +113,7 @@ def _matrices(tensor: Tensor) -> tuple[Tensor, ...]:
 
 
 def _target_format(source: QuantFormat, row: int) -> QuantFormat:
-    """The same format if it is kept and fits rows of this length, else the next best."""
+    """Keep a format of `KEPT_FORMATS` that fits rows of this length, else take the next best."""
     for fmt in (source, *map(get_format, _FALLBACKS)):
         if fmt.name in KEPT_FORMATS and row % fmt.block_size == 0:
             return fmt

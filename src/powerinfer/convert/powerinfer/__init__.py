@@ -1,1 +1,1 @@
-"""Files as the original PowerInfer reads them: its tensors, formats and predictors."""
+"""Files for the original PowerInfer: its tensors, formats and predictors."""

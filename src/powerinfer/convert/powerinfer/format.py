@@ -1,4 +1,4 @@
-"""What the original PowerInfer reads, and what its files therefore may and must hold."""
+"""Rules for files that the original PowerInfer can read."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -27,10 +27,10 @@ T = TypeVar("T")
 
 MAGIC = "PWRI"
 
-# The architecture of the original whose hard-wired activation a model has.
+# Architecture of the original with the model's hard-wired activation.
 _ARCHITECTURES = {
     ("llama", ActivationKind.RELU): "llama",
-    # It runs plain ReLU where the engine reads the threshold.
+    # The original runs plain ReLU where the engine uses the threshold.
     ("llama", ActivationKind.FATRELU): "llama",
     ("llama", ActivationKind.DRELU): "bamboo",
     ("bamboo", ActivationKind.DRELU): "bamboo",
@@ -38,12 +38,12 @@ _ARCHITECTURES = {
     ("opt", ActivationKind.RELU): "opt",
 }
 EMBEDDING, _POSITIONS, HEAD = "token_embd.weight", "position_embd.weight", "output.weight"
-# The only number of rows that its loader takes.
+# The only number of rows its loader accepts.
 _OPT_POSITIONS = 2050
-# Matrices of which it reads the rows of some neurons, and formats that it has for all others.
+# Matrices read by neuron rows, and the formats it supports for all others.
 _PREDICTED = ("ffn_gate", "ffn_up", "ffn_down_t")
 _BLOCKS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k")
-# What its loader has of each architecture, outside blocks and in them; it refuses all else.
+# Tensors its loader knows per architecture, outside blocks and in them; it rejects all others.
 _ATTENTION = ("attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_output.weight")
 _GATED = (
     *("attn_norm.weight", *_ATTENTION, "ffn_norm.weight"),
@@ -70,7 +70,7 @@ _REMEDY = "; leave the predictors out"
 
 
 class Origin(Protocol):
-    """What a tensor of a file to be is made of."""
+    """Source of a tensor to write."""
 
     @property
     def sources(self) -> str:
@@ -79,22 +79,17 @@ class Origin(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the tensor to be."""
+        """Shape of the tensor to write."""
         ...
 
 
 def powerinfer_architecture(
     architecture: Architecture, activation: Activation, where: str
 ) -> Architecture:
-    """The architecture under which the original runs a model with predictors.
-
-    Args:
-        architecture: the model's.
-        activation: of its FFN.
-        where: the configuration, for messages.
+    """Find the architecture that the original uses for a model with predictors.
 
     Raises:
-        UnsupportedError: there is none; lists those there are.
+        UnsupportedError: there is none; the message lists the known ones.
     """
     name = _ARCHITECTURES.get((architecture.name, activation.kind))
     if name is None:
@@ -107,7 +102,7 @@ def powerinfer_architecture(
 
 
 def renamed(values: Mapping[str, T], architecture: Architecture, new: Architecture) -> dict[str, T]:
-    """Values of the keys of a model, by the keys under another architecture."""
+    """Rename the keys of a model for another architecture."""
     own = keys.of_architecture(architecture.name, "")
     return {
         keys.of_architecture(new.name, key.removeprefix(own)) if key.startswith(own) else key: value
@@ -118,12 +113,7 @@ def renamed(values: Mapping[str, T], architecture: Architecture, new: Architectu
 def check_is_known(
     tensors: Mapping[str, Origin], architecture: Architecture, metadata: Mapping[str, object]
 ) -> None:
-    """Check that the original knows everything.
-
-    Args:
-        tensors: by name in the file to be.
-        architecture: under which it will run.
-        metadata: keys of the file to be.
+    """Check that the original supports all tensors and keys.
 
     Raises:
         UnsupportedError: a tensor has no place in its files, or a size or rule has no key.
@@ -153,7 +143,7 @@ def _check_sizes(architecture: Architecture, metadata: Mapping[str, object]) -> 
     head_dim = int(str(value(keys.HEAD_DIM, hidden_size // num_heads)))
     if num_heads * head_dim != hidden_size:
         raise UnsupportedError(
-            f"{num_heads} heads of width {head_dim} are not the model's {hidden_size} numbers: "
+            f"{num_heads} heads of width {head_dim} do not add up to hidden_size {hidden_size}: "
             f"PowerInfer's format has no such models{_REMEDY}"
         )
     rotary_dim = value(keys.ROPE_DIMENSION_COUNT, head_dim)
@@ -165,7 +155,7 @@ def _check_sizes(architecture: Architecture, metadata: Mapping[str, object]) -> 
 
 
 def with_head(tensors: Mapping[str, T], architecture: Architecture) -> dict[str, T]:
-    """The tensors with the output head written out, but of OPT, where it must be left out."""
+    """Write the output head out; for OPT it must be omitted."""
     found = dict(tensors)
     if architecture.name == "opt":
         found.pop(HEAD, None)
@@ -175,14 +165,9 @@ def with_head(tensors: Mapping[str, T], architecture: Architecture) -> dict[str,
 
 
 def format_for(name: str, shape: Sequence[int], source: str) -> str:
-    """The format in which the original computes a tensor right.
+    """Choose a format in which the original computes a tensor correctly.
 
-    Its sparse products take all but Q4_0 for F16, and it knows none of the newer formats.
-
-    Args:
-        name: in the file to be.
-        shape: there.
-        source: format of its numbers.
+    Its sparse products treat everything but Q4_0 as F16, and it knows none of the newer formats.
     """
     module, _, part = name.rpartition(".")
     if len(shape) < 2 or part == "bias":
@@ -195,16 +180,10 @@ def format_for(name: str, shape: Sequence[int], source: str) -> str:
 def differences(
     architecture: Architecture, activation: Activation, metadata: Mapping[str, object]
 ) -> tuple[str, ...]:
-    """Where the original program computes something else than the engine, for users.
-
-    Args:
-        architecture: of the file.
-        activation: of its FFN.
-        metadata: of the file.
-    """
+    """Describe differences between the original program's computation and the engine's."""
     found = []
     if activation.kind is ActivationKind.FATRELU:
-        found.append("the original PowerInfer runs ReLU in the place of FatReLU")
+        found.append("the original PowerInfer runs ReLU instead of FatReLU")
     window = metadata.get(keys.of_architecture(architecture.name, keys.SLIDING_WINDOW), 0)
     length = metadata.get(keys.of_architecture(architecture.name, keys.CONTEXT_LENGTH), 0)
     if 0 < int(str(window)) < int(str(length)):

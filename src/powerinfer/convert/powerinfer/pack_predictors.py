@@ -1,4 +1,4 @@
-"""Write a model file with the predictors of a folder, as the original PowerInfer reads it."""
+"""Packing a model with the predictors of a folder, for the original PowerInfer."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +12,7 @@ from powerinfer._replacing import make_folder_of
 from powerinfer.convert.arrange import Target
 from powerinfer.convert.encode import encoded, steps
 from powerinfer.convert.model_check import check_predictors, without_data
-from powerinfer.convert.pack import PackedPredictors, PackReport, as_stored, check_may_replace
+from powerinfer.convert.pack import PackedPredictors, PackReport, check_may_replace
 from powerinfer.convert.powerinfer.format import (
     MAGIC,
     check_is_known,
@@ -54,27 +54,24 @@ def pack_with_predictors(
 ) -> PackReport:
     """Write a model with predictors to one file of PowerInfer's own format, atomically.
 
-    Matrices of plain numbers become F16, those of which neurons are skipped also from other formats
-    than Q4_0, since the original computes nothing else. Predictors in the model are replaced.
-    Statistics of neurons, from the folder or beside the model, are copied beside the file.
+    Plain matrices become F16; so do matrices read by neuron rows unless they are Q4_0, since the
+    original supports nothing else. Predictors in the model are replaced. Activation statistics of
+    the folder, or next to the model, are copied next to the file.
 
     Args:
-        file: the open model.
-        predictors: folder with `model_N.pt` of each layer; its `config.json` may give the
-            `sparse_threshold` that a score must reach.
-        output: the file to make, with its folder; where it exists, only one that packing wrote is
-            replaced.
-        layout: of the FFN, always `rows`.
-        activation: of the FFN, where the model does not say.
-        progress: told how far the writing is.
+        predictors: folder with `model_N.pt` of each layer; its `config.json` may contain the
+            scores' `sparse_threshold`.
+        output: file to write (its folder is created); only a file that packing wrote is replaced.
+        activation: activation of the FFN if the model has no key for it.
 
     Raises:
-        UnsupportedError: the original has no such model or layout; names what it does not know.
-        GGUFError: the model is damaged, `output` is the model itself or another file that would be
-            lost, or it cannot be written.
-        CheckpointError: the predictors are damaged, or of another model; or there are statistics
-            of another model beside `output`.
-        NumericsError: a number is NaN or infinity, or does not fit its format.
+        UnsupportedError: the original has no such model or layout; the message says what is
+            unknown.
+        GGUFError: the model is damaged, `output` is the model or another file that would be lost,
+            or it cannot be written.
+        CheckpointError: the predictors are damaged or belong to another model, or there are
+            statistics of another model next to `output`.
+        NumericsError: a number is NaN, infinite or does not fit its format.
         DeviceError: torch, which reads predictors, is not installed.
     """
     if layout != _LAYOUT:
@@ -92,7 +89,7 @@ def pack_with_predictors(
     statistics = activation_files([predictors, file.path.absolute().parent], output)
     made = [make_tensor(name, origin) for name, origin in origins.items()]
     make_folder_of(output, error=GGUFError)
-    stored = [*(as_stored(each) for each in made), *map(_predictor, found.targets)]
+    stored = [*made, *map(_predictor, found.targets)]
     write_model(header, output, {}, stored, progress)
     copy_activation(statistics, output)
     ranks = tuple(fc1.shape[0] for fc1, _ in pairs)
@@ -108,24 +105,22 @@ def pack_with_predictors(
 
 
 def _check_model(file: GGUFFile, config: ModelConfig, architecture: Architecture) -> None:
-    """Check that the engine could run the model; one with experts is refused later, by name."""
+    """Check that the engine could run the model; one with experts is rejected later by name."""
     if config.experts is not None:
         return
     finder = TensorFinder(file, config, architecture)
-    finder.outer()
-    for number in range(config.num_layers):
-        finder.layer(number)
-    finder.raise_problems()
+    finder.all()
+    finder.lookup.raise_problems()
 
 
 def _header(
     file: GGUFFile, config: ModelConfig, architecture: Architecture, threshold: float | None
 ) -> GGUFFile:
-    """The model with the magic and the keys of the file to be."""
+    """The model with magic and keys of the file to write."""
     own = architecture_of(file)
     metadata: dict[str, object] = {**renamed(file.metadata, own, architecture)}
     metadata.setdefault(keys.of_architecture(architecture.name, own.norm_eps_key), config.norm_eps)
-    # Of the matrices that are read by neurons.
+    # Format of the matrices read by neurons.
     up = file.tensors.get("blk.0.ffn_up.weight")
     is_q4_0 = up is not None and up.format == "q4_0"
     added = activation_metadata(config.activation) | {
@@ -154,12 +149,12 @@ def _encoded(target: Target) -> Iterator[ByteArray]:
         try:
             yield encoded(step, _FORMAT, adds_one=False)
         except NumericsError as error:
-            # Its remedy is another format, which the original would not compute with.
+            # The error's remedy is another format, which the original does not support.
             raise NumericsError(error.message) from None
 
 
 def _share(file: GGUFFile, predictors: Predictors) -> float:
-    """Of the predictors' parameters in those of the model without them."""
+    """Predictors' parameters relative to the model's without them."""
     own = sum(
         tensor.num_elements for tensor in file.tensors.values() if not is_predictor(tensor.name)
     )

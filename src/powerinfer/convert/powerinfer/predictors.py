@@ -1,8 +1,8 @@
-"""Predictors in PowerInfer's form: a folder with `model_N.pt` of each layer and a `config.json`."""
+"""PowerInfer predictors: a folder with `model_N.pt` of each layer and a `config.json`."""
 
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from filecmp import cmp
 from pathlib import Path
@@ -28,11 +28,11 @@ FOLDER = "activation"
 
 @dataclass(frozen=True)
 class Predictors:
-    """The predictors of a folder.
+    """Predictors of a folder.
 
     Attributes:
-        tensors: by the name in the file to be.
-        threshold: of their scores; None where the folder does not say.
+        tensors: tensors by name in the file to write.
+        threshold: threshold of the scores; None if the folder has none.
     """
 
     tensors: dict[str, CheckpointTensor]
@@ -40,7 +40,7 @@ class Predictors:
 
     @property
     def targets(self) -> list[Target]:
-        """The tensors, for the file to be."""
+        """The tensors as targets of a file to write."""
         return [
             Target(name, tensor.shape, (Piece(tensor, tensor.values),))
             for name, tensor in self.tensors.items()
@@ -51,7 +51,8 @@ def read_predictors(folder: Path, num_layers: int) -> Predictors:
     """Map the files of a folder.
 
     Raises:
-        CheckpointError: a layer has none, or a file holds something else; names file and tensor.
+        CheckpointError: a layer has no predictor, or a file holds something else; the message names
+            file and tensor.
         DeviceError: torch, which reads them, is not installed.
     """
     if not folder.is_dir():
@@ -92,25 +93,21 @@ def _threshold(path: Path) -> float | None:
 
 
 def activation_files(folders: list[Path], output: Path) -> list[Path]:
-    """The files of the first `activation` folder among these, to be copied beside a file.
-
-    Args:
-        folders: where it may be.
-        output: the file.
+    """Find the first `activation` folder and list its files, to be copied next to a file.
 
     Raises:
-        CheckpointError: there is another model's beside the file already.
+        CheckpointError: another model's statistics are next to the file already.
     """
     target = output.parent / FOLDER
     for folder in folders:
         files = sorted(
             path
-            for path in _listed(folder / FOLDER)
+            for path in (folder / FOLDER).glob("*")
             if _ACTIVATION.fullmatch(path.name) and path.is_file()
         )
         if not files:
             continue
-        # Behind the counts it tells of: without one of them it would be an error.
+        # Copied after the counts it describes: without one of them it would be invalid.
         record = record_path(folder / FOLDER)
         files += [record] if record.is_file() else []
         if target.exists() and target.samefile(folder / FOLDER):
@@ -126,12 +123,8 @@ def activation_files(folders: list[Path], output: Path) -> list[Path]:
     return []
 
 
-def _listed(folder: Path) -> Iterator[Path]:
-    return folder.iterdir() if folder.is_dir() else iter(())
-
-
 def copy_activation(files: Sequence[Path], output: Path) -> None:
-    """Copy statistics of neurons into the folder `activation` beside a file.
+    """Copy activation statistics into the folder `activation` next to a file.
 
     Raises:
         CheckpointError: it cannot be written.

@@ -1,4 +1,4 @@
-"""The tensors of a model file as the original PowerInfer computes with them."""
+"""Tensors of a model file in the formats that the original PowerInfer supports."""
 
 import re
 from dataclasses import dataclass
@@ -23,38 +23,29 @@ _DOWN = re.compile(r"(blk\.[0-9]+\.ffn_down)\.(weight|bias)")
 
 @dataclass(frozen=True)
 class TensorOrigin:
-    """What a tensor of the file to be is made of.
-
-    Attributes:
-        tensor: of the model.
-        is_transposed: its columns become rows.
-    """
+    """Source of a tensor to write."""
 
     tensor: Tensor
     is_transposed: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the tensor to be."""
+        """Shape of the tensor to write."""
         return self.tensor.shape[::-1] if self.is_transposed else self.tensor.shape
 
     @property
     def sources(self) -> str:
-        """For messages."""
+        """File and tensor, for messages."""
         return f"{self.tensor.file}: tensor {self.tensor.name}"
 
 
 def is_predictor(name: str) -> bool:
-    """Whether a tensor is one of PowerInfer's predictors."""
+    """Return whether a tensor is one of PowerInfer's predictors."""
     return _PREDICTOR.fullmatch(name) is not None
 
 
 def find_origins(file: GGUFFile, architecture: Architecture) -> dict[str, TensorOrigin]:
-    """What the tensors of the file to be are made of, by their names there, without predictors.
-
-    Args:
-        file: the model.
-        architecture: of the file to be.
+    """Find the sources of all tensors to write except predictors, by new name.
 
     Raises:
         UnsupportedError: an output head that the original has no place for.
@@ -85,7 +76,7 @@ def _are_equal(one: TensorOrigin, other: TensorOrigin) -> bool:
 
 
 def make_tensor(name: str, origin: TensorOrigin) -> PackedTensor:
-    """A tensor of the file to be, in a format that the original computes right.
+    """Describe a tensor to write, in a format that the original computes correctly.
 
     Raises:
         UnsupportedError: its format cannot be read.

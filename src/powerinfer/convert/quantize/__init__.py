@@ -1,1 +1,1 @@
-"""Writes a model with fewer bits per weight: types, mixtures and importance matrices."""
+"""Quantization of models: file types, mixtures and importance matrices."""

@@ -1,6 +1,7 @@
-"""The types that `powerinfer quantize` makes files of: names and numbers are llama.cpp's.
+"""File types of `powerinfer quantize`, with llama.cpp's names and numbers.
 
-A file has one type, its tensors may have others: see `powerinfer.convert.quantize.mixture`.
+A file has one type, but its tensors may have other formats: see
+`powerinfer.convert.quantize.mixture`.
 """
 
 from dataclasses import dataclass
@@ -15,9 +16,8 @@ class FileType:
     """A type of files.
 
     Attributes:
-        name: as users write it.
         number: value of the key ``general.file_type``.
-        format: of most tensors.
+        format: format of most tensors.
     """
 
     name: str
@@ -42,13 +42,13 @@ FILE_TYPES = (
 
 
 def find_file_type(name: str) -> FileType:
-    """The type of this name, in any case.
+    """Find a type by name, ignoring case.
 
     Raises:
-        UnsupportedError: there is none; lists those there are.
+        UnsupportedError: unknown name; the message lists the known ones.
     """
     for file_type in FILE_TYPES:
         if file_type.name == name.upper():
             return file_type
     names = ", ".join(file_type.name for file_type in FILE_TYPES)
-    raise UnsupportedError(f"type {name!r:.40} is not one of those that can be made: {names}")
+    raise UnsupportedError(f"type {name!r:.40} is unknown; supported are {names}")

@@ -1,9 +1,9 @@
-"""Importance matrices: how large the inputs of each matrix are, in llama.cpp's GGUF form.
+"""Importance matrices (squared inputs of each matrix) in llama.cpp's GGUF form.
 
-For a tensor NAME the file has ``NAME.in_sum2``, f32[num_matrices, columns], sums of the squares of
-the inputs of each column, and ``NAME.counts``, f32[num_matrices, 1], the number of inputs summed.
-Matrices of experts have one row each; an expert that no token chose has the count 0. Three keys
-describe the text; llama.cpp's quantizer refuses files without them.
+A tensor NAME has the entries ``NAME.in_sum2``, f32[num_matrices, columns], with sums of squared
+inputs per column, and ``NAME.counts``, f32[num_matrices, 1], with the number of inputs. Matrices of
+experts have one row each; an expert never chosen has count 0. Three keys describe the text;
+llama.cpp's quantizer rejects files without them.
 """
 
 import os
@@ -39,18 +39,18 @@ _OF_ONE_EXPERT = re.compile(r"(blk\.[0-9]+\.ffn_(?:gate|up|down))\.([0-9]{1,6})\
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Importance:
-    """The importance of one tensor's columns.
+    """Importance of one tensor's columns.
 
     Attributes:
         sums: f32[num_matrices, columns], sums of squares of inputs; finite, not negative.
-        counts: f32[num_matrices], inputs that were summed.
+        counts: f32[num_matrices], number of inputs.
     """
 
     sums: npt.NDArray[np.float32]
     counts: npt.NDArray[np.float32]
 
     def means(self) -> npt.NDArray[np.float32]:
-        """Means of squares f32[num_matrices, columns]; ones where nothing was counted."""
+        """f32[num_matrices, columns], means of squares; ones for a count of 0."""
         counts = self.counts[:, np.newaxis]
         ones = np.ones_like(self.sums)
         means: npt.NDArray[np.float32] = np.divide(self.sums, counts, out=ones, where=counts > 0)
@@ -59,14 +59,11 @@ class Importance:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImportanceMatrix:
-    """The importance of all tensors of a model.
+    """Importance matrix of a model.
 
     Attributes:
-        entries: by name of the tensor.
-        datasets: names of the texts.
-        chunk_count: windows of text.
-        chunk_size: tokens in each.
-        path: its file, for messages.
+        chunk_count: number of windows of text.
+        chunk_size: tokens per window.
     """
 
     entries: Mapping[str, Importance]
@@ -76,7 +73,7 @@ class ImportanceMatrix:
     path: Path = field(default=Path("imatrix"))
 
     def of(self, tensor: Tensor) -> npt.NDArray[np.float32] | None:
-        """Means f32[num_matrices, columns] for a tensor of a model; None if it has no entry.
+        """f32[num_matrices, columns] for a model's tensor; None without an entry.
 
         Raises:
             GGUFError: the entry belongs to a tensor of another shape.
@@ -100,10 +97,10 @@ class ImportanceMatrix:
 
 
 def check_imatrix_target(path: Path) -> None:
-    """Check, before measuring, that nothing would be lost but an older importance matrix.
+    """Check before measuring that at most an older importance matrix would be lost.
 
     Raises:
-        GGUFError: there is another file, or something that is no file.
+        GGUFError: another file, or something that is not a file, is there.
     """
     target = find_target(path, error=GGUFError)
     if not target.exists() or not target.stat().st_size:
@@ -112,7 +109,7 @@ def check_imatrix_target(path: Path) -> None:
         read_imatrix(target)
     except GGUFError:
         raise GGUFError(
-            f"{path}: already exists and is no importance matrix; name another file"
+            f"{path}: already exists and is not an importance matrix; name another file"
         ) from None
 
 
@@ -135,7 +132,7 @@ def read_imatrix(path: str | os.PathLike[str]) -> ImportanceMatrix:
     """Read an importance matrix.
 
     Raises:
-        GGUFError: the file cannot be read, is no importance matrix, or has impossible values.
+        GGUFError: the file cannot be read, is not an importance matrix, or holds invalid values.
     """
     try:
         file = open_gguf(path)
@@ -145,7 +142,9 @@ def read_imatrix(path: str | os.PathLike[str]) -> ImportanceMatrix:
             "llama-imatrix write them"
         ) from None
     if file.metadata.get(_TYPE, "imatrix") != "imatrix" or not _names(file):
-        raise GGUFError(f"{file.path}: it is no importance matrix; `powerinfer imatrix` makes one")
+        raise GGUFError(
+            f"{file.path}: it is not an importance matrix; `powerinfer imatrix` makes one"
+        )
     return ImportanceMatrix(
         {name: _entry(file, name) for name in _names(file)},
         tuple(file.get_strings(_DATASETS, [])),
@@ -156,7 +155,7 @@ def read_imatrix(path: str | os.PathLike[str]) -> ImportanceMatrix:
 
 
 def _names(file: GGUFFile) -> list[str]:
-    """Tensors with an entry, or half of one, in a file."""
+    """List the tensors with an entry or half of one."""
     names = (
         name.removesuffix(end)
         for name in file.tensors

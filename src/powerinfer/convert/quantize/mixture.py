@@ -1,13 +1,13 @@
-"""Which tensor of a file gets which format: llama.cpp's choice, so that files are alike.
+"""Formats of a quantized file's tensors, chosen as llama.cpp does.
 
-Norms, biases, routers and positions stay as they are. The head, or the embedding that serves as
-one, gets more bits. In the mixtures (``_S`` and ``_M``) so do value projections and down
-projections of some layers: with n layers the first n/8, the last n/8 and every third between. Rows
-that are not whole blocks get a format of smaller blocks, at last F16.
+Norms, biases, routers and positions are kept. The head, or a tied embedding, gets more bits. In
+mixtures (``_S`` and ``_M``) so do value projections and down projections of some layers: the first
+and last eighth of the layers and every third in between. Rows that are not whole blocks get a
+format of smaller blocks, or F16.
 
-Three things llama.cpp does not do: predictors are Q8_0 beside any quantized format but Q4_0,
-``ffn_down_t`` is a down projection, and a tensor that is quantized already stays as it is unless
-the new format takes fewer bits, or has plain numbers.
+Three differences from llama.cpp: predictors are Q8_0 with any quantized format but Q4_0,
+``ffn_down_t`` counts as a down projection, and quantized tensors are kept unless the new format
+takes fewer bits or has plain numbers.
 """
 
 import re
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from fnmatch import fnmatchcase
 
+from powerinfer.convert.encode_again import WITHOUT_BLOCKS
 from powerinfer.convert.quantize.file_types import FileType
 from powerinfer.errors import GGUFError
 from powerinfer.gguf import GGUFFile, Tensor, keys
@@ -26,7 +27,7 @@ __all__ = ["KeptFormat", "choose_formats", "is_quantizable", "is_row_per_neuron"
 _LAYER = re.compile(r"blk\.([0-9]+)\.")
 _ROWS_OF_NEURONS = re.compile(r"ffn_down(_exps|_shexp)?_t\.weight$")
 _PREDICTOR = re.compile(r"blk\.[0-9]+\.fc[12](_exps)?\.weight")
-# Parts of names of matrices that are too small or too delicate; most are of other architectures.
+# Name parts of matrices that are too small or too delicate; most belong to other architectures.
 _DELICATE = (
     "_norm.weight",
     "ffn_gate_inp.weight",
@@ -36,8 +37,7 @@ _DELICATE = (
     "ssm_conv1d",
     "shortconv.conv.weight",
 )
-_WITHOUT_BLOCKS = ("f32", "f16", "bf16")
-# What rows that are not whole blocks of 256 get instead.
+# Replacements for rows that are not whole blocks of 256.
 _OF_SMALLER_BLOCKS = {"q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
 # Mixtral: a little memory for much accuracy.
 _EXPERTS_OF_MIXTRAL = 8
@@ -45,19 +45,14 @@ _EXPERTS_OF_MIXTRAL = 8
 
 @dataclass(frozen=True, slots=True)
 class KeptFormat:
-    """A wish for the format of some tensors.
-
-    Attributes:
-        pattern: of their names, with the wildcards ``*``, ``?`` and ``[...]``.
-        format: for them.
-    """
+    """Requested format of tensors whose names match a pattern of ``*``, ``?`` and ``[...]``."""
 
     pattern: str
     format: str
 
 
 class _Role(Enum):
-    """What a matrix does, as far as its format depends on that."""
+    """Roles of matrices that affect their format."""
 
     HEAD = auto()
     EMBEDDING = auto()
@@ -69,7 +64,7 @@ class _Role(Enum):
     OTHER = auto()
 
 
-# In this order, as parts of names; what is listed first wins.
+# Name parts in order of precedence.
 _ROLES = {
     "attn_qkv.weight": _Role.VALUES,
     "attn_kv_b.weight": _Role.VALUES,
@@ -83,7 +78,7 @@ _ROLES = {
 
 
 def is_quantizable(tensor: Tensor) -> bool:
-    """Whether a tensor is a matrix whose format may change."""
+    """Return whether a tensor is a matrix whose format may change."""
     dimensions = len(tensor.shape)
     while dimensions and tensor.shape[len(tensor.shape) - dimensions] == 1:
         dimensions -= 1
@@ -92,7 +87,7 @@ def is_quantizable(tensor: Tensor) -> bool:
 
 
 def is_row_per_neuron(name: str) -> bool:
-    """Whether a tensor is a down projection with one row per neuron, of a single input each."""
+    """Return whether a tensor is a down projection with a row, thus a single input, per neuron."""
     return _ROWS_OF_NEURONS.search(name) is not None
 
 
@@ -103,17 +98,14 @@ def choose_formats(
     *,
     has_importance: bool = False,
 ) -> dict[str, str]:
-    """Format by name, of every tensor that `is_quantizable`.
+    """Choose the format of every tensor that `is_quantizable`, by name.
 
     Args:
-        file: the model.
-        file_type: to make.
-        kept: wishes, of which the first that fits a name counts.
-        has_importance: an importance matrix is used.
+        kept: requested formats; the first matching pattern counts.
 
     Raises:
-        GGUFError: a wish fits no tensor that could have another format, or a tensor of a mixture
-            belongs to a layer that the model does not have.
+        GGUFError: a pattern matches no matrix, or a mixture's tensor belongs to a layer that the
+            model does not have.
     """
     tensors = sorted(filter(is_quantizable, file.tensors.values()), key=_place)
     for wish in kept:
@@ -121,7 +113,7 @@ def choose_formats(
             raise GGUFError(
                 f"{file.path}: no matrix has a name like {wish.pattern!r:.80}; norms, biases and "
                 "routers stay as they are",
-                remedy="take names from the file's list of tensors",
+                remedy="use names from the file's list of tensors",
             )
     mixture = _Mixture(file, file_type, tensors, has_importance=has_importance)
     chosen = {tensor.name: _worthwhile(tensor, mixture.format_of(tensor)) for tensor in tensors}
@@ -133,19 +125,19 @@ def choose_formats(
 
 
 def _place(tensor: Tensor) -> tuple[int, str]:
-    """In the order of layers, which decides which of them are the first."""
+    """Sort key by layer, which determines the first layers of a mixture."""
     match = _LAYER.match(tensor.name)
     return int(match[1]) if match else -1, tensor.name
 
 
 def _fitting(format_name: str, row: int) -> str:
-    """The format, or the next best for rows of this length."""
+    """Keep the format if it fits rows of this length, else the next best."""
     candidates = (format_name, _OF_SMALLER_BLOCKS.get(format_name, "f16"))
     return next((name for name in candidates if not row % get_format(name).block_size), "f16")
 
 
 def _worthwhile(tensor: Tensor, format_name: str) -> str:
-    """The format, or the next best; what is quantized already stays if it takes no more bits."""
+    """Choose a fitting format; quantized tensors keep theirs if the new one takes no fewer bits."""
     fitting = _fitting(format_name, tensor.shape[-1])
     before, after = type_of_name(tensor.format), type_of_name(fitting)
     if before is None or after is None or 1 in (before.block_size, after.block_size):
@@ -155,7 +147,7 @@ def _worthwhile(tensor: Tensor, format_name: str) -> str:
 
 
 class _Mixture:
-    """The rules, for one file and type."""
+    """Rules for one file and type."""
 
     def __init__(
         self,
@@ -177,8 +169,8 @@ class _Mixture:
         self._downs = [t.name for t in tensors if self._role(t.name) is _Role.DOWN]
 
     def format_of(self, tensor: Tensor) -> str:
-        """The format of one matrix, if its rows were long enough."""
-        if self._type.format in _WITHOUT_BLOCKS:
+        """Format of one matrix, assuming that its rows are long enough."""
+        if self._type.format in WITHOUT_BLOCKS:
             return self._type.format
         role, name = self._role(tensor.name), tensor.name
         if role is _Role.HEAD:
@@ -230,7 +222,7 @@ class _Mixture:
         if self._type.name == "Q4_K_S":
             return usual if self._is_falcon else "q5_k"
         # Weighted 4 and 5 bits without a minimum can go wrong in the first layers. Rows of neurons
-        # are not weighted, and the original PowerInfer computes them in Q4_0 or F16 only.
+        # are not weighted, and the original PowerInfer only supports Q4_0 and F16 there.
         if self._has_importance and not is_row_per_neuron(name):
             return {"q4_0": "q4_1", "q5_0": "q5_1"}.get(usual, usual)
         return usual
@@ -254,7 +246,7 @@ class _Mixture:
         return next((role for part, role in _ROLES.items() if part in name), _Role.OTHER)
 
     def _is_70b(self) -> bool:
-        """Whether eight heads share each value projection, as in Llama 2 of 70B."""
+        """Return whether eight heads share each value projection, as in Llama 2 70B."""
         architecture = self._file.metadata.get(keys.ARCHITECTURE)
         if self._num_layers != 80 or architecture not in ("llama", "qwen2"):
             return False
@@ -262,7 +254,7 @@ class _Mixture:
         return architecture == "qwen2" or self._number(keys.NUM_KV_HEADS, heads) != heads
 
     def _number(self, key: str, default: int = 0) -> int:
-        """An integer of the architecture; of a list, one for each layer, the first."""
+        """Integer of the architecture; the first one of a per-layer list."""
         architecture = self._file.get_str(keys.ARCHITECTURE, "")
         full = keys.of_architecture(architecture, key)
         value = self._file.metadata.get(full)

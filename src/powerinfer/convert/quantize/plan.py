@@ -1,4 +1,4 @@
-"""What quantizing makes of each tensor of a model, decided before anything is written."""
+"""Plan of quantizing each tensor, decided before anything is written."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,13 +19,11 @@ __all__ = ["QuantizeOptions", "QuantizedTensor", "importance_of", "plan_tensors"
 
 @dataclass(frozen=True)
 class QuantizeOptions:
-    """What to make of a model.
+    """Settings of quantizing.
 
     Attributes:
-        file_type: of the file.
-        threads: that encode.
-        kept: wishes for the formats of some tensors, see `choose_formats`.
-        imatrix: weighs the columns of the matrices that it has entries for.
+        kept: requested formats of some tensors, see `choose_formats`.
+        imatrix: weights the columns of the matrices it has entries for.
         kernels: instruction set of the encoders, which all give the same bytes; None for the best.
     """
 
@@ -38,16 +36,7 @@ class QuantizeOptions:
 
 @dataclass(frozen=True)
 class QuantizedTensor:
-    """What became of one tensor.
-
-    Attributes:
-        name: of it.
-        shape: outermost dimension first.
-        source_format: what it was.
-        format: what it is.
-        has_importance: there are weights for its columns.
-        error: what that changed; filled while it is written.
-    """
+    """Result of quantizing one tensor; `error` is filled during writing."""
 
     name: str
     shape: tuple[int, ...]
@@ -58,24 +47,24 @@ class QuantizedTensor:
 
     @property
     def is_again(self) -> bool:
-        """Whether it was quantized before, and is encoded anew."""
+        """It was quantized before and is re-encoded."""
         return self.format != self.source_format and get_format(self.source_format).block_size > 1
 
 
 def plan_tensors(file: GGUFFile, options: QuantizeOptions) -> list[tuple[Tensor, QuantizedTensor]]:
-    """Each tensor with what is to become of it.
+    """Pair each tensor with its result.
 
     Raises:
-        GGUFError: there is nothing to quantize, or wishes or importance do not fit the model.
-        UnsupportedError: a tensor has a format that cannot be read, or is to get one without an
-            encoder.
+        GGUFError: there is nothing to quantize, or requested formats or importance do not fit the
+            model.
+        UnsupportedError: a tensor's format cannot be read, or its new format has no encoder.
     """
     imatrix = options.imatrix
     chosen = choose_formats(
         file, options.file_type, options.kept, has_importance=imatrix is not None
     )
     if not chosen:
-        raise GGUFError(f"{file.path}: {file.missing_weights or 'there is no matrix in it'}")
+        raise GGUFError(f"{file.path}: {file.missing_weights or 'it has no matrix'}")
     plan = []
     for tensor in file.tensors.values():
         target = chosen.get(tensor.name, tensor.format)
@@ -95,7 +84,7 @@ def plan_tensors(file: GGUFFile, options: QuantizeOptions) -> list[tuple[Tensor,
 
 
 def _check_formats(tensor: Tensor, target: str) -> None:
-    """Check, before anything is written, that a tensor can be read and encoded."""
+    """Check before writing that a tensor can be read and encoded."""
     if tensor.format not in format_names():
         raise UnsupportedError(
             f"{tensor.file}: tensor {tensor.name} is {tensor.format}, which cannot be read; "
@@ -108,7 +97,7 @@ def _check_formats(tensor: Tensor, target: str) -> None:
 def importance_of(
     tensor: Tensor, imatrix: ImportanceMatrix | None
 ) -> npt.NDArray[np.float32] | None:
-    """Weights of the columns of each matrix of a tensor; None where all weigh the same."""
+    """Column weights of each matrix of a tensor; None for equal weights."""
     if imatrix is None or is_row_per_neuron(tensor.name):
         return None
     return imatrix.of(tensor)

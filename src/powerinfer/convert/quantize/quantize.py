@@ -1,7 +1,7 @@
-"""Write a model in another type: fewer bits per weight, or F16 and BF16 again.
+"""Writing a model in another type: fewer bits per weight, or back to F16 or BF16.
 
-Rows stay rows: only the format of matrices changes. The source is mapped and the file is written
-block of rows by block of rows, so memory does not depend on the model.
+Rows stay rows: only the format of matrices changes. The source is mapped and the file is written in
+blocks of rows, so memory use does not depend on the model.
 """
 
 import time
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer._replacing import find_target, make_folder_of
+from powerinfer._replacing import make_folder_of
 from powerinfer.convert.quantize.file_types import FileType
 from powerinfer.convert.quantize.imatrix import ImportanceMatrix
 from powerinfer.convert.quantize.plan import (
@@ -25,12 +25,12 @@ from powerinfer.convert.quantize.plan import (
 from powerinfer.convert.rewriting import (
     Progress,
     StoredTensor,
-    check_is_not_source,
+    check_target,
     copied,
     write_model,
 )
 from powerinfer.errors import GGUFError, NumericsError
-from powerinfer.gguf import GGUFFile, Tensor, keys, open_gguf
+from powerinfer.gguf import GGUFFile, Tensor, keys
 from powerinfer.ops.cpu.encode import encode_rows
 from powerinfer.ops.cpu.mapped_pages import release_pages
 from powerinfer.quant import get_format
@@ -38,25 +38,21 @@ from powerinfer.quant import get_format
 __all__ = ["QuantizeReport", "quantize"]
 
 _VERSION = 2
-"""Of the layout of quantized blocks; llama.cpp's only one since 2023."""
+"""Version of the quantized blocks' layout; llama.cpp's only one since 2023."""
 
-# Scales of blocks are halves.
+# Block scales are F16.
 _LARGEST_HALF = 65504.0
-# Bytes of the source that are encoded at once.
+# Source bytes encoded at once.
 _BLOCK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
 class QuantizeReport:
-    """What quantizing did.
+    """Result of quantizing.
 
     Attributes:
-        path: the file written.
-        file_type: its type.
-        tensors: all of them, in file order.
-        source_bytes: size of the source, all its parts.
-        num_bytes: size of the file.
-        elapsed_s: until all was written, without the flush to the disk.
+        source_bytes: size of the source, all parts.
+        elapsed_s: duration of writing, without the flush to disk.
     """
 
     path: Path
@@ -68,7 +64,7 @@ class QuantizeReport:
 
     @property
     def gb_per_s(self) -> float:
-        """Billions of bytes of the source per second."""
+        """10^9 bytes of the source per second."""
         return self.source_bytes / self.elapsed_s / 1e9 if self.elapsed_s > 0 else 0.0
 
 
@@ -77,24 +73,22 @@ def quantize(
 ) -> QuantizeReport:
     """Write a model to one file of another type, atomically.
 
-    Magic and keys are kept, parts are joined. A tensor that is quantized already is encoded again
-    only where that makes it smaller, or plain numbers again.
+    Magic and keys are kept, parts are joined. A quantized tensor is re-encoded only if that makes
+    it smaller or plain numbers.
 
     Args:
-        file: the open model.
-        path: the file to make, with its folder; where it exists, only one that this function wrote
-            is replaced.
-        options: what to make.
-        progress: told how far the writing is, in bytes of the new file.
+        path: file to write (its folder is created); only a file that this function wrote is
+            replaced.
+        progress: called with bytes of the new file.
 
     Raises:
-        GGUFError: nothing to quantize, `path` is the model itself or another file that would be
-            lost, it cannot be written, or wishes or importance do not fit the model.
-        UnsupportedError: a tensor has a format that cannot be read, or is to get one without an
-            encoder.
-        NumericsError: a tensor holds NaN, infinity, or numbers beyond the range of its format.
+        GGUFError: nothing to quantize, `path` is the model or another file that would be lost, it
+            cannot be written, or requested formats or importance do not fit the model.
+        UnsupportedError: a tensor's format cannot be read, or its new format has no encoder.
+        NumericsError: a tensor holds NaN, infinity, or numbers outside its format's range.
     """
-    _check_target(file, path)
+    remedy = "remove it, or name another file"
+    check_target(file, path, key=keys.QUANTIZED_FROM, writer="quantize", remedy=remedy)
     plan = plan_tensors(file, options)
     encode = partial(_encode, threads=options.threads, kernels=options.kernels)
     stored = [
@@ -109,34 +103,26 @@ def quantize(
         for tensor, made in plan
     ]
     make_folder_of(path, error=GGUFError)
-    clock = _Clock(progress)
-    write_model(file, path, _changes(file, options), stored, clock)
+    started = last = time.perf_counter()
+
+    def advance(done: int, total: int) -> None:
+        nonlocal last
+        last = time.perf_counter()
+        if progress is not None:
+            progress(done, total)
+
+    write_model(file, path, _changes(file, options), stored, advance)
     return QuantizeReport(
         path,
         options.file_type,
         tuple(made for _, made in plan),
         sum(len(part.buffer) for part in file.parts),
         path.stat().st_size,
-        clock.elapsed_s,
+        last - started,
     )
 
 
-class _Clock:
-    """Passes progress on and knows when the last of it came."""
-
-    def __init__(self, progress: Progress | None) -> None:
-        self._progress = progress
-        self._started = time.perf_counter()
-        self.elapsed_s = 0.0
-
-    def __call__(self, done: int, total: int) -> None:
-        self.elapsed_s = time.perf_counter() - self._started
-        if self._progress is not None:
-            self._progress(done, total)
-
-
 def _changes(file: GGUFFile, options: QuantizeOptions) -> dict[str, object]:
-    """Metadata keys to add or replace."""
     imatrix = options.imatrix
     found: dict[str, object] = {
         keys.FILE_TYPE: options.file_type.number,
@@ -144,7 +130,7 @@ def _changes(file: GGUFFile, options: QuantizeOptions) -> dict[str, object]:
         keys.QUANTIZED_FROM: file.path.name,
     }
     if imatrix is not None:
-        # As llama.cpp's quantizer notes it.
+        # Keys of llama.cpp's quantizer.
         found["quantize.imatrix.file"] = imatrix.path.name
         found["quantize.imatrix.dataset"] = ", ".join(imatrix.datasets)
         found["quantize.imatrix.entries_count"] = len(imatrix.entries)
@@ -158,7 +144,7 @@ _Encode = Callable[..., npt.NDArray[np.uint8]]
 def _chunks(
     tensor: Tensor, made: QuantizedTensor, imatrix: ImportanceMatrix | None, encode: _Encode
 ) -> Iterator[npt.NDArray[np.uint8]]:
-    """Encode a tensor, rows by rows."""
+    """Encode a tensor in blocks of rows."""
     rows, importance = tensor.rows, importance_of(tensor, imatrix)
     step = max(1, _BLOCK_BYTES // max(1, rows.shape[1]))
     # Rows of one matrix share their weights.
@@ -182,7 +168,7 @@ def _encode(
     threads: int,
     kernels: str | None,
 ) -> npt.NDArray[np.uint8]:
-    """Encode some rows and count what that changes."""
+    """Encode some rows and accumulate the change."""
     try:
         encoded = encode_rows(
             rows,
@@ -204,7 +190,7 @@ def _encode(
 def _explained(
     rows: npt.NDArray[np.uint8], tensor: Tensor, format_name: str, first_row: int
 ) -> str | None:
-    """Why some rows cannot be encoded, as far as the numbers in them say it."""
+    """Explain why rows cannot be encoded, if their numbers tell."""
     largest = np.abs(get_format(tensor.format).decode(rows)).max(axis=1)
     damaged = np.flatnonzero(~np.isfinite(largest))
     if damaged.size:
@@ -214,21 +200,3 @@ def _explained(
         return None
     advice = ": take BF16, which holds it" if format_name == "f16" else ""
     return f"row {first_row + row} holds {largest[row]:.3g}, too large for {format_name}{advice}"
-
-
-def _check_target(file: GGUFFile, path: Path) -> None:
-    """Check, before anything is computed, that nothing would be lost but an older result."""
-    target = find_target(path, error=GGUFError)
-    check_is_not_source(file, path)
-    if target.exists() and target.stat().st_size and not _is_quantized(target):
-        raise GGUFError(
-            f"{path}: already exists and was not written by quantize; remove it, or name another "
-            "file"
-        )
-
-
-def _is_quantized(path: Path) -> bool:
-    try:
-        return keys.QUANTIZED_FROM in open_gguf(path).metadata
-    except GGUFError:
-        return False

@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face checkpoint as metadata of a GGUF file, and a check of both."""
+"""Conversion of a Hugging Face tokenizer to GGUF metadata, and a check of the result."""
 
 from powerinfer.convert.tokenizers.check import check_tokenizer
 from powerinfer.convert.tokenizers.read import read_tokenizer

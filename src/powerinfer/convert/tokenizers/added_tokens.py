@@ -1,9 +1,8 @@
-"""Tokens that were added to a vocabulary, from all the files that may name them.
+"""Tokens added to a vocabulary, from all files that may list them.
 
 transformers 4 writes ``added_tokens_decoder`` into ``tokenizer_config.json``, earlier versions
-``added_tokens.json``, and ``tokenizer.json`` has a list of its own. Which of them are special is
-also said by ``special_tokens_map.json`` and by the names (``bos_token`` ...) in
-``tokenizer_config.json``.
+``added_tokens.json``, and ``tokenizer.json`` has its own list. ``special_tokens_map.json`` and the
+names (``bos_token`` ...) in ``tokenizer_config.json`` mark special ones too.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,25 +12,24 @@ from pathlib import Path
 from powerinfer.convert.tokenizers.files import optional_object
 from powerinfer.errors import TokenizerError
 
-__all__ = ["AddedToken", "added_tokens", "listed_tokens", "named_tokens"]
+__all__ = ["FLAGS", "AddedToken", "added_tokens", "listed_tokens", "named_tokens"]
 
 NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
 _CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
-_FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
+FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
 
 
 @dataclass(frozen=True)
 class AddedToken:
-    """A token that is found in text as it stands there, before anything else cuts the text.
+    """A token matched in text before any other splitting.
 
     Attributes:
-        text: what is found.
-        special: no text of a model: begin, end, turn ...
-        lstrip: swallows white space in front of it.
-        rstrip: swallows white space behind it.
-        single_word: is found between words only.
-        normalized: is found in normalized text.
+        special: not text of a model: begin, end, turn ...
+        lstrip: swallows white space before it.
+        rstrip: swallows white space after it.
+        single_word: matched only between words.
+        normalized: matched in normalized text.
     """
 
     text: str
@@ -43,15 +41,15 @@ class AddedToken:
 
 
 def listed_tokens(value: object, path: Path) -> dict[int, AddedToken]:
-    """Tokens of the list ``added_tokens`` in ``tokenizer.json``, by id.
+    """Read the list ``added_tokens`` of ``tokenizer.json``, by id.
 
     Raises:
-        TokenizerError: an entry is malformed, or an id is named twice.
+        TokenizerError: an entry is malformed, or an id occurs twice.
     """
     if value is None:
         return {}
     if not isinstance(value, list):
-        raise TokenizerError(f"{path}: added_tokens is {value!r:.60}; a list is needed")
+        raise TokenizerError(f"{path}: added_tokens is {value!r:.60}; expected a list")
     entries = [(item.get("id"), item) for item in value if isinstance(item, dict)]
     if len(entries) < len(value):
         raise TokenizerError(f"{path}: added_tokens has an entry that is no object")
@@ -65,12 +63,7 @@ def listed_tokens(value: object, path: Path) -> dict[int, AddedToken]:
 def added_tokens(
     folder: Path, listed: Mapping[int, AddedToken], base: Mapping[str, int]
 ) -> dict[int, AddedToken]:
-    """All added tokens of a checkpoint, by id; an id that is `listed` keeps its text.
-
-    Args:
-        folder: of the checkpoint.
-        listed: those that ``tokenizer.json`` has.
-        base: ids of the tokens that are not added ones.
+    """Collect all added tokens of a checkpoint, by id; a `listed` id keeps its text.
 
     Raises:
         TokenizerError: a file is damaged.
@@ -89,7 +82,7 @@ def added_tokens(
 
 
 def named_tokens(folder: Path) -> dict[str, str]:
-    """Texts of the special tokens with a name: ``bos``, ``eos``, ``unk`` ...
+    """Texts of the named special tokens: ``bos``, ``eos``, ``unk`` ...
 
     Raises:
         TokenizerError: a file is damaged.
@@ -141,14 +134,14 @@ def _parsed(
         text = item.get("content")
         if not isinstance(text, str) or not text:
             raise TokenizerError(
-                f"{path}: added token {token_id} is {text!r:.40}; a text is needed"
+                f"{path}: added token {token_id} is {text!r:.40}; expected a string"
             )
-        flags = {flag: item.get(flag) is True for flag in _FLAGS}
+        flags = {flag: item.get(flag) is True for flag in FLAGS}
         yield token_id, AddedToken(text, **flags)
 
 
 def _text(value: object) -> str | None:
-    """Text of a token that a config names: alone, or an object with its flags."""
+    """Text of a token in a config: a string, or an object with flags."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None

@@ -14,16 +14,17 @@ from powerinfer.tokenizer.vocabulary import SENTENCEPIECE, TokenType, byte_value
 __all__ = ["Spaces", "byte_fallback_metadata", "sentencepiece_metadata", "spaces_of"]
 
 _SPACE_SIGN = "\u2581"
+_SPACE = {"String": " "}
 
 
 @dataclass(frozen=True)
 class Spaces:
-    """What a tokenizer does with spaces, beside writing them as U+2581.
+    """Treatment of spaces besides replacing them by U+2581.
 
     Attributes:
-        add_prefix: one is put in front of a text.
-        is_first_only: not in front of what follows a special token, unlike GGUF's vocabularies.
-        unless_there: not where the text begins with one, unlike GGUF's vocabularies.
+        add_prefix: a space is prepended to a text.
+        is_first_only: not to text after a special token, unlike in GGUF vocabularies.
+        unless_there: not to text that starts with a space, unlike in GGUF vocabularies.
     """
 
     add_prefix: bool
@@ -34,7 +35,7 @@ class Spaces:
 def sentencepiece_metadata(
     model: SentencePieceModel, added: Mapping[int, AddedToken], num_rows: int
 ) -> dict[str, object]:
-    """The vocabulary of a ``tokenizer.model``.
+    """Convert the vocabulary of a ``tokenizer.model``.
 
     Raises:
         TokenizerError: a token has no row in the embedding.
@@ -58,17 +59,15 @@ def sentencepiece_metadata(
 def byte_fallback_metadata(
     source: TokenizerJson, num_rows: int, model: SentencePieceModel | None = None
 ) -> dict[str, object]:
-    """The vocabulary of a ``tokenizer.json`` with byte fallback.
+    """Convert the vocabulary of a ``tokenizer.json`` with byte fallback.
 
     Args:
-        source: the tokenizer.
-        num_rows: rows of the embedding.
-        model: the ``tokenizer.model`` that it was made from, if the checkpoint has it: its scores
-            are taken if it has the same tokens. Else scores follow from the ranks of merges.
+        model: ``tokenizer.model`` of the checkpoint, if any: its scores are used if it has the same
+            tokens. Otherwise scores follow from the ranks of merges.
 
     Raises:
         TokenizerError: a token has no row in the embedding.
-        UnsupportedError: text is normalized or cut in a way that GGUF cannot express.
+        UnsupportedError: GGUF has no key for the normalization or splitting of text.
     """
     spaces = spaces_of(source)
     base = _tokens_of_model(source, model) or _tokens_of_merges(source)
@@ -94,17 +93,17 @@ def _tokens_of_model(
         elif token_id not in source.added:
             return None
     for token_id, token in tokens.items():
-        # The list of added tokens says which of them are found in text.
+        # The list of added tokens decides which of them are matched in text.
         if token.type is TokenType.USER_DEFINED:
             tokens[token_id] = Token(token.text, TokenType.NORMAL, token.score)
     return tokens
 
 
 def _tokens_of_merges(source: TokenizerJson) -> dict[int, Token]:
-    """Scores that fall with the rank of the first merge that makes a token.
+    """Derive scores that fall with the rank of the first merge that makes a token.
 
-    Tokens that no merge makes, single characters, come after the others by id: so the scores are
-    those of SentencePiece, which numbers tokens in this order.
+    Tokens made by no merge (single characters) follow by id. This gives the scores of
+    SentencePiece, which numbers tokens in this order.
     """
     made = [left + right for left, right in source.merges]
     order = {text: place for place, text in enumerate(dict.fromkeys(made))}
@@ -122,10 +121,10 @@ def _tokens_of_merges(source: TokenizerJson) -> dict[int, Token]:
 
 
 def spaces_of(source: TokenizerJson) -> Spaces:
-    """What a tokenizer does with spaces.
+    """Determine the treatment of spaces.
 
     Raises:
-        UnsupportedError: it changes more of a text than that, or leaves spaces as they are.
+        UnsupportedError: the tokenizer changes more than spaces, or keeps them.
         TokenizerError: its normalizer or pre-tokenizer is malformed.
     """
     spaces, writes_sign, cuts_words = Spaces(add_prefix=False), False, False
@@ -140,14 +139,15 @@ def spaces_of(source: TokenizerJson) -> Spaces:
         if step.get("type") == "Metaspace" and step.get("replacement") == _SPACE_SIGN:
             writes_sign, cuts_words = True, step.get("split", True) is True
             spaces = _metaspace(step)
-        elif not (step.get("type") == "Split" and writes_sign and _cuts_at_spaces(step)):
+        # Splitting at spaces has no effect after they have been replaced.
+        elif not (step.get("type") == "Split" and writes_sign and step.get("pattern") == _SPACE):
             raise _unsupported(source, "pre-tokenizer", step)
     if not writes_sign:
         raise UnsupportedError(f"{source.path}: spaces are not written as {_SPACE_SIGN}")
     if cuts_words and any(_SPACE_SIGN in text[1:] for text in source.vocab):
         raise UnsupportedError(
-            f"{source.path}: text is cut at spaces, but there are tokens with a space inside; no "
-            "key of a GGUF file can ask for that"
+            f"{source.path}: text is split at spaces, but there are tokens with a space inside; "
+            "GGUF has no key for that"
         )
     return spaces
 
@@ -160,16 +160,11 @@ def _metaspace(step: Mapping[str, object]) -> Spaces:
 
 
 def _replaces_spaces(step: Mapping[str, object]) -> bool:
-    return step.get("pattern") == {"String": " "} and step.get("content") == _SPACE_SIGN
-
-
-def _cuts_at_spaces(step: Mapping[str, object]) -> bool:
-    """Whether a step, which comes after spaces were replaced, cuts at spaces, so nowhere."""
-    return step.get("pattern") == {"String": " "}
+    return step.get("pattern") == _SPACE and step.get("content") == _SPACE_SIGN
 
 
 def _unsupported(source: TokenizerJson, what: str, step: Mapping[str, object]) -> UnsupportedError:
     return UnsupportedError(
-        f"{source.path}: the {what} {step.get('type')!r:.40} is not supported beside byte "
-        "fallback: no key of a GGUF file can ask for it"
+        f"{source.path}: the {what} {step.get('type')!r:.40} is not supported with byte "
+        "fallback: GGUF has no key for it"
     )

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import tokenizers
 from tokenizers import models
 
-from powerinfer._program_end import library_call
+from powerinfer.convert.tokenizers.library import library_errors
 from powerinfer.convert.tokenizers.pre_tokenizer import find_pre_tokenizers
 from powerinfer.convert.tokenizers.tokenizer_json import TokenizerJson, entries_of
 from powerinfer.convert.tokenizers.tokens import Token, token_metadata, with_added_tokens
@@ -17,11 +17,7 @@ __all__ = ["byte_level_metadata"]
 
 
 def byte_level_metadata(source: TokenizerJson, num_rows: int) -> dict[str, object]:
-    """The vocabulary: tokens, types, merges, how text is cut.
-
-    Args:
-        source: a tokenizer that cuts text into bytes.
-        num_rows: rows of the embedding.
+    """Convert the vocabulary: tokens, types, merges, pre-tokenizer.
 
     Raises:
         TokenizerError: a token has no row in the embedding, or a merge cannot be written.
@@ -39,12 +35,12 @@ def byte_level_metadata(source: TokenizerJson, num_rows: int) -> dict[str, objec
 
 
 def _check_normalizer(source: TokenizerJson) -> None:
-    # NFC leaves texts as they nearly always are; no key could ask for it.
+    # NFC leaves nearly all texts unchanged; GGUF has no key for it.
     for step in entries_of(source.content.get("normalizer"), source.path, "normalizers"):
         if step.get("type") != "NFC":
             raise UnsupportedError(
-                f"{source.path}: the normalizer {step.get('type')!r:.40} is not supported: no key "
-                "of a GGUF file can ask for it"
+                f"{source.path}: the normalizer {step.get('type')!r:.40} is not supported: GGUF "
+                "has no key for it"
             )
 
 
@@ -63,25 +59,19 @@ def _pre(source: TokenizerJson) -> str:
 
 
 def _merges_make_all_words(source: TokenizerJson) -> bool:
-    """Whether each token is what merging makes of its own text, so that the switch is idle."""
+    """Return whether merges make each token of its text, so that `ignore_merges` has no effect."""
     words: Mapping[str, int] = {
         text: token_id for text, token_id in source.vocab.items() if token_id not in source.added
     }
-    try:
-        with library_call():
-            model = models.BPE(dict(source.vocab), list(source.merges), ignore_merges=False)
-            found = tokenizers.Tokenizer(model).encode_batch(list(words), add_special_tokens=False)
-    except (KeyboardInterrupt, SystemExit, MemoryError):
-        raise
-    except BaseException as error:  # noqa: BLE001  the library's panics are not Exceptions
-        raise TokenizerError(
-            f"{source.path}: the tokenizers library refuses the vocabulary: {str(error)[:200]}"
-        ) from None
+    problem = f"{source.path}: the tokenizers library rejects the vocabulary"
+    with library_errors(problem, TokenizerError):
+        model = models.BPE(dict(source.vocab), list(source.merges), ignore_merges=False)
+        found = tokenizers.Tokenizer(model).encode_batch(list(words), add_special_tokens=False)
     return all(each.ids == [token_id] for each, token_id in zip(found, words.values(), strict=True))
 
 
 def _merges(source: TokenizerJson) -> list[str]:
-    """Merges as GGUF writes them; of a pair that is named twice the last counts, as there."""
+    """Merges as GGUF writes them; the last of duplicates counts, as in the library."""
     pairs = source.merges
     if len(set(pairs)) < len(pairs):
         pairs = tuple(dict.fromkeys(reversed(pairs)))[::-1]
@@ -93,6 +83,6 @@ def _merges(source: TokenizerJson) -> list[str]:
         "".join(merges).encode("utf-8")
     except UnicodeEncodeError as error:
         raise TokenizerError(
-            f"{source.path}: a merge has a character of no Unicode text: {error.reason}"
+            f"{source.path}: a merge has a character that is not valid Unicode: {error.reason}"
         ) from None
     return merges

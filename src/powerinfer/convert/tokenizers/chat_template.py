@@ -1,4 +1,4 @@
-"""Which chat template a checkpoint has."""
+"""Chat templates of checkpoints."""
 
 import logging
 from pathlib import Path
@@ -12,13 +12,13 @@ _log = logging.getLogger(__name__)
 
 
 def read_chat_template(folder: Path) -> str | None:
-    """The template of a checkpoint; of several, the one named ``default``.
+    """Read the chat template; of several, the one named ``default``.
 
-    A file ``chat_template.jinja`` comes before the template in ``tokenizer_config.json``, and that
-    before ``chat_template.json``.
+    ``chat_template.jinja`` takes precedence over ``tokenizer_config.json``, and that over
+    ``chat_template.json``.
 
     Raises:
-        TokenizerError: a file is damaged, or its template is no text.
+        TokenizerError: a file is damaged, or its template is not text.
     """
     alone = folder / "chat_template.jinja"
     if alone.exists():
@@ -33,7 +33,7 @@ def read_chat_template(folder: Path) -> str | None:
 
 
 def _default_of(value: object, path: Path) -> str | None:
-    """The template of a value: a text, a list of name and template, or a mapping of names."""
+    """Select the template: a string, or the ``default`` of a list or mapping."""
     if isinstance(value, list):
         value = {
             str(item.get("name")): item.get("template") for item in value if isinstance(item, dict)
@@ -45,7 +45,7 @@ def _default_of(value: object, path: Path) -> str | None:
             return None
         value = value["default"]
     if not isinstance(value, str):
-        raise TokenizerError(f"{path}: chat_template is {value!r:.60}; a text is needed")
+        raise TokenizerError(f"{path}: chat_template is {value!r:.60}; expected a string")
     return value
 
 
@@ -53,5 +53,7 @@ def _checked(template: str, path: Path) -> str:
     try:
         template.encode("utf-8")
     except UnicodeEncodeError:
-        raise TokenizerError(f"{path}: chat_template has a character of no Unicode text") from None
+        raise TokenizerError(
+            f"{path}: chat_template has a character that is not valid Unicode"
+        ) from None
     return template

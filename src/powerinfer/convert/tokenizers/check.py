@@ -1,13 +1,13 @@
-"""`check_tokenizer`: does a file's tokenizer encode text as its checkpoint's own?
+"""Check that a file's tokenizer encodes text like its checkpoint's own.
 
-The checkpoint's own is what the `tokenizers` library makes of ``tokenizer.json``, or
-`sentencepiece` of ``tokenizer.model``. Where GGUF has no key for what it does, texts that would
-show it are left out:
+The checkpoint's tokenizer is run by the `tokenizers` library from ``tokenizer.json``, or by
+`sentencepiece` from ``tokenizer.model``. Texts that would show behavior GGUF has no key for are
+left out:
 
-- it puts texts into Unicode's form NFC: texts are in that form;
-- its added tokens swallow white space around them: none stands there;
-- a first space is not put in front of a text that begins with one, or that follows a special token:
-  there are no such texts.
+- if it normalizes to NFC, texts are in NFC;
+- if added tokens swallow white space, there is none around them;
+- if it does not prepend a space to text that starts with one or follows a special token, there is
+  no such text.
 """
 
 import json
@@ -28,11 +28,12 @@ from powerinfer.convert.tokenizers.check_texts import (
     vocabulary_text,
 )
 from powerinfer.convert.tokenizers.files import read_bytes
+from powerinfer.convert.tokenizers.library import library_errors
 from powerinfer.convert.tokenizers.pre_tokenizer import cuts_bytes
 from powerinfer.convert.tokenizers.sentencepiece_model import SentencePieceModel
 from powerinfer.convert.tokenizers.source import find_source
 from powerinfer.convert.tokenizers.tokenizer_json import TokenizerJson, entries_of
-from powerinfer.errors import PowerInferError, TokenizerError
+from powerinfer.errors import TokenizerError
 from powerinfer.tokenizer import Tokenizer
 from powerinfer.tokenizer.vocabulary import TokenType, Vocabulary, load_vocabulary
 
@@ -44,15 +45,11 @@ _SHOWN_CHARACTERS = 60
 
 
 def check_tokenizer(folder: Path, metadata: Mapping[str, object]) -> None:
-    """Compare the tokenizer that `metadata` makes with the one of a checkpoint.
-
-    Args:
-        folder: of the checkpoint.
-        metadata: of the GGUF file, as `read_tokenizer` made it; other keys may stand beside.
+    """Compare the tokenizer of `metadata` with the one of a checkpoint.
 
     Raises:
         TokenizerError: they encode a text differently; the message shows it and both lists of ids.
-        UnsupportedError: the tokenizer is of a kind that is not supported.
+        UnsupportedError: the kind of tokenizer is not supported.
     """
     source = find_source(folder)
     ours = Tokenizer.from_metadata(metadata, source=str(folder))
@@ -82,7 +79,7 @@ def _whole(ours: Tokenizer) -> _Encode:
 
 
 def _asks_for_more(ours: Tokenizer, library: tokenizers.Tokenizer) -> bool:
-    """Whether BOS is added only because the configuration asks for it."""
+    """Return whether BOS is added only because the configuration requests it."""
     return ours.add_bos and library.encode("").ids[:1] != [ours.bos_id]
 
 
@@ -92,26 +89,19 @@ def _library_model(source: SentencePieceModel) -> _Encode:
         with library_call():
             processor.LoadFromSerializedProto(read_bytes(source.path) + source.prefix_switch)
     except (RuntimeError, OSError, ValueError) as error:
-        raise TokenizerError(f"{source.path}: sentencepiece refuses it: {error}") from None
+        raise TokenizerError(f"{source.path}: sentencepiece rejects it: {error}") from None
     return processor.EncodeAsIds
 
 
 def _library_tokenizer(source: TokenizerJson) -> tokenizers.Tokenizer:
-    try:
-        with library_call():
-            return tokenizers.Tokenizer.from_str(json.dumps(source.for_library()))
-    except (KeyboardInterrupt, SystemExit, MemoryError):
-        raise
-    except BaseException as error:  # noqa: BLE001  the library's panics are not Exceptions
-        raise TokenizerError(
-            f"{source.path}: the tokenizers library refuses it: {str(error)[:200]}"
-        ) from None
+    with library_errors(f"{source.path}: the tokenizers library rejects it", TokenizerError):
+        return tokenizers.Tokenizer.from_str(json.dumps(source.for_library()))
 
 
 def _texts_of_model(
     source: SentencePieceModel, folder: Path, vocabulary: Vocabulary
 ) -> Iterator[str]:
-    """Texts without those of tokens that were added later, which the library does not know."""
+    """Texts without tokens added later, which the library does not know."""
     base = {piece.text: token_id for token_id, piece in enumerate(source.pieces)}
     added = [token.text for token in added_tokens(folder, {}, base).values() if not token.special]
     for text in (*ODD_STRINGS, *bundled_texts(), *vocabulary_text(vocabulary)):
@@ -120,7 +110,7 @@ def _texts_of_model(
 
 
 def _texts_of_json(source: TokenizerJson, vocabulary: Vocabulary) -> Iterator[str]:
-    """Plain texts, and texts with special tokens, that show no difference GGUF has no key for."""
+    """Plain texts and texts with special tokens that avoid differences GGUF has no key for."""
     spaces = _spaces(source)
     steps = entries_of(source.content.get("normalizer"), source.path, "normalizers")
     is_nfc = any(step.get("type") == "NFC" for step in steps)
@@ -141,11 +131,11 @@ def _texts_of_json(source: TokenizerJson, vocabulary: Vocabulary) -> Iterator[st
 def _found_alike(
     source: TokenizerJson, vocabulary: Vocabulary, spaces: Spaces
 ) -> tuple[list[str], set[str]]:
-    """Texts of tokens that both find in a text, and of those that only one of them finds so.
+    """Token texts that both tokenizers match alike, and those that only one does.
 
-    Of the latter kind are tokens that swallow white space, those between words only, those found in
-    text that already begins with a space, those without a row, and ends of an answer that we know
-    by their texts though they are no added tokens.
+    The latter swallow white space, match between words only or in text that already starts with a
+    space, have no row, or are end tokens we recognize by their text though they are not added
+    tokens.
     """
     simple: list[str] = []
     awkward: set[str] = set()
@@ -170,16 +160,9 @@ def _spaces(source: TokenizerJson) -> Spaces:
 
 def _compare(texts: Iterable[str], own: _Encode, ours: _Encode, path: Path) -> None:
     for text in texts:
-        try:
-            with library_call():
-                wanted = list(own(text))
-            found = list(ours(text))
-        except (KeyboardInterrupt, SystemExit, MemoryError, PowerInferError):
-            raise
-        except BaseException as error:  # noqa: BLE001  the library's panics are not Exceptions
-            raise TokenizerError(
-                f"{path}: the checkpoint's tokenizer fails on {_shown(text)}: {str(error)[:200]}"
-            ) from None
+        problem = f"{path}: the checkpoint's tokenizer fails on {_shown(text)}"
+        with library_errors(problem, TokenizerError):
+            wanted, found = list(own(text)), list(ours(text))
         if wanted != found:
             raise TokenizerError(_difference(text, wanted, found, path))
 
@@ -189,7 +172,7 @@ def _difference(text: str, wanted: list[int], found: list[int], path: Path) -> s
     same = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(wanted), len(found)))
     where = f" from token {same} on" if same else ""
     return (
-        f"{path}: the tokenizer that the file would get encodes {_shown(text)} otherwise than the "
+        f"{path}: the tokenizer that the file would get encodes {_shown(text)} unlike the "
         f"checkpoint's{where}: {_shown_ids(found, same)}, not {_shown_ids(wanted, same)}"
     )
 

@@ -1,4 +1,4 @@
-"""Texts on which two tokenizers should agree: the bundled one, odd strings, the vocabulary."""
+"""Test texts for comparing tokenizers: the bundled one, odd strings, the vocabulary."""
 
 import importlib.resources
 from collections.abc import Iterator, Sequence
@@ -34,12 +34,12 @@ ODD_STRINGS: tuple[str, ...] = (
     "The quick brown fox jumps over the lazy dog. " * 3,
 )
 
-# More than any model has of tokens that the texts around them have to be short for.
+# More tokens than any model has that need short texts around them.
 _MOST_TOKENS = 20_000
 
 
 def bundled_texts() -> Iterator[str]:
-    """Lines of the text in the package, then the whole: so a difference is shown in a short one."""
+    """Lines of the bundled text, to show a difference in a short one, then the whole text."""
     folder = importlib.resources.files("powerinfer").joinpath("data")
     text = folder.joinpath("calibration.txt").read_text(encoding="utf-8")
     yield from text.splitlines(keepends=True)
@@ -47,11 +47,11 @@ def bundled_texts() -> Iterator[str]:
 
 
 def strings_with_tokens(texts: Sequence[str], *, only_at_end: bool) -> Iterator[str]:
-    """Each of some special tokens in a text, and many of them together.
+    """Each special token in a text, and many of them together.
 
     Args:
-        texts: of the tokens.
-        only_at_end: nothing follows a token, because that may begin with a space or not.
+        only_at_end: do not put text after a token, because a space may or may not be prepended to
+            it.
     """
     for text in texts[:64]:
         yield text
@@ -61,7 +61,7 @@ def strings_with_tokens(texts: Sequence[str], *, only_at_end: bool) -> Iterator[
 
 
 def vocabulary_text(vocabulary: Vocabulary) -> Iterator[str]:
-    """The words that tokens stand for, some hundred in a line, for each to be made of text once."""
+    """All words of the vocabulary, some hundred per text."""
     pieces = Pieces(vocabulary)
     words: list[str] = []
     for token_id, token_type in enumerate(vocabulary.types):

@@ -1,4 +1,4 @@
-"""Reading the small files of a checkpoint: JSON and text, with errors that name the file."""
+"""Reading a checkpoint's small JSON and text files; errors name the file."""
 
 import json
 from pathlib import Path
@@ -7,15 +7,15 @@ from powerinfer.errors import TokenizerError
 
 __all__ = ["optional_object", "read_bytes", "read_object", "read_text"]
 
-# The largest vocabularies in use, of 260,000 tokens, are files of 35 MB.
+# The largest vocabularies in use (260,000 tokens) are files of 35 MB.
 _MAX_BYTES = 256 << 20
 
 
 def read_bytes(path: Path) -> bytes:
-    """Content of a file.
+    """Read a file.
 
     Raises:
-        TokenizerError: it cannot be read, is no regular file or is absurdly large.
+        TokenizerError: it cannot be read, is not a regular file or is absurdly large.
     """
     try:
         if not path.is_file():
@@ -29,10 +29,10 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """Content of a file of UTF-8.
+    """Read a UTF-8 file.
 
     Raises:
-        TokenizerError: as `read_bytes`, or it is not UTF-8.
+        TokenizerError: as for `read_bytes`, or it is not UTF-8.
     """
     try:
         return read_bytes(path).decode("utf-8-sig")
@@ -41,10 +41,10 @@ def read_text(path: Path) -> str:
 
 
 def read_object(path: Path) -> dict[str, object]:
-    """The JSON object in a file.
+    """Read a JSON object.
 
     Raises:
-        TokenizerError: as `read_text`, or it is not one JSON object.
+        TokenizerError: as for `read_text`, or it is not a JSON object.
     """
     try:
         value = json.loads(read_text(path))
@@ -53,10 +53,10 @@ def read_object(path: Path) -> dict[str, object]:
     except ValueError as error:
         raise TokenizerError(f"{path}: damaged: {error}") from None
     if not isinstance(value, dict):
-        raise TokenizerError(f"{path}: damaged: {type(value).__name__}; an object is needed")
+        raise TokenizerError(f"{path}: damaged: {type(value).__name__}; expected an object")
     return value
 
 
 def optional_object(path: Path) -> dict[str, object]:
-    """As `read_object`; an empty one where the file does not exist."""
+    """Read a JSON object; empty if the file does not exist."""
     return read_object(path) if path.exists() else {}

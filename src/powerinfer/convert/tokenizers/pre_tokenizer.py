@@ -1,10 +1,10 @@
-r"""Which of the pre-tokenizers of `tokenizer.pre_tokenizers` cuts text as a checkpoint's does.
+r"""Search for a pre-tokenizer that splits text as a checkpoint's does.
 
-A GGUF file names a pre-tokenizer, ``tokenizer.json`` spells it out, and one expression can be
-written in many ways. So what both do is compared, on five texts: everyday cases; runs of digits and
-blanks, which some expressions count; contractions; every row of three of the characters that stand
-for the classes which expressions know; and every character of Unicode beside a letter, a digit and
-a space.
+A GGUF file names one of `tokenizer.pre_tokenizers`, ``tokenizer.json`` spells it out, and one
+expression can be written in many ways. So results are compared on five texts: everyday cases; runs
+of digits and blanks, which some expressions count; contractions; every triple of characters that
+represent the classes known to expressions; and every Unicode character next to a letter, a digit
+and a space.
 """
 
 import json
@@ -18,7 +18,7 @@ from string import ascii_letters
 import tokenizers
 from tokenizers import pre_tokenizers
 
-from powerinfer._program_end import library_call
+from powerinfer.convert.tokenizers.library import library_errors
 from powerinfer.convert.tokenizers.tokenizer_json import entries_of
 from powerinfer.errors import UnsupportedError
 from powerinfer.tokenizer.byte_level import library_pre_tokenizer
@@ -38,11 +38,11 @@ _RUNS = "".join(
     for count in (*range(1, 18), 33, 65, 130, 260, 520, 1030)
     for end in ("x", "!", "\n")
 )
-# An apostrophe with two letters is a contraction or the beginning of a word.
+# An apostrophe with two letters is a contraction or the start of a word.
 _CONTRACTIONS = "".join(
     f"x'{a}{b}y '{a}{b}y" for a in f"{ascii_letters}ſ" for b in f"{ascii_letters}ſ"
 )
-# One or two of each class of characters that the expressions tell apart.
+# One or two characters of each class that expressions distinguish.
 _CLASSES = (
     *("a", "s", "t", "S", "T", "l", "L", "e", "z", "Z", "É", "é", "ǅ", "ʰ", "ª"),  # letters
     *("你", "あ", "ア", "한", "ا", "\u0301", "\u0903", "\u20dd"),  # other letters, marks
@@ -50,9 +50,9 @@ _CLASSES = (
     *(" ", "\t", "\n", "\r", "\u00a0", "\u3000", "\u0085"),  # blanks
     *("'", "\u2019", ".", "/", "_", "$", "^", "😀", "\u200d", "\u0007"),  # others
 )
-# Falcon's pre-tokenizer goes on cutting at digits after characters have become bytes, where ² or ¼
-# stand for parts of letters. Its merges were learned from such pieces, so that none crosses these
-# cuts, whether they are made or not.
+# Falcon's pre-tokenizer also splits at digits after characters have become bytes, where ² or ¼
+# stand for parts of letters. Its merges were learned from such pieces, so none crosses these
+# splits, whether they are made or not.
 _FALCON = (
     ("Punctuation", "Contiguous", None),
     ("ByteLevel", True, None),
@@ -62,16 +62,12 @@ _FALCON = (
 
 
 def cuts_bytes(stages: list[Mapping[str, object]]) -> bool:
-    """Whether text is written in the byte alphabet of GPT-2."""
+    """Return whether text is written in the byte alphabet of GPT-2."""
     return any(stage.get("type") == "ByteLevel" for stage in stages)
 
 
 def find_pre_tokenizers(value: object, path: Path) -> list[tuple[str, PreTokenizer]]:
-    """Names and rules of all that cut as the checkpoint's; they differ in `ignore_merges`.
-
-    Args:
-        value: ``pre_tokenizer`` of ``tokenizer.json``.
-        path: the file, for messages.
+    """Names and rules of all matching pre-tokenizers; they differ in `ignore_merges`.
 
     Raises:
         UnsupportedError: there is none.
@@ -80,8 +76,8 @@ def find_pre_tokenizers(value: object, path: Path) -> list[tuple[str, PreTokeniz
     stages = entries_of(value, path, "pretokenizers")
     if any(s.get("type") == "ByteLevel" and s.get("add_prefix_space") is True for s in stages):
         raise UnsupportedError(
-            f"{path}: the pre-tokenizer puts a space in front of a text (add_prefix_space), which "
-            "byte-level vocabularies of GGUF files cannot"
+            f"{path}: the pre-tokenizer prepends a space to a text (add_prefix_space), which "
+            "byte-level vocabularies of GGUF files do not support"
         )
     if tuple(map(_facts, stages)) == _FALCON:
         return [("falcon", pre_tokenizer("falcon"))]
@@ -90,15 +86,13 @@ def find_pre_tokenizers(value: object, path: Path) -> list[tuple[str, PreTokeniz
     except UnsupportedError as error:
         raise UnsupportedError(f"{path}: {error}") from None
     if not names:
-        raise UnsupportedError(
-            f"{path}: the pre-tokenizer is none of those that are known: {_described(stages)}"
-        )
+        raise UnsupportedError(f"{path}: the pre-tokenizer is unknown: {_described(stages)}")
     return [(name, pre_tokenizer(name)) for name in names]
 
 
 @lru_cache
 def _names_that_cut_alike(value: str) -> tuple[str, ...]:
-    """Main names of the pre-tokenizers that cut all test texts as the one in JSON does."""
+    """Main names of the pre-tokenizers that split all test texts like the given JSON."""
     own = _library_object(value)
     found = main_names()
     for text in _probes():
@@ -112,7 +106,7 @@ def _names_that_cut_alike(value: str) -> tuple[str, ...]:
 
 
 def _facts(stage: Mapping[str, object]) -> tuple[object, object, object]:
-    """What tells the stages of Falcon's pre-tokenizer apart."""
+    """Properties that distinguish the stages of Falcon's pre-tokenizer."""
     kind = stage.get("type")
     detail = {"ByteLevel": "use_regex", "Digits": "individual_digits"}.get(str(kind), "behavior")
     pattern = stage.get("pattern")
@@ -124,28 +118,15 @@ def _library_object(value: str) -> pre_tokenizers.PreTokenizer:
         '{"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}'
         f', "pre_tokenizer": {value}}}'
     )
-    try:
-        with library_call():
-            own: pre_tokenizers.PreTokenizer = tokenizers.Tokenizer.from_str(content).pre_tokenizer
-            return own
-    except (KeyboardInterrupt, SystemExit, MemoryError):
-        raise
-    except BaseException as error:  # noqa: BLE001  the library's panics are not Exceptions
-        raise UnsupportedError(
-            f"the tokenizers library refuses the pre-tokenizer: {str(error)[:200]}"
-        ) from None
+    problem = "the tokenizers library rejects the pre-tokenizer"
+    with library_errors(problem, UnsupportedError):
+        own: pre_tokenizers.PreTokenizer = tokenizers.Tokenizer.from_str(content).pre_tokenizer
+        return own
 
 
 def _pieces(cutting: pre_tokenizers.PreTokenizer, text: str) -> list[str]:
-    try:
-        with library_call():
-            return [piece for piece, _ in cutting.pre_tokenize_str(text)]
-    except (KeyboardInterrupt, SystemExit, MemoryError):
-        raise
-    except BaseException as error:  # noqa: BLE001  the library's panics are not Exceptions
-        raise UnsupportedError(
-            f"the pre-tokenizer fails on a test text: {str(error)[:200]}"
-        ) from None
+    with library_errors("the pre-tokenizer fails on a test text", UnsupportedError):
+        return [piece for piece, _ in cutting.pre_tokenize_str(text)]
 
 
 def _described(stages: list[Mapping[str, object]]) -> str:
@@ -163,7 +144,7 @@ def _probes() -> tuple[str, ...]:
 
 
 def _all_triples(alphabet: str) -> str:
-    """A cycle of de Bruijn: each row of three characters occurs once (Lyndon words in order)."""
+    """De Bruijn cycle: each triple of characters occurs once (Lyndon words in order)."""
     length, count = 3, len(alphabet)
     word, out = [-1], []
     while word:
@@ -177,7 +158,7 @@ def _all_triples(alphabet: str) -> str:
 
 
 def _all_characters() -> str:
-    """Every assigned character in company; of the large scripts of one class, every 61st."""
+    """Every assigned character in context; every 61st of the large uniform scripts."""
     out = []
     for code in range(sys.maxunicode + 1):
         if _is_large_script(code) and code % 61:
@@ -189,6 +170,6 @@ def _all_characters() -> str:
 
 
 def _is_large_script(code: int) -> bool:
-    """Ideographs and Hangul, but for their first and last ones."""
+    """Ideographs and Hangul, except their first and last ones."""
     ranges = ((0x3410, 0x4DB0), (0x4E10, 0x9FA0), (0xAC10, 0xD790), (0x17010, 0x18CC0))
     return code >= 0x20010 or any(start <= code < end for start, end in ranges)

@@ -1,4 +1,4 @@
-"""`read_tokenizer`: the tokenizer of a checkpoint as metadata of a GGUF file."""
+"""Conversion of a checkpoint's tokenizer to GGUF metadata."""
 
 from pathlib import Path
 
@@ -21,16 +21,16 @@ __all__ = ["read_tokenizer"]
 
 
 def read_tokenizer(folder: Path, num_rows: int) -> dict[str, object]:
-    """The ``tokenizer.*`` metadata of a GGUF file, from a checkpoint of transformers.
+    """Read the ``tokenizer.*`` metadata of a GGUF file from a transformers checkpoint.
 
     Args:
-        folder: of the checkpoint; the forms of transformers 4 and 5 are known.
+        folder: checkpoint of transformers 4 or 5.
         num_rows: rows of the embedding; ids without a token become unused tokens ``[PADi]``.
 
     Raises:
         TokenizerError: a file is missing or damaged, or a token has no row in the embedding.
-        UnsupportedError: the tokenizer is of a kind, or cuts text in a way, that GGUF files or the
-            engine do not know.
+        UnsupportedError: GGUF or the engine does not support the kind of tokenizer or its
+            splitting.
     """
     source = find_source(folder)
     if isinstance(source, SentencePieceModel):
@@ -59,7 +59,7 @@ def _of_json(source: TokenizerJson, folder: Path, num_rows: int) -> dict[str, ob
         metadata = byte_fallback_metadata(source, num_rows, model)
     else:
         raise UnsupportedError(
-            f"{source.path}: BPE that neither cuts bytes (ByteLevel) nor falls back to them "
+            f"{source.path}: BPE with neither byte-level splitting (ByteLevel) nor byte fallback "
             "(byte_fallback) is not supported"
         )
     unknown = source.model.get("unk_token")

@@ -1,7 +1,7 @@
-"""The pieces and switches of a ``tokenizer.model``, a message of `sentencepiece_model.proto`.
+"""Pieces and switches of a ``tokenizer.model``, a message of `sentencepiece_model.proto`.
 
-Its library tells neither which pieces are user-defined nor what the model was trained with, so the
-few fields that are needed are read here.
+The library exposes neither user-defined pieces nor training settings, so the few fields needed are
+read here.
 """
 
 import struct
@@ -14,16 +14,16 @@ from powerinfer.tokenizer.vocabulary import TokenType
 
 __all__ = ["Piece", "SentencePieceModel", "is_sentencepiece", "load_sentencepiece"]
 
-# Numbers of fields, in the message and in those inside it.
+# Field numbers of the message and its nested messages.
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
 _TEXT, _SCORE, _TYPE = 1, 2, 3
 _MODEL_TYPE, _WHITESPACE_AS_SUFFIX, _UNK, _BOS, _EOS, _PAD = 3, 24, 40, 41, 42, 43
 _NAME, _CHARSMAP, _DUMMY_PREFIX, _REMOVE_SPACES, _ESCAPE_SPACES = 1, 2, 3, 4, 5
 _KINDS = {1: "Unigram", 2: "BPE", 3: "Word", 4: "Character"}
-# Types of pieces have the numbers that GGUF took over.
+# Types of pieces have the same numbers in GGUF.
 _TYPES = {int(token_type): token_type for token_type in TokenType if token_type}
 _VARINT, _LENGTH = 0, 2
-# Bytes of the wire types that say no length.
+# Bytes of wire types without a length.
 _SIZES = {1: 8, 5: 4}
 
 _Field = tuple[int, int | bytes]
@@ -31,7 +31,7 @@ _Field = tuple[int, int | bytes]
 
 @dataclass(frozen=True)
 class Piece:
-    """One token: its text with visible spaces, its score and what it is."""
+    """A token: its text with visible spaces, its score and type."""
 
     text: str
     score: float
@@ -40,13 +40,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class SentencePieceModel:
-    """A model of kind BPE that changes nothing in a text but spaces.
+    """A BPE model that changes only spaces of a text.
 
     Attributes:
-        path: the file.
-        pieces: by id.
-        ids: of ``unk``, ``bos``, ``eos``, ``pad``, those that the model has.
-        add_space_prefix: a space is put in front of every text.
+        ids: ids of ``unk``, ``bos``, ``eos`` and ``pad``, if present.
     """
 
     path: Path
@@ -56,13 +53,13 @@ class SentencePieceModel:
 
     @property
     def prefix_switch(self) -> bytes:
-        """Bytes that, behind those of the file, set the switch to `add_space_prefix`."""
+        """Bytes to append to the file to set the switch to `add_space_prefix`."""
         field = bytes((_DUMMY_PREFIX << 3 | _VARINT, self.add_space_prefix))
         return bytes((_NORMALIZER << 3 | _LENGTH, len(field))) + field
 
 
 def is_sentencepiece(path: Path) -> bool:
-    """Whether a file begins like a model; Llama 3's file of the same name is text."""
+    """Return whether a file starts like a model; Llama 3's file of the same name is text."""
     try:
         with path.open("rb") as file:
             return file.read(1) == bytes([_PIECES << 3 | _LENGTH])
@@ -109,11 +106,11 @@ def _check_kind(
         "normalizes text": bool(normalizer.get(_CHARSMAP)),
         "removes extra spaces": normalizer.get(_REMOVE_SPACES, 1) != 0,
         "does not write spaces as \u2581": normalizer.get(_ESCAPE_SPACES, 1) == 0,
-        "puts spaces behind words": trainer.get(_WHITESPACE_AS_SUFFIX, 0) != 0,
+        "appends spaces to words": trainer.get(_WHITESPACE_AS_SUFFIX, 0) != 0,
     }
     for change, is_so in changes.items():
         if is_so:
-            raise UnsupportedError(f"{path}: the tokenizer {change}; GGUF files cannot say that")
+            raise UnsupportedError(f"{path}: the tokenizer {change}; GGUF has no key for it")
 
 
 def _piece(message: bytes, index: int, path: Path) -> Piece:
@@ -166,12 +163,12 @@ def _varint(data: bytes, at: int, path: Path) -> tuple[int, int]:
 
 def _message(value: int | bytes, path: Path) -> bytes:
     if isinstance(value, int):
-        raise TokenizerError(f"{path}: damaged: a number where a message is needed")
+        raise TokenizerError(f"{path}: damaged: a number instead of a message")
     return value
 
 
 def _signed(value: int | bytes) -> int:
-    """An int32, which the format stores as 64 bits."""
+    """Convert an int32, stored as 64 bits by the format."""
     if isinstance(value, bytes):
         return -1
     return value - (1 << 64) if value >= 1 << 63 else value

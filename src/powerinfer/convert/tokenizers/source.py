@@ -1,4 +1,4 @@
-"""Which files of a checkpoint are its tokenizer."""
+"""Selection of a checkpoint's tokenizer files."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,19 +20,19 @@ __all__ = ["find_source", "model_beside"]
 
 
 def find_source(folder: Path) -> TokenizerJson | SentencePieceModel:
-    """Read the tokenizer of a checkpoint, from the first of its files that exists.
+    """Read a checkpoint's tokenizer from the first file that exists.
 
-    They are ``tokenizer.json``, ``tokenizer.model``, ``vocab.json`` with ``merges.txt``.
+    Order: ``tokenizer.json``, ``tokenizer.model``, ``vocab.json`` with ``merges.txt``.
 
     Raises:
         TokenizerError: there is none, or it is damaged.
-        UnsupportedError: it is of a kind that GGUF cannot express.
+        UnsupportedError: GGUF does not support its kind.
     """
     if (folder / "tokenizer.json").exists():
         return load_tokenizer_json(folder / "tokenizer.json")
     model = folder / "tokenizer.model"
     if is_sentencepiece(model):
-        # transformers 4 let the configuration overrule the model.
+        # In transformers 4 the configuration overrides the model.
         prefix = optional_object(folder / "tokenizer_config.json").get("add_prefix_space")
         found = load_sentencepiece(model)
         return replace(found, add_space_prefix=prefix) if isinstance(prefix, bool) else found
@@ -48,7 +48,7 @@ def find_source(folder: Path) -> TokenizerJson | SentencePieceModel:
 
 
 def model_beside(folder: Path) -> SentencePieceModel | None:
-    """The ``tokenizer.model`` that stands beside a ``tokenizer.json``; None if there is no BPE."""
+    """Read ``tokenizer.model`` next to a ``tokenizer.json``; None if it is missing or not BPE."""
     path = folder / "tokenizer.model"
     if not is_sentencepiece(path):
         return None

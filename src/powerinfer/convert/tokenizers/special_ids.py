@@ -1,4 +1,4 @@
-"""Ids of tokens with a meaning, and whether a prompt gets the first of them."""
+"""Ids of special tokens, and whether prompts get BOS and EOS."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ _FURTHER_ENDS = (keys.EOT_TOKEN_ID, keys.EOM_TOKEN_ID)
 
 @dataclass(frozen=True)
 class Around:
-    """Ids that a post-processor puts around a text; `is_set` if there is one at all."""
+    """Ids that a post-processor puts around a text; `is_set` if there is one."""
 
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
@@ -36,11 +36,11 @@ class Around:
 
 
 def around_text(source: TokenizerJson) -> Around:
-    """What the post-processor of a ``tokenizer.json`` puts around a text.
+    """Read the post-processor of a ``tokenizer.json``.
 
     Raises:
         TokenizerError: it is malformed.
-        UnsupportedError: it puts several tokens in front or behind.
+        UnsupportedError: it puts several tokens before or after a text.
     """
     value = source.content.get("post_processor")
     around = Around(is_set=value is not None)
@@ -52,8 +52,8 @@ def around_text(source: TokenizerJson) -> Around:
             around = Around((first,), (last,), is_set=True)
     if len(around.before) > 1 or len(around.after) > 1:
         raise UnsupportedError(
-            f"{source.path}: the post-processor puts {len(around.before)} tokens in front of a "
-            f"text and {len(around.after)} behind; GGUF files can ask for one each"
+            f"{source.path}: the post-processor puts {len(around.before)} tokens before a "
+            f"text and {len(around.after)} after it; GGUF files support one each"
         )
     return around
 
@@ -66,14 +66,12 @@ def special_id_metadata(
     around: Around,
     adds_bos: bool,
 ) -> dict[str, object]:
-    """Keys of the ids, of all tokens that end an answer, and of what prompts begin with.
+    """Keys of special ids, of all end tokens, and of BOS and EOS in prompts.
 
     Args:
-        folder: of the checkpoint.
-        metadata: the vocabulary.
-        defaults: ids by name (``bos`` ...) that the tokenizer's own file has.
-        around: what its post-processor puts around a text.
-        adds_bos: whether prompts begin with BOS if nothing says so.
+        defaults: ids by name (``bos`` ...) from the tokenizer's own file.
+        around: tokens added by its post-processor.
+        adds_bos: default for prompts starting with BOS.
 
     Raises:
         TokenizerError: a file is damaged.
@@ -107,7 +105,7 @@ def special_id_metadata(
 
 
 def _ids(value: object, count: int) -> Iterator[int]:
-    """Ids of a key that has one or a list; -1 and the like mean none."""
+    """Ids of a key with one id or a list; -1 and the like mean none."""
     for each in value if isinstance(value, list) else [value]:
         if isinstance(each, int) and not isinstance(each, bool) and 0 <= each < count:
             yield each
@@ -116,22 +114,22 @@ def _ids(value: object, count: int) -> Iterator[int]:
 def _further_ends(
     metadata: Mapping[str, object], wanted: Mapping[int, None], folder: Path
 ) -> dict[str, object]:
-    """Keys for ends that are not known by their texts (`tokenizer.token_types`)."""
+    """Keys for end tokens that are not recognized by their text (`tokenizer.token_types`)."""
     known = load_vocabulary(metadata, source=str(folder)).eog_ids
     missing = [token_id for token_id in wanted if token_id not in known]
     if len(missing) > len(_FURTHER_ENDS):
         _log.warning(
-            "%s: %d tokens end an answer; a GGUF file can name %d beside the first: left out %s",
+            "%s: %d tokens end an answer; a GGUF file can name %d besides the first: dropped %s",
             *(folder, len(wanted), len(_FURTHER_ENDS), missing[len(_FURTHER_ENDS) :]),
         )
     return dict(zip(_FURTHER_ENDS, missing, strict=False))
 
 
 def _added_around(folder: Path, around: Around, *, adds_bos: bool) -> dict[str, object]:
-    """Whether BOS and EOS are added.
+    """Decide if BOS and EOS are added.
 
-    As in transformers 5 the post-processor decides where there is one. A configuration that asks
-    for BOS is heard beside one that adds nothing: so OPT's were saved.
+    As in transformers 5 a post-processor decides, if there is one. A configuration that requests
+    BOS also counts if the post-processor adds nothing: OPT was saved like that.
     """
     config = optional_object(folder / "tokenizer_config.json")
     bos, eos = config.get("add_bos_token"), config.get("add_eos_token")

@@ -1,20 +1,25 @@
-"""`TokenizerJson`: the checked content of a ``tokenizer.json`` with BPE.
+"""Checked content of a ``tokenizer.json`` with BPE.
 
-Checkpoints that have ``vocab.json`` and ``merges.txt`` instead (OPT, GPT-2) get the content that
-transformers would make of them.
+Checkpoints with ``vocab.json`` and ``merges.txt`` instead (OPT, GPT-2) get the content that
+transformers would generate.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from powerinfer.convert.tokenizers.added_tokens import AddedToken, added_tokens, listed_tokens
+from powerinfer.convert.tokenizers.added_tokens import (
+    FLAGS,
+    AddedToken,
+    added_tokens,
+    listed_tokens,
+)
 from powerinfer.convert.tokenizers.files import optional_object, read_object, read_text
 from powerinfer.errors import TokenizerError, UnsupportedError
 
 __all__ = ["TokenizerJson", "entries_of", "load_tokenizer_json", "load_vocab_and_merges"]
 
-# What Qwen's tokenizers cut text by, which `vocab.json` does not say.
+# Split expression of Qwen's tokenizers, which `vocab.json` does not contain.
 _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -28,12 +33,10 @@ _QWEN2_MODELS = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smallthinker")
 
 @dataclass(frozen=True)
 class TokenizerJson:
-    """A tokenizer as the `tokenizers` library reads it.
+    """A tokenizer in the form of the `tokenizers` library.
 
     Attributes:
-        path: the file, for messages.
-        content: the whole object.
-        vocab: id of each text, without added tokens; ids are unique.
+        vocab: ids of texts, without added tokens; ids are unique.
         merges: pairs in order of rank.
         added: added tokens by id, from all files of the checkpoint.
     """
@@ -51,16 +54,12 @@ class TokenizerJson:
         return model if isinstance(model, dict) else {}
 
     def for_library(self) -> dict[str, object]:
-        """The content with all added tokens, and without truncation or padding of texts."""
+        """The content with all added tokens, and without truncation or padding."""
         added = [
             {
                 "id": token_id,
                 "content": token.text,
-                "single_word": token.single_word,
-                "lstrip": token.lstrip,
-                "rstrip": token.rstrip,
-                "normalized": token.normalized,
-                "special": token.special,
+                **{flag: getattr(token, flag) for flag in FLAGS},
             }
             for token_id, token in sorted(self.added.items())
         ]
@@ -72,7 +71,7 @@ def load_tokenizer_json(path: Path) -> TokenizerJson:
 
     Raises:
         TokenizerError: it is damaged.
-        UnsupportedError: it is not BPE, or BPE of a kind that GGUF cannot express.
+        UnsupportedError: it is not BPE, or a kind of BPE that GGUF does not support.
     """
     return _checked(path, read_object(path))
 
@@ -82,7 +81,7 @@ def load_vocab_and_merges(folder: Path) -> TokenizerJson:
 
     Raises:
         TokenizerError: one is damaged.
-        UnsupportedError: nothing says how text is cut into words.
+        UnsupportedError: the splitting into words is unknown.
     """
     path = folder / "vocab.json"
     vocab = read_object(path)
@@ -106,7 +105,7 @@ def load_vocab_and_merges(folder: Path) -> TokenizerJson:
 
 
 def _cutting(folder: Path) -> tuple[object, object]:
-    """Normalizer and pre-tokenizer of the class that ``tokenizer_config.json`` names."""
+    """Normalizer and pre-tokenizer of the class named by ``tokenizer_config.json``."""
     path = folder / "tokenizer_config.json"
     name = optional_object(path).get("tokenizer_class")
     model_type = optional_object(folder / "config.json").get("model_type")
@@ -117,7 +116,7 @@ def _cutting(folder: Path) -> tuple[object, object]:
         stages = [{**split, "invert": False}, {**_TO_BYTES, "use_regex": False}]
         return {"type": "NFC"}, {"type": "Sequence", "pretokenizers": stages}
     raise UnsupportedError(
-        f"{folder / 'vocab.json'}: nothing says how text is cut into words (tokenizer_class "
+        f"{folder / 'vocab.json'}: the pre-tokenizer is unknown (tokenizer_class "
         f"{name!r:.60}, model_type {model_type!r:.60}): save tokenizer.json as well"
     )
 
@@ -125,7 +124,7 @@ def _cutting(folder: Path) -> tuple[object, object]:
 def _checked(path: Path, content: dict[str, object]) -> TokenizerJson:
     model = content.get("model")
     if not isinstance(model, dict):
-        raise TokenizerError(f"{path}: model is {model!r:.60}; an object is needed")
+        raise TokenizerError(f"{path}: model is {model!r:.60}; expected an object")
     _check_kind(model, path)
     vocab = _vocab(model.get("vocab"), path)
     listed = listed_tokens(content.get("added_tokens"), path)
@@ -140,13 +139,13 @@ def _check_kind(model: Mapping[str, object], path: Path) -> None:
     for key in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
         if model.get(key):
             raise UnsupportedError(
-                f"{path}: model.{key} is {model[key]!r:.40}; GGUF files cannot say that"
+                f"{path}: model.{key} is {model[key]!r:.40}; GGUF has no key for it"
             )
 
 
 def _vocab(value: object, path: Path) -> dict[str, int]:
     if not isinstance(value, dict) or not value:
-        raise TokenizerError(f"{path}: model.vocab is {value!r:.60}; a mapping to ids is needed")
+        raise TokenizerError(f"{path}: model.vocab is {value!r:.60}; expected a mapping to ids")
     for text, token_id in value.items():
         if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
             raise TokenizerError(f"{path}: token {text!r:.40} has the id {token_id!r:.40}")
@@ -156,14 +155,14 @@ def _vocab(value: object, path: Path) -> dict[str, int]:
 
 
 def _merges(value: object, path: Path) -> tuple[tuple[str, str], ...]:
-    """Pairs, which transformers 4 wrote as texts with a space between."""
+    """Pairs, which transformers 4 wrote as texts separated by a space."""
     if not isinstance(value, list):
-        raise TokenizerError(f"{path}: merges is {value!r:.60}; a list is needed")
+        raise TokenizerError(f"{path}: merges is {value!r:.60}; expected a list")
     pairs: list[tuple[str, str]] = []
     for rank, item in enumerate(value):
         parts = item.split(" ") if isinstance(item, str) else item
         if not isinstance(parts, list) or len(parts) != 2 or not all(map(_is_part, parts)):
-            raise TokenizerError(f"{path}: merge {rank} is {item!r:.60}; two texts are needed")
+            raise TokenizerError(f"{path}: merge {rank} is {item!r:.60}; expected two strings")
         pairs.append((parts[0], parts[1]))
     return tuple(pairs)
 
@@ -173,12 +172,10 @@ def _is_part(part: object) -> bool:
 
 
 def entries_of(value: object, path: Path, list_key: str) -> list[Mapping[str, object]]:
-    """The steps of a normalizer, pre-tokenizer or post-processor: sequences are opened.
+    """Flatten the steps of a normalizer, pre-tokenizer or post-processor.
 
     Args:
-        value: the object, which may be None.
-        path: the file, for messages.
-        list_key: name of a sequence's list: ``normalizers``, ``pretokenizers``, ``processors``.
+        list_key: key of a sequence's list: ``normalizers``, ``pretokenizers``, ``processors``.
 
     Raises:
         TokenizerError: an entry is malformed or nested too deeply.
@@ -188,12 +185,12 @@ def entries_of(value: object, path: Path, list_key: str) -> list[Mapping[str, ob
     while waiting:
         step = waiting.pop()
         if not isinstance(step, dict) or len(found) + len(waiting) > 1000:
-            raise TokenizerError(f"{path}: {list_key} has {step!r:.60}; an object is needed")
+            raise TokenizerError(f"{path}: {list_key} has {step!r:.60}; expected an object")
         inner = step.get(list_key)
         if step.get("type") != "Sequence":
             found.append(step)
         elif isinstance(inner, list):
             waiting += reversed(inner)
         else:
-            raise TokenizerError(f"{path}: {list_key} is {inner!r:.60}; a list is needed")
+            raise TokenizerError(f"{path}: {list_key} is {inner!r:.60}; expected a list")
     return found

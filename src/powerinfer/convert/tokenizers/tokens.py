@@ -1,4 +1,4 @@
-"""The list of tokens that a GGUF file gets: base tokens, added tokens, padding."""
+"""List of a GGUF file's tokens: base tokens, added tokens, padding."""
 
 import logging
 from collections.abc import Mapping
@@ -16,14 +16,14 @@ __all__ = ["Token", "token_metadata", "with_added_tokens"]
 
 _log = logging.getLogger(__name__)
 
-# Scores of tokens that no merge makes, llama.cpp's: they only have to be low.
+# llama.cpp's scores of tokens made by no merge: they only have to be low.
 _ADDED_SCORE = -1000.0
 _PADDING_SCORE = -10000.0
 
 
 @dataclass(frozen=True)
 class Token:
-    """A token as the file stores it; the score orders merges in SentencePiece vocabularies."""
+    """A token as stored in a file; the score orders merges in SentencePiece vocabularies."""
 
     text: str
     type: TokenType
@@ -38,21 +38,18 @@ def with_added_tokens(
     *,
     has_visible_spaces: bool = False,
 ) -> dict[int, Token]:
-    """Put added tokens among the others: control tokens if they are special.
+    """Insert added tokens; special ones become control tokens.
 
     Args:
-        base: tokens by id.
-        added: added tokens by id; those that have no row in the embedding are left out.
-        num_rows: rows of the embedding.
-        path: the file, for messages.
-        has_visible_spaces: a space is written as U+2581 in `base`, so also in texts of `added`;
-            user-defined tokens are stored with the space that they are found as.
+        added: added tokens by id; those without a row in the embedding are dropped.
+        has_visible_spaces: spaces are written as U+2581 in `base` and in texts of `added`;
+            user-defined tokens are stored with the space they match.
     """
     tokens = dict(base)
     left_out = [token_id for token_id in added if token_id >= num_rows]
     if left_out:
         _log.warning(
-            "%s: %d added tokens, from id %d on, have no row in the embedding of %d; left out",
+            "%s: %d added tokens, from id %d on, have no row in the embedding of %d; dropped",
             *(path, len(left_out), min(left_out), num_rows),
         )
     for token_id, token in added.items():
@@ -75,7 +72,7 @@ def token_metadata(
     """Texts, types and scores of ids from 0 to `num_rows`; gaps become unused tokens.
 
     Raises:
-        TokenizerError: a token has no row in the embedding, or its text is no Unicode.
+        TokenizerError: a token has no row in the embedding, or its text is not valid Unicode.
     """
     last = max(tokens)
     if last >= num_rows:
@@ -92,7 +89,7 @@ def token_metadata(
         "".join(texts).encode("utf-8")
     except UnicodeEncodeError as error:
         raise TokenizerError(
-            f"{path}: a token has a character of no Unicode text: {error.reason}"
+            f"{path}: a token has a character that is not valid Unicode: {error.reason}"
         ) from None
     metadata: dict[str, object] = {
         keys.TOKENS: texts,

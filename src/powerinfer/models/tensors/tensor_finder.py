@@ -1,4 +1,4 @@
-"""Finding a model's tensors by name and checking their shapes, before a byte is prepared.
+"""Lookup of a model's tensors by name and shape, before a byte is prepared.
 
 Everything missing or misshapen is listed in one error.
 """
@@ -14,7 +14,7 @@ __all__ = ["TensorFinder"]
 
 
 class TensorFinder:
-    """Looks tensors up and collects what is wrong instead of stopping at the first."""
+    """Looks tensors up, collecting problems instead of stopping at the first."""
 
     def __init__(self, file: GGUFFile, config: ModelConfig, architecture: Architecture) -> None:
         self._file = file
@@ -22,9 +22,9 @@ class TensorFinder:
         self._architecture = architecture
         self.lookup = TensorLookup(file, architecture.required_biases)
 
-    def raise_problems(self) -> None:
-        """Raise one error for everything that was missing or misshapen, if anything was."""
-        self.lookup.raise_problems()
+    def all(self) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
+        """Tensors outside the blocks, and those of each block."""
+        return self.outer(), [self.layer(number) for number in range(self._config.num_layers)]
 
     def outer(self) -> dict[str, Tensor]:
         """Tensors outside the blocks, by full name."""
@@ -33,9 +33,9 @@ class TensorFinder:
         tensors: dict[str, Tensor] = {}
         self.lookup.need(tensors, EMBEDDING, vocab_shape)
         self._positions(tensors)
-        # With post-norm the last block ends with a norm already.
+        # With post-norm the last block already ends with a norm.
         self._norm(tensors, "output_norm", is_optional=config.is_post_norm)
-        # A file that ties the output head to the embedding leaves it out.
+        # Files with a tied output head leave it out.
         self.lookup.take(tensors, "output.weight", vocab_shape)
         if EMBEDDING in tensors:
             tensors.setdefault("output.weight", tensors[EMBEDDING])
@@ -60,7 +60,6 @@ class TensorFinder:
         return tensors
 
     def _positions(self, tensors: dict[str, Tensor]) -> None:
-        """The table of learned positions, where the architecture has one."""
         config, offset = self._config, self._architecture.position_offset
         if offset is None:
             return
@@ -76,14 +75,9 @@ class TensorFinder:
         self.lookup.need(tensors, POSITION_EMBEDDING, (num_rows, config.hidden_size))
 
     def _norm(
-        self,
-        tensors: dict[str, Tensor],
-        name: str,
-        prefix: str = "",
-        *,
-        is_optional: bool = False,
+        self, tensors: dict[str, Tensor], name: str, prefix: str = "", *, is_optional: bool = False
     ) -> None:
-        """Weight of a norm and, for a LayerNorm, its bias."""
+        """Add the weight of a norm and, for a LayerNorm, its bias."""
         stored = self._architecture.norm_names.get(name, name)
         if is_optional and f"{prefix}{stored}.weight" not in self._file.tensors:
             return
@@ -95,13 +89,9 @@ class TensorFinder:
                 tensors[f"{name}.{part}"] = found[f"{stored}.{part}"]
 
     def _attention_inputs(self, tensors: dict[str, Tensor], prefix: str) -> None:
-        """attn_q, attn_k, attn_v, or their rows stacked in that order as attn_qkv."""
+        """Add attn_q, attn_k, attn_v, or split attn_qkv, their rows stacked in this order."""
         config = self._config
-        sizes = {
-            "attn_q": config.q_size,
-            "attn_k": config.kv_size,
-            "attn_v": config.kv_size,
-        }
+        sizes = {"attn_q": config.q_size, "attn_k": config.kv_size, "attn_v": config.kv_size}
         if f"{prefix}attn_qkv.weight" not in self._file.tensors:
             for name, size in sizes.items():
                 self.lookup.linear(tensors, name, (size, config.hidden_size), prefix)
@@ -117,7 +107,7 @@ class TensorFinder:
             start += size
 
     def _attention_extras(self, tensors: dict[str, Tensor], prefix: str) -> None:
-        """Norms of q and k, and sinks, in architectures that have them."""
+        """Add norms of q and k, and sinks, if the architecture has them."""
         config, architecture = self._config, self._architecture
         if architecture.qk_norm is not None:
             is_of_heads = architecture.qk_norm is QKNorm.HEAD
