@@ -287,6 +287,7 @@ def test_a_layer_that_the_model_does_not_have(tmp_path: Path) -> None:
 
 
 def test_unknown_types_name_those_there_are() -> None:
-    with pytest.raises(UnsupportedError, match=r"'Q3_K_L' is unknown; supported are Q4_0, Q4_1, .*, F16, BF16"):
+    known = r"'Q3_K_L' is unknown; supported are Q4_0, Q4_1, .*, F16, BF16"
+    with pytest.raises(UnsupportedError, match=known):
         find_file_type("Q3_K_L")
     assert find_file_type("q4_k_m").name == "Q4_K_M"

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from powerinfer.bench.serving.client import Stream, complete, random_prompt

@@ -17,7 +17,7 @@ _FFN = (".ffn_gate.", ".ffn_up.", ".ffn_down.", ".ffn_down_t.")
 
 def measured_shares(
     address: str, prompts: Sequence[Sequence[int]], max_tokens: int
-) -> dict[str, Any]:
+) -> dict[str, float | None]:
     """Run clients and read `active_share` and `union_share` while all decode; None if missing."""
     text = asyncio.run(_metrics_while_decoding(address, prompts, max_tokens))
     found = {name: float(value) for name, value in _GAUGE.findall(text)}
