@@ -221,17 +221,17 @@ class SharedBlocks(RuleBasedStateMachine):
 
     @rule(num_blocks=st.integers(0, 5))
     def reclaim(self, num_blocks: int) -> None:
-        before = self.cache.num_free_blocks, self.tree.num_evictable
+        before = self.cache.num_free_blocks, self.cache.num_unused_blocks
         self.tree.reclaim(num_blocks)
         gone = min(num_blocks, before[1])
         assert self.cache.num_free_blocks >= before[0] + gone
-        assert self.tree.num_evictable <= before[1] - gone
+        assert self.cache.num_unused_blocks <= before[1] - gone
 
     @rule()
     def clear(self) -> None:
         self.tree.clear()
         assert not len(self.tree)
-        assert not self.tree.num_evictable
+        assert not self.cache.num_unused_blocks
 
     @invariant()
     def everybody_holds_what_is_theirs(self) -> None:

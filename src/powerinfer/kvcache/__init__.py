@@ -1,4 +1,4 @@
-"""Keys and values of many sequences: blocks that they hold, share and leave to be found again."""
+"""Keys and values of many sequences, in blocks that are shared and reused."""
 
 from powerinfer.kvcache.kv_cache import BLOCK_SIZE, KVCache
 from powerinfer.kvcache.prefix_tree import PrefixMatch, PrefixTree

@@ -1,11 +1,10 @@
-"""Blocks of keys and values that sequences left behind, found again by what they were made of.
+"""Blocks of keys and values that sequences left in the cache, indexed by their tokens.
 
-Keys and values depend on the tokens up to their position and on which of them were prompt
-(`Batch.is_prompt`), and on nothing else: of a block that belongs to the same tokens with the same
-marks every bit is what a new sequence would compute. A node of the tree is one block; its key are
-the tokens and marks of the block, and the path to it is everything before. Only whole blocks are
-shared. Of a sequence that is over, the last block may be partly used: it is a leaf, and serves to
-be copied.
+Keys and values depend only on the tokens up to their position and on which of them were prompt
+(`Batch.is_prompt`): in a block of the same tokens with the same marks, every bit is what a new
+sequence would compute. A node of the tree is one block, keyed by the tokens and marks of the block;
+the path to it is everything before. Only whole blocks are shared. The partly used last block of a
+finished sequence is a leaf, to be copied.
 """
 
 from collections import OrderedDict
@@ -18,12 +17,12 @@ from powerinfer.kvcache.kv_cache import KVCache
 __all__ = ["PrefixMatch", "PrefixTree"]
 
 _Key: TypeAlias = tuple[tuple[int, ...], tuple[bool, ...]]
-"""Token ids and marks of a block, as many as it has positions or, of a leaf, fewer."""
+"""Token ids and marks of a block: one per position, fewer in a leaf."""
 
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """A block, and those that go on after it; `block` is -1 for the root."""
+    """A block and its continuations; `block` is -1 for the root."""
 
     key: _Key
     block: int
@@ -33,13 +32,12 @@ class _Node:
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """What a new sequence may begin with.
+    """Cached blocks that a new sequence can start with.
 
     Attributes:
-        blocks: all of whose positions it shares.
-        source: a block whose first positions it may copy; None if none is worth it.
-        marks: bool[positions], of those of `blocks` and those to be copied, whether they were
-            computed as prompt.
+        blocks: whole blocks to share.
+        source: block whose first positions are to be copied, or None.
+        marks: bool[num_positions], whether each position shared or copied was computed as prompt.
     """
 
     blocks: tuple[int, ...] = ()
@@ -48,38 +46,33 @@ class PrefixMatch:
 
     @property
     def num_positions(self) -> int:
-        """Positions that need not be computed."""
+        """Number of positions that need not be computed."""
         return len(self.marks)
 
 
 class PrefixTree:
-    """Keeps blocks of sequences, as long as no sequence needs their room.
+    """Keeps blocks of sequences until another sequence needs their space.
 
-    The one longest unused goes first, and none before those that go on after it. The tree is the
+    Evicts the least recently used block first, and never before its continuations. The tree is the
     keeper of its cache (`KVCache.set_keeper`), which asks it for blocks.
     """
 
     def __init__(self, cache: KVCache) -> None:
-        """Start empty; what another tree of the cache kept goes."""
+        """Start empty; blocks of a previous tree of the cache are released."""
         self._cache = cache
         self._root = _Node(((), ()), -1, None)
-        # By block, the one longest unused first, and each before those that it goes on after.
+        # By block, least recently used first, and each before its ancestors.
         self._nodes: OrderedDict[int, _Node] = OrderedDict()
         cache.set_keeper(self)
 
     def __len__(self) -> int:
-        """Blocks that are kept, in use or not."""
+        """Number of blocks kept, in use or not."""
         return len(self._nodes)
 
     @property
     def blocks(self) -> Collection[int]:
-        """Those it keeps."""
+        """Blocks kept, in use or not."""
         return self._nodes.keys()
-
-    @property
-    def num_evictable(self) -> int:
-        """Blocks that no sequence uses."""
-        return self._cache.num_unused_blocks
 
     def insert(
         self,
@@ -89,16 +82,16 @@ class PrefixTree:
         *,
         is_over: bool = False,
     ) -> None:
-        """Keep the blocks that a sequence has filled, also while it goes on.
+        """Keep the full blocks of a sequence, which may still be running.
 
-        Where there is a block of the same tokens and marks, the sequence holds that one from now
-        on, and its own is free.
+        Where the tree has a block of the same tokens and marks, the sequence holds that one from
+        now on, and its own is released.
 
         Args:
-            sequence: its key in the cache.
-            token_ids: those whose keys and values are computed, in order.
-            marks: of each whether it is prompt.
-            is_over: keep a last block that is partly used, too; nothing may follow in it.
+            sequence: key in the cache.
+            token_ids: tokens whose keys and values are computed.
+            marks: whether each token is prompt.
+            is_over: keep a partly used last block too; nothing may be written into it any more.
         """
         held, size = self._cache.blocks_of(sequence), self._cache.block_size
         node, num_whole = self._root, len(token_ids) // size
@@ -124,13 +117,13 @@ class PrefixTree:
         shares_answers: bool = False,
         limit: int | None = None,
     ) -> PrefixMatch:
-        """Find what a sequence of these tokens may begin with; use it before any other call.
+        """Find the longest cached beginning of a sequence; the result is valid until the next call.
 
         Args:
-            token_ids: of the sequence.
-            marks: of each whether it is prompt; None: all are.
-            shares_answers: take keys and values however they were computed.
-            limit: most positions to find; None: all.
+            token_ids: tokens of the sequence.
+            marks: whether each token is prompt; None if all are.
+            shares_answers: ignore marks: accept keys and values however they were computed.
+            limit: maximum number of positions to find.
         """
         wanted = tuple(token_ids) if limit is None else tuple(token_ids[:limit])
         own = (True,) * len(wanted) if marks is None else tuple(marks[: len(wanted)])
@@ -139,15 +132,15 @@ class PrefixTree:
         return self._matched(self._walk_all(wanted), wanted, None)
 
     def num_needed(self, found: PrefixMatch, num_positions: int) -> int:
-        """Blocks that must be available so that a sequence can share them and grow to a length."""
+        """Return the number of available blocks needed to share a match and grow to a length."""
         num_unused = sum(map(self._cache.is_unused, found.blocks))
         return self._cache.num_blocks_for(num_positions) - len(found.blocks) + num_unused
 
     def share(self, sequence: Hashable, found: PrefixMatch) -> None:
-        """Let a sequence without blocks begin with what was found.
+        """Start a sequence without blocks with what was found.
 
         Raises:
-            PromptError: there is no room, see `KVCache.share`.
+            PromptError: too few free blocks, see `KVCache.share`.
         """
         blocks = [*found.blocks] if found.source is None else [*found.blocks, found.source]
         if blocks:
@@ -155,25 +148,23 @@ class PrefixTree:
         self._cache.share(sequence, blocks, found.num_positions)
 
     def clear(self) -> None:
-        """Keep nothing any more; what sequences use stays theirs."""
+        """Release all blocks; sequences keep theirs."""
         with self._cache.changing():
             for node in list(self._root.children.values()):
                 self._remove(node)
 
-    # What the cache asks for.
+    # Called by the cache.
 
     def reclaim(self, num_blocks: int) -> None:
-        """Drop blocks that nobody uses, the one longest unused first."""
+        """Drop up to `num_blocks` unused blocks, the least recently used first."""
         unused = (node for node in self._nodes.values() if self._cache.is_unused(node.block))
         leaves = [node for node, _ in zip(unused, range(num_blocks), strict=False)]
         for node in leaves:
             self._remove(node)
 
     def forget(self, block: int) -> None:
-        """Drop a block and all that go on after it."""
+        """Drop a block and all its continuations."""
         self._remove(self._nodes[block])
-
-    # Within.
 
     def _add(self, parent: _Node, key: _Key, block: int) -> _Node:
         with self._cache.changing():
@@ -181,27 +172,27 @@ class PrefixTree:
                 self._remove(other)
             node = _Node(key, block, parent)
             parent.children[key] = self._nodes[block] = node
-            self._cache.pool.keep(block)
+            self._cache.keep(block)
         return node
 
     def _remove(self, node: _Node) -> None:
-        """Within `changing`: the cache asks for it there."""
+        """Remove a node and its descendants; only within `changing`."""
         for child in list(node.children.values()):
             self._remove(child)
         if node.parent is not None:
             node.parent.children.pop(node.key, None)
         if self._nodes.pop(node.block, None) is not None:
-            self._cache.pool.drop(node.block)
+            self._cache.drop(node.block)
 
     def _touch(self, last: _Node) -> None:
-        """Call a path the one used last, its end before its beginning."""
+        """Mark a path as most recently used, each block before its ancestors."""
         node: _Node | None = last
         while node is not None and node is not self._root:
             self._nodes.move_to_end(node.block)
             node = node.parent
 
     def _walk(self, token_ids: tuple[int, ...], marks: tuple[bool, ...]) -> _Node:
-        """The last block that all positions of are found, with these marks."""
+        """Follow whole blocks with these tokens and marks as far as possible."""
         node, size = self._root, self._cache.block_size
         for start in range(0, len(token_ids) - size + 1, size):
             known = node.children.get(_key(token_ids, marks, start, start + size))
@@ -211,7 +202,7 @@ class PrefixTree:
         return node
 
     def _walk_all(self, token_ids: tuple[int, ...]) -> list[_Node]:
-        """The last blocks that are found whatever their marks are."""
+        """Follow whole blocks with these tokens, whatever their marks, as far as possible."""
         nodes, size = [self._root], self._cache.block_size
         for start in range(0, len(token_ids) - size + 1, size):
             wanted = token_ids[start : start + size]
@@ -225,7 +216,7 @@ class PrefixTree:
     def _matched(
         self, nodes: list[_Node], token_ids: tuple[int, ...], marks: tuple[bool, ...] | None
     ) -> PrefixMatch:
-        """The longest that begins with one of these nodes, which are equally deep."""
+        """Build the longest match through one of these equally deep nodes."""
         start = sum(1 for _ in _path(nodes[0])) * self._cache.block_size
         own = None if marks is None else marks[start:]
         best, (source, length) = max(
@@ -245,14 +236,14 @@ def _key(token_ids: Sequence[int], marks: Sequence[bool], start: int, end: int) 
 
 
 def _path(node: _Node) -> Iterator[_Node]:
-    """From a node up to the first block."""
+    """Yield a node and its ancestors, without the root."""
     while node.parent is not None:
         yield node
         node = node.parent
 
 
 def _begins(key: _Key, start: _Key) -> bool:
-    """Whether a key goes on after another."""
+    """Return whether `start` is a proper prefix of `key`."""
     length = len(start[0])
     return length < len(key[0]) and (key[0][:length], key[1][:length]) == start
 
@@ -260,13 +251,7 @@ def _begins(key: _Key, start: _Key) -> bool:
 def _longest(
     node: _Node, token_ids: Sequence[int], marks: Sequence[bool] | None
 ) -> tuple[_Node | None, int]:
-    """The child that begins with most of some tokens, and with how many.
-
-    Args:
-        node: the parent.
-        token_ids: to begin with.
-        marks: of them, which must be equal, too; None: any.
-    """
+    """Find the child with the longest common prefix, and its length; `marks` None ignores them."""
     best: tuple[_Node | None, int] = (None, 0)
     for child in node.children.values():
         length = _num_equal(child.key[0], token_ids)
@@ -278,7 +263,7 @@ def _longest(
 
 
 def _num_equal(left: Sequence[int], right: Sequence[int]) -> int:
-    """Elements at the beginning that are equal."""
+    """Return the length of the common prefix."""
     pairs = enumerate(zip(left, right, strict=False))
     shorter = min(len(left), len(right))
     return next((index for index, (a, b) in pairs if a != b), shorter)
