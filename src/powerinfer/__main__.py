@@ -1,6 +1,6 @@
 """`python -m powerinfer` and the installed `powerinfer` script.
 
-Imports nothing but `sys` outside of `main`, so that Ctrl-C is met there from the start.
+Imports only `sys` outside of `main`, so that `main` catches Ctrl-C from the start.
 """
 
 import sys
@@ -12,7 +12,7 @@ EXIT_INTERRUPTED = 130
 
 
 def main() -> NoReturn:
-    """Run the command line; Ctrl-C while it is imported ends it as later, without a traceback."""
+    """Run the command line; Ctrl-C during its import ends it without a traceback too."""
     try:
         from powerinfer.cli.main import main as command_line
         from powerinfer.cli.signals import terminate_in_order

@@ -1,14 +1,10 @@
-"""The package's extras: what to say where a library of one is missing."""
+"""Advice on missing extras of the package."""
 
 __all__ = ["how_to_install"]
 
 
 def how_to_install(extra: str) -> str:
-    """What to do about it, in a source folder and for an installed wheel alike.
-
-    Args:
-        extra: of pyproject.toml, such as `cuda`.
-    """
+    """Say how to install an extra of pyproject.toml, from source and from a wheel."""
     return (
         f"install the extra {extra}: scripts/setup {extra} in the source folder, or pip install "
         f"'WHEEL[{extra}]' with the wheel that powerinfer was installed from"

@@ -1,7 +1,6 @@
-"""Small files beside models and in the user's cache folder: read with care, written atomically.
+"""Safe reading and atomic writing of small files next to models and in the user's cache folder.
 
-Every layer of the package uses this. The caller passes the error to raise, because only it knows
-what the file should be.
+The caller passes the error class to raise, because only it knows the purpose of the file.
 """
 
 import os
@@ -15,16 +14,19 @@ __all__ = ["cache_folder", "cache_root", "format_bytes", "read_small_file", "wri
 
 
 def cache_folder(name: str) -> Path:
-    """The user's cache folder for one kind of file; it need not exist yet."""
+    """Return the user's cache folder for one kind of file; it may not exist yet."""
     return cache_root() / name
 
 
 def cache_root() -> Path:
-    """The folder of all of them. A relative `XDG_CACHE_HOME` is ignored, as its definition says."""
+    """Return the parent of all cache folders.
+
+    A relative `XDG_CACHE_HOME` is ignored, as the XDG specification requires.
+    """
     try:
         from platformdirs import user_cache_path
     except ImportError:
-        # `scripts/gpu-check` runs on machines that have few of our dependencies.
+        # `scripts/gpu-check` runs on machines with few of our dependencies.
         wanted = Path(os.environ.get("XDG_CACHE_HOME", ""))
         root = wanted if wanted.is_absolute() else Path.home() / ".cache"
         return root / "powerinfer"
@@ -34,24 +36,23 @@ def cache_root() -> Path:
 def read_small_file(
     path: Path, largest_bytes: int, *, noun: str, error: type[PowerInferError]
 ) -> bytes:
-    """Read a whole file, without waiting for a pipe or reading a device.
+    """Read a whole file; never blocks on a pipe and never reads a device.
 
     Args:
-        path: of the file.
-        largest_bytes: that a file of this kind can have.
-        noun: what the file should be, for messages: `calibration`.
-        error: to raise.
+        largest_bytes: size limit for files of this kind.
+        noun: kind of file for messages, such as `calibration`.
+        error: class of error to raise.
 
     Raises:
-        PowerInferError: as given: it cannot be read, is no regular file, or is too large.
+        PowerInferError: as `error`: the file cannot be read, is not a regular file or is too large.
     """
-    # Without O_NONBLOCK, opening a pipe without a writer would wait for ever.
+    # Without O_NONBLOCK, opening a pipe without a writer would block forever.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
         with os.fdopen(os.open(path, flags), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise error(f"{path}: cannot be read: it is no regular file")
+                raise error(f"{path}: cannot be read: it is not a regular file")
             # `read` allocates as much memory as it is asked to read.
             data = file.read(min(status.st_size, largest_bytes) + 1)
     except OSError as problem:
@@ -60,25 +61,16 @@ def read_small_file(
             why = f"it is a symbolic link to {path.readlink()}, which does not exist"
         raise error(f"{path}: cannot be read: {why}") from None
     if len(data) > largest_bytes:
-        raise error(f"{path}: has more than {largest_bytes >> 20} MiB, which no {noun} has")
+        raise error(f"{path}: is too large for a {noun}: more than {largest_bytes >> 20} MiB")
     return data
 
 
 def write_atomically(path: Path, data: bytes, *, error: type[PowerInferError]) -> Path:
-    """Write a file under a temporary name, then rename it; folders are made.
-
-    Args:
-        path: of the file; replaced if it exists, untouched if anything fails. Of a symbolic link
-            the file it points to is written.
-        data: all of it.
-        error: to raise.
-
-    Returns:
-        The path.
+    """Write a file atomically, see `replacing`, and return its path; creates folders.
 
     Raises:
-        PowerInferError: as given: it cannot be written, or there is something that is no regular
-            file (a device would be gone).
+        PowerInferError: as `error`: it cannot be written, or the path is not a regular file (a
+            device would be replaced).
     """
     make_folder_of(path, error=error)
     with replacing(path, error=error) as file:
@@ -87,7 +79,7 @@ def write_atomically(path: Path, data: bytes, *, error: type[PowerInferError]) -
 
 
 def format_bytes(count: float) -> str:
-    """A size for people, in powers of 1024."""
+    """Format a size in powers of 1024."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

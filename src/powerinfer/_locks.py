@@ -1,4 +1,4 @@
-"""Locks on open files, as far as the platform and the file system have them."""
+"""Locks on open files, where the platform and the file system support them."""
 
 from typing import BinaryIO
 
@@ -6,7 +6,7 @@ __all__ = ["has_locks", "lock", "try_lock"]
 
 
 def has_locks() -> bool:
-    """Whether this platform has such locks at all; Windows does not."""
+    """Return whether this platform has file locks; Windows does not."""
     try:
         import fcntl  # noqa: F401
     except ImportError:
@@ -15,7 +15,7 @@ def has_locks() -> bool:
 
 
 def lock(file: BinaryIO) -> None:
-    """Lock a file until it is closed or its process ends; waits for whoever has the lock.
+    """Lock a file until it is closed or its process ends; waits for the current holder.
 
     Raises:
         OSError: the file system has no locks.
@@ -27,10 +27,10 @@ def lock(file: BinaryIO) -> None:
 
 
 def try_lock(file: BinaryIO) -> None:
-    """Lock a file until it is closed, without waiting; on a platform without locks do nothing.
+    """Lock a file until it is closed, without waiting; does nothing on platforms without locks.
 
     Raises:
-        OSError: somebody has the lock, or the file system has no locks.
+        OSError: the file is locked already, or the file system has no locks.
     """
     if has_locks():
         import fcntl

@@ -1,7 +1,7 @@
-"""Plug-in folders: every module in a package folder is a plug-in and its file name is its key.
+"""Plug-in folders: every module in a package folder is a plug-in, keyed by its file name.
 
 Listing keys reads the folder and imports nothing, so help texts stay cheap; a plug-in is imported
-when it is first used. No table has to be kept in step with the files.
+on first use. There is no table to keep in sync with the files.
 """
 
 import difflib
@@ -17,13 +17,12 @@ __all__ = ["keys", "load", "unsupported"]
 
 @cache
 def keys(package: str) -> tuple[str, ...]:
-    """List the plug-ins of a package, sorted, without importing any of them.
+    """List the plug-ins of a package, sorted, without importing them.
+
+    Modules whose name starts with an underscore are not plug-ins.
 
     Args:
         package: dotted name of the folder, for example ``powerinfer.quant.formats``.
-
-    Returns:
-        The module names in the folder; names that start with an underscore are not plug-ins.
 
     Raises:
         ImportError: there is no such package.
@@ -41,13 +40,13 @@ def load(package: str, key: str, attribute: str, *, what: str) -> object:
     Args:
         package: dotted name of the folder.
         key: file name of the plug-in without ``.py``.
-        attribute: name of the object every plug-in of this folder exports.
-        what: what a plug-in is called in messages, for example ``quantization format``.
+        attribute: name of the exported object.
+        what: kind of plug-in for messages, for example ``quantization format``.
 
     Raises:
-        UnsupportedError: there is no file of that name; lists those there are.
-        ImportError: the plug-in itself failed to import. It is passed on unchanged, because
-            "not supported" would hide a missing library or a broken file.
+        UnsupportedError: unknown key; lists the known ones.
+        ImportError: the plug-in itself failed to import. Passed on unchanged, because "not
+            supported" would hide a missing library or a broken file.
         AttributeError: the plug-in does not export `attribute`.
     """
     if key not in keys(package):
@@ -56,7 +55,7 @@ def load(package: str, key: str, attribute: str, *, what: str) -> object:
 
 
 def unsupported(what: str, got: object, supported: tuple[str, ...]) -> UnsupportedError:
-    """Build the error for an unknown name: near miss first, then all that is supported."""
+    """Build the error for an unknown name, with the closest match and all supported names."""
     near = difflib.get_close_matches(str(got), supported, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     listed = ", ".join(supported) or "none"

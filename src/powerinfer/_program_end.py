@@ -1,8 +1,8 @@
-"""Keeps daemon threads out of libraries that abort the process if they are met there at its end.
+"""Protection of the exit code from daemon threads inside C++ and Rust libraries.
 
-When Python finalizes, it ends every other thread that comes back from a library and asks for
-Python's lock, by unwinding its stack (until 3.13). C++ and Rust code abort the process then, with
-another exit code than the program's. The project's own extension protects itself.
+At finalization, Python before 3.14 ends every other thread that tries to take the GIL by unwinding
+its stack. C++ and Rust code abort the process then, with an exit code other than the program's. The
+project's own extension protects itself.
 """
 
 import atexit
@@ -15,19 +15,19 @@ from contextlib import contextmanager
 
 __all__ = ["library_call"]
 
-# A library that does not come back for so long must not keep the program from ending.
+# A library that hangs must not keep the program from ending for longer than this.
 _PATIENCE_S = 5.0
 _LOOK_EVERY_S = 0.002
 
 
 class _Call:
-    """Exists while a library is called; its frame drops it, whatever ends the frame."""
+    """A running library call; its frame drops it, however the frame ends."""
 
     __slots__ = ("__weakref__",)
 
 
 class _Depth(threading.local):
-    """How many calls of this thread lie inside each other."""
+    """Nesting depth of the calls of this thread."""
 
     value = 0
 
@@ -39,10 +39,10 @@ _depth = _Depth()
 
 @contextmanager
 def library_call() -> Iterator[None]:
-    """Surround a call that gives up Python's lock: the program's end waits for it.
+    """Surround a call that releases the GIL: the end of the program waits for it.
 
-    Once the program ends, a daemon thread stays here for good. The main thread goes on, and so does
-    a thread that is inside another such call, which the end waits for already.
+    Once the program is ending, other threads block here for good. The main thread continues, and so
+    does a thread inside another such call, which the end waits for already.
     """
     call = _Call()
     _running.add(call)
@@ -63,7 +63,7 @@ def _end() -> None:
     while len(_running) and time.monotonic() < deadline:
         time.sleep(_LOOK_EVERY_S)
     if threading.active_count() > 1:
-        time.sleep(_LOOK_EVERY_S)  # those that have just come back get to the next call
+        time.sleep(_LOOK_EVERY_S)  # threads that have just returned reach their next call
 
 
 atexit.register(_end)

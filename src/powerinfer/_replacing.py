@@ -1,8 +1,8 @@
-"""Files that appear whole or not at all: written under a temporary name, then renamed.
+"""Atomic files: written under a temporary name, then renamed.
 
-A temporary file is locked while its process writes it. One that nobody locks was left behind by a
-process that was killed; whoever writes into the same folder next removes it. Where there are no
-locks, it is removed once nobody has written to it for a day.
+A temporary file is locked while its process writes it. An unlocked one was abandoned by a killed
+process, and the next writer in the same folder removes it. Where there are no locks, it is removed
+after a day without a change.
 """
 
 import errno
@@ -30,15 +30,15 @@ __all__ = [
     "replacing",
 ]
 
-# The name of the file to be, a mark of the host, a random number.
+# Name of the target, mark of the host, random number.
 _NAME = re.compile(r"\..+\.(?P<host>[0-9a-f]{8})-[0-9a-f]{8}\.powerinfer\.part", re.DOTALL)
 # A file name has at most 255 bytes; the rest of ours takes 34.
 _LONGEST_NAME = 200
-# Not every network file system tells one host of the locks of another.
+# Not every network file system shows one host the locks of another.
 _UNTOUCHED_S = 24 * 3600
-# Names are given to many hosts ("ubuntu"), this number to one installation.
+# Many hosts share a name ("ubuntu"); this number belongs to one installation.
 _MACHINE_ID = Path("/etc/machine-id")
-# What file systems without hard links answer.
+# Errors of file systems without hard links.
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -46,18 +46,17 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 def replacing(
     path: Path, *, error: type[PowerInferError], is_new: bool = False
 ) -> Iterator[BinaryIO]:
-    """Open a temporary file beside `path`; rename it on success, remove it on failure.
+    """Open a temporary file next to `path`; rename it on success, remove it on failure.
 
-    Temporary files that killed processes left in the same folder are removed first.
+    Abandoned temporary files in the same folder are removed first.
 
     Args:
-        path: of the file; replaced if it exists, untouched if anything fails. Of a symbolic link
-            the file it points to is written.
-        error: to raise.
-        is_new: never replace anything: whatever has the name, a link too, is an error.
+        path: target; replaced if it exists, untouched on failure. A symbolic link is followed.
+        error: class of error to raise.
+        is_new: fail if anything, even a link, has this name.
 
     Raises:
-        PowerInferError: as given: it cannot be written.
+        PowerInferError: as `error`: the file cannot be written.
     """
     if is_new:
         _check_is_new(path, error)
@@ -72,9 +71,8 @@ def replacing(
             file.flush()
             os.fsync(file.fileno())
             if not has_locks():
-                # Windows renames no open file.
-                file.close()
-            # Elsewhere it is still locked: without the lock it could be taken for abandoned.
+                file.close()  # Windows cannot rename an open file
+            # Elsewhere the file stays locked: unlocked, it could be taken for abandoned.
             _rename(temporary, target, error, is_new=is_new)
     except OSError as problem:
         raise error(f"{path}: cannot write: {problem.strerror or problem}") from None
@@ -84,15 +82,15 @@ def replacing(
 
 
 def find_target(path: Path, *, error: type[PowerInferError]) -> Path:
-    """The file that writing to `path` would make or replace: links are followed.
+    """Follow links to the file that writing to `path` would create or replace.
 
     Raises:
-        PowerInferError: as given: there is something that is no regular file, such as a device,
-            which would be gone; or it cannot be reached.
+        PowerInferError: as `error`: the target is not a regular file (a device would be replaced)
+            or cannot be reached.
     """
     try:
         target = path.resolve()
-        # What is still a link after following them goes in circles.
+        # A resolved path that is still a link is a loop.
         is_free = target.is_file() or not (target.exists() or target.is_symlink())
     except (OSError, RuntimeError) as problem:
         raise error(f"{path}: cannot write: {problem}") from None
@@ -107,7 +105,7 @@ def _check_is_new(path: Path, error: type[PowerInferError]) -> None:
 
 
 def _rename(temporary: Path, target: Path, error: type[PowerInferError], *, is_new: bool) -> None:
-    """Give a file its name; one that is to be new replaces nothing."""
+    """Rename a file; with `is_new`, without replacing anything."""
     if not is_new:
         temporary.replace(target)
         return
@@ -124,10 +122,10 @@ def _rename(temporary: Path, target: Path, error: type[PowerInferError], *, is_n
 
 
 def make_folder_of(path: Path, *, error: type[PowerInferError]) -> None:
-    """Make the folder of a file that is to be written.
+    """Create the folder of a file.
 
     Raises:
-        PowerInferError: as given: it cannot be made.
+        PowerInferError: as `error`: it cannot be created.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,17 +134,17 @@ def make_folder_of(path: Path, *, error: type[PowerInferError]) -> None:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove the temporary files that killed processes left in a folder, as far as possible."""
+    """Remove the abandoned temporary files of a folder, as far as possible."""
     for path in abandoned_files(folder):
         with suppress(OSError):
             path.unlink()
 
 
 def abandoned_files(folder: Path) -> Iterator[Path]:
-    """Temporary files in a folder whose process is gone; each is locked while it is yielded.
+    """Yield the abandoned temporary files of a folder, each locked meanwhile.
 
-    Those of another host count only a day after their last change, because its locks may not be
-    known here, and so do all of them on a platform without locks; those of another user never do.
+    A file of another host counts as abandoned a day after its last change, because its locks may be
+    invisible here; so does any file on a platform without locks. A file of another user never does.
     """
     try:
         names = [name for name in os.listdir(folder) if _NAME.fullmatch(name)]  # noqa: PTH208  as text
@@ -155,17 +153,16 @@ def abandoned_files(folder: Path) -> Iterator[Path]:
     for name in names:
         path = folder / name
         with suppress(OSError), _open_existing(path) as file:
-            # Fails where somebody has the lock, and on a file system without locks.
-            try_lock(file)
+            try_lock(file)  # fails if it is locked, and on a file system without locks
             is_abandoned = _is_abandoned(name, os.fstat(file.fileno()))
             if not has_locks():
-                file.close()  # Windows removes no open file
+                file.close()  # Windows cannot remove an open file
             if is_abandoned:
                 yield path
 
 
 def _is_abandoned(name: str, status: os.stat_result) -> bool:
-    """Whether a file that nobody locks may go."""
+    """Return whether an unlocked temporary file may be removed."""
     if not stat.S_ISREG(status.st_mode) or status.st_uid != _user():
         return False
     found = _NAME.fullmatch(name)
@@ -174,15 +171,15 @@ def _is_abandoned(name: str, status: os.stat_result) -> bool:
 
 
 def _open_existing(path: Path) -> BinaryIO:
-    # A lock on a network file system needs a file that is open for writing.
+    # Network file systems lock only files open for writing.
     flags = os.O_RDWR
     for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):
-        flags |= getattr(os, name, 0)  # Windows lacks some, the others lack one
+        flags |= getattr(os, name, 0)  # no platform has all of them
     return os.fdopen(os.open(path, flags), "r+b")
 
 
 def _open_locked(path: Path) -> BinaryIO:
-    """Make a file that other processes see locked, or not at all."""
+    """Create a file that is locked from the moment other processes can see it."""
     while True:
         file = path.open("xb")
         with suppress(OSError):  # some file systems have no locks
@@ -190,18 +187,17 @@ def _open_locked(path: Path) -> BinaryIO:
         with suppress(FileNotFoundError):
             if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
                 return file
-        # Removed as abandoned in the moment before it was locked.
-        file.close()
+        file.close()  # another process removed it as abandoned before it was locked
 
 
 def _user() -> int:
-    """Number of the user that this process writes files as; 0, as for all files, on Windows."""
+    """Return the id of the user that owns new files; on Windows 0, the owner of all files."""
     return os.geteuid() if hasattr(os, "geteuid") else 0
 
 
 @cache
 def _host_mark() -> str:
-    """Tells hosts apart by their names and, as far as they have one, the number of their system."""
+    """Return a hash of the host's name and machine id, if it has one."""
     number = b""
     with suppress(OSError):
         number = _MACHINE_ID.read_bytes().strip()

@@ -1,23 +1,4 @@
-"""The errors a caller may catch; everything the library raises on purpose derives from one base.
-
-::
-
-    PowerInferError
-    +-- GGUFError          a model file is malformed, unreadable or misses something
-    |   +-- TokenizerError     its vocabulary cannot be used, or has no such token
-    +-- CheckpointError    a checkpoint to convert is malformed, incomplete or contradicts itself
-    +-- UnsupportedError   well formed, but a type, architecture or option we do not implement
-    +-- ShapeError         an array or tensor has other dimensions than it must have
-    +-- DeviceError        a device or its library is missing or failed
-    |   +-- OutOfDeviceMemoryError   its memory is full; less may be placed on it
-    +-- PlacementError     no plan fits the memory budget, or a plan breaks its invariants
-    +-- PromptError        bad prompt, context or sampling input from the user
-    |   +-- ContextLengthError the prompt has more tokens than the context holds
-    +-- CalibrationError   a calibration file is damaged, or belongs to another model
-    +-- HubError           a model on the Hugging Face Hub cannot be found, chosen or fetched
-    +-- TaskError          an evaluation task is unknown, or its file is missing or malformed
-    +-- MeasurementError   a file of measurements is damaged, or was measured of something else
-    +-- NumericsError      a computation produced NaN or infinity
+"""Errors a caller may catch; everything the library raises on purpose derives from one base.
 
 A message says what was got and what was wanted, a remedy what to do about it. A remedy names
 options in braces, as Python writes them: ``{context_length}``, ``{device='cpu'}``. Python users
@@ -61,15 +42,15 @@ class PowerInferError(Exception):
     def __init__(self, message: object = "", *, remedy: str = "") -> None:
         self.message = str(message)
         self.remedy = remedy
-        # What Python users read, also where an error is shown by its arguments.
+        # Also shown where an error is printed by its arguments.
         super().__init__(self.worded(_in_python))
 
     def worded(self, phrase: Callable[[str, str | None], str]) -> str:
-        """Message and remedy as one text.
+        """Join message and remedy.
 
         Args:
-            phrase: called with the name of each option in the remedy and the value that it should
-                have, a Python literal or None; returns what to write there.
+            phrase: called with the name of each option in the remedy and its suggested value, a
+                Python literal or None; returns the text to insert.
         """
         remedy = _OPTION.sub(lambda found: phrase(found["name"], found["value"]), self.remedy)
         return ": ".join(part for part in (self.message, remedy) if part)
@@ -80,19 +61,19 @@ def _in_python(name: str, value: str | None) -> str:
 
 
 class GGUFError(PowerInferError):
-    """A model file cannot be read: names the file, the key or tensor, and what was wrong."""
+    """A model file is malformed, incomplete or unreadable; names the file and the key or tensor."""
 
 
 class CheckpointError(PowerInferError):
-    """A checkpoint cannot be read: names the file, the key or tensor, and what was wrong."""
+    """A checkpoint to convert is malformed, incomplete or inconsistent; names file and tensor."""
 
 
 class UnsupportedError(PowerInferError):
-    """Something well formed that is not implemented; the message lists what is."""
+    """A type, architecture or option is well formed but not implemented; lists those that are."""
 
 
 class ShapeError(PowerInferError):
-    """An array or tensor does not have the dimensions its user needs."""
+    """An array or tensor has the wrong dimensions."""
 
 
 class DeviceError(PowerInferError):
@@ -100,11 +81,11 @@ class DeviceError(PowerInferError):
 
 
 class OutOfDeviceMemoryError(DeviceError):
-    """What was placed on a device does not fit its memory; a smaller placement may."""
+    """The memory of a device is full; a smaller placement may fit."""
 
 
 class PlacementError(PowerInferError):
-    """No placement of neurons fits the budget, or a plan contradicts its model."""
+    """No placement of neurons fits the memory budget, or a plan contradicts its model."""
 
 
 class TokenizerError(GGUFError):
@@ -124,7 +105,7 @@ class NumericsError(PowerInferError):
 
 
 class CalibrationError(PowerInferError):
-    """A stored calibration cannot be used: names the file and field, and what to do about it."""
+    """A stored calibration is damaged or belongs to another model; names the file and field."""
 
 
 class HubError(PowerInferError):
@@ -132,8 +113,8 @@ class HubError(PowerInferError):
 
 
 class TaskError(PowerInferError):
-    """An evaluation task cannot be used: names its file and line, and what was wrong there."""
+    """An evaluation task is unknown, or its file is missing or malformed; names file and line."""
 
 
 class MeasurementError(PowerInferError):
-    """A file of measurements cannot be used or written: names it, and what was wrong."""
+    """A file of measurements is damaged, cannot be written or belongs to something else."""

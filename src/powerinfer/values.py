@@ -21,7 +21,7 @@ JSONObject: TypeAlias = dict[str, JSON]
 
 
 class ActivationKind(StrEnum):
-    """How an FFN turns `gate` and `up` into the values that scale the rows of `down`.
+    """Function of an FFN from `gate` and `up` to the values that scale the rows of `down`.
 
     With g = gate.x and u = up.x per neuron: SILU silu(g)*u, GELU gelu(g)*u, RELU relu(g)*u,
     DRELU relu(g)*relu(u), FATRELU (g if g >= threshold else 0)*u, RELU2 relu(g)^2*u,
@@ -43,14 +43,14 @@ _DENSE = (ActivationKind.SILU, ActivationKind.GELU, ActivationKind.CLAMPED_SWIGL
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """Activation of an FFN; `threshold` is FatReLU's and 0 elsewhere."""
+    """Activation of an FFN; `threshold` is that of FatReLU and 0 for others."""
 
     kind: ActivationKind
     threshold: float = 0.0
 
     @property
     def is_sparse(self) -> bool:
-        """Whether a neuron whose gate does not fire contributes exactly zero."""
+        """True if a neuron whose gate does not fire contributes exactly zero."""
         return self.kind not in _DENSE
 
     def __str__(self) -> str:
@@ -61,7 +61,7 @@ class Activation:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The tokens of one forward step, of one or several sequences.
+    """Tokens of one forward step, from one or several sequences.
 
     Attributes:
         token_ids: i32[num_tokens].
@@ -69,9 +69,9 @@ class Batch:
         sequences: i32[num_tokens], row of `block_tables` each token belongs to.
         block_tables: i32[num_sequences, max_blocks], KV blocks of each sequence in order; block b
             holds positions [b * block_size, (b + 1) * block_size). Unused entries are -1.
-        is_prompt: bool[num_tokens], the tokens that were given and not generated; None: all are
-            generated. It chooses the arithmetic of the CPU: a token's logits depend on the tokens
-            of its own sequence and on which of them were prompt, and on nothing else in the step.
+        is_prompt: bool[num_tokens], True for given tokens, False for generated ones; None if all
+            are generated. It selects the CPU's arithmetic: the logits of a token depend on the
+            tokens of its own sequence and their `is_prompt`, and on nothing else in the step.
     """
 
     token_ids: IntArray

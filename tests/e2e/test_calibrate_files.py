@@ -82,14 +82,14 @@ def test_calibrations_that_are_pipes_devices_or_huge(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.mkfifo(CALIBRATION.beside(model))
-    assert_error(invoke("run", "-m", model, *RUN), "no regular file")
+    assert_error(invoke("run", "-m", model, *RUN), "not a regular file")
     CALIBRATION.beside(model).unlink()
     CALIBRATION.beside(model).symlink_to("/dev/zero")
-    assert_error(invoke("run", "-m", model, *RUN), "no regular file")
+    assert_error(invoke("run", "-m", model, *RUN), "not a regular file")
     CALIBRATION.beside(model).unlink()
     CALIBRATION.beside(model).write_bytes(b"{" * 65)
     monkeypatch.setattr(calibration_files, "CALIBRATION", replace(CALIBRATION, largest_bytes=64))
-    assert_error(invoke("run", "-m", model, *RUN), "which no calibration has")
+    assert_error(invoke("run", "-m", model, *RUN), "too large for a calibration")
 
 
 def test_calibrations_that_are_links_to_nowhere(model: Path, tmp_path: Path) -> None:

@@ -289,7 +289,7 @@ def test_files_that_are_no_plans(file: GGUFFile, problem: PlacementProblem, tmp_
     with pytest.raises(PlacementError, match="is not a GPU index"):
         read_plan(file.path, problem)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(PlacementError, match="no regular file"):
+    with pytest.raises(PlacementError, match="not a regular file"):
         read_plan(tmp_path / "pipe", problem)
     with pytest.raises(PlacementError, match="cannot write"):
         write_plan(file.path / "below", _plan(problem))

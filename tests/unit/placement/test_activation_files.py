@@ -284,7 +284,7 @@ def test_an_archive_of_two_pickles(tmp_path: Path) -> None:
 
 def test_what_is_no_regular_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.pt")
-    with pytest.raises(PlacementError, match="no regular file"):
+    with pytest.raises(PlacementError, match="not a regular file"):
         read_activation_file(tmp_path / "pipe.pt", 4)
     with pytest.raises(PlacementError, match="No such file"):
         read_activation_file(tmp_path / "none.pt", 4)
