@@ -87,7 +87,7 @@ def without_data(
     }
     values = cast("dict[str, MetadataValue]", dict(metadata))
     types = dict.fromkeys(values, ValueType.STRING)
-    return GGUFFile((Path(path),), "GGUF", 3, values, tensors, types, ())
+    return GGUFFile((Path(path),), "GGUF", 3, values, tensors, types, 0)
 
 
 def _check_missing(checkpoint: Checkpoint, names: Names, missing: list[str]) -> None:

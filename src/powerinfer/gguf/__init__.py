@@ -1,7 +1,7 @@
-"""GGUF model files, of llama.cpp and of PowerInfer: reading, writing, key names, identity.
+"""GGUF model files of llama.cpp and PowerInfer: reading, writing, key names, identity.
 
-This is only the container; `powerinfer.models` and `powerinfer.tokenizer` know what keys and
-tensors mean. Every file is treated as hostile; a bad one raises one clear `GGUFError`.
+Only the container: `powerinfer.models` and `powerinfer.tokenizer` interpret keys and tensors. Every
+file is treated as hostile; a bad one raises a clear `GGUFError`.
 """
 
 from powerinfer.gguf.file import GGUFFile, Tensor

@@ -1,7 +1,7 @@
 """A bounds-checked reading position in the header of a file.
 
-Nothing is allocated before the bytes that would fill it are known to exist, and every problem is a
-`GGUFError` that names the file and what was being read.
+Nothing is allocated before the bytes to fill it are known to exist. Every problem is a `GGUFError`
+that names the file and the value being read.
 """
 
 import mmap
@@ -20,10 +20,10 @@ _U64 = struct.Struct("<Q")
 
 
 class Cursor:
-    """Reads little-endian values one after the other from a mapped file.
+    """Sequential reader of little-endian values in a mapped file.
 
     Attributes:
-        path: the file, for messages.
+        path: file name for messages.
         position: offset of the next unread byte.
         size: bytes in the file.
     """
@@ -31,18 +31,17 @@ class Cursor:
     __slots__ = ("_buffer", "path", "position", "size")
 
     def __init__(self, buffer: mmap.mmap, path: Path) -> None:
-        """Start at the first byte of `buffer`, which is the whole of the file `path`."""
         self._buffer = buffer
         self.path = path
         self.position = 0
         self.size = len(buffer)
 
     def error(self, where: str, problem: str) -> GGUFError:
-        """Build the error for a problem with what `where` names."""
+        """Build the error for a problem at `where`."""
         return GGUFError(f"{self.path}: {where}: {problem}")
 
     def take(self, num_bytes: int, where: str) -> int:
-        """Advance over `num_bytes` that must exist; returns the offset they start at."""
+        """Advance over `num_bytes`, which must exist; return the offset of the first."""
         left = self.size - self.position
         if num_bytes > left:
             raise self.error(
@@ -65,7 +64,7 @@ class Cursor:
         return value
 
     def count(self, where: str, bytes_each: int) -> int:
-        """Read a count of things that take at least `bytes_each` bytes each, all still to come."""
+        """Read the number of entries that follow, each of at least `bytes_each` bytes."""
         count = self.u64(where)
         left = self.size - self.position
         if count * bytes_each > left:
@@ -90,10 +89,10 @@ class Cursor:
             raise self.error(where, f"{data[:40]!r} is not valid UTF-8 ({error.reason})") from None
 
     def texts(self, count: int, where: str) -> list[str]:
-        """Read `count` strings that follow each other.
+        """Read `count` consecutive strings.
 
-        A vocabulary of 128 thousand tokens has 400 thousand strings in two arrays, so this loop is
-        written out instead of calling `text`: it takes half the time.
+        A vocabulary of 128 thousand tokens has 400 thousand strings in two arrays, so `text` is
+        inlined in this loop, which halves its time.
         """
         buffer, size, position = self._buffer, self.size, self.position
         unpack = _U64.unpack_from
@@ -116,15 +115,17 @@ class Cursor:
             raise self.error(item, f"{bad!r} is not valid UTF-8 ({error.reason})") from None
         self.position = position
         if len(found) < count:
-            self.text(f"{where}, item {len(found)}")  # raises what was wrong with that item
+            self.text(f"{where}, item {len(found)}")  # raises the error of that item
         return found
 
     def numbers(
         self, dtype: np.dtype[np.generic], count: int, where: str
     ) -> npt.NDArray[np.generic]:
-        """Read an array of `count` numbers into its own, aligned, read-only memory."""
+        """Read `count` numbers into a new read-only array."""
         start = self.take(count * dtype.itemsize, where)
-        array = np.frombuffer(self._buffer, dtype, count, start).copy() if count else None
-        array = np.empty(0, dtype) if array is None else array
+        # `frombuffer` refuses to start at the end of the buffer.
+        array = (
+            np.frombuffer(self._buffer, dtype, count, start).copy() if count else np.empty(0, dtype)
+        )
         array.flags.writeable = False
         return array

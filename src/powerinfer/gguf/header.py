@@ -1,6 +1,6 @@
-"""Parse the header of one file: magic, metadata, tensor table; check the tensor table.
+"""Parse and check the header of one file: magic, metadata, tensor table.
 
-The result says where everything is; no tensor data is touched.
+No tensor data is touched.
 """
 
 import itertools
@@ -29,7 +29,7 @@ from powerinfer.gguf.value_types import (
 
 __all__ = ["Header", "TensorInfo", "parse_header"]
 
-# Smallest possible entries, to bound counts: key (8 + 1), type (4), value (1); and for a tensor
+# Smallest possible entries, to bound counts. Metadata: key (8 + 1), type (4), value (1). Tensor:
 # name (8 + 1), number of dimensions (4), type (4), offset (8).
 _MIN_KEY_BYTES = 14
 _MIN_TENSOR_BYTES = 25
@@ -42,11 +42,9 @@ class TensorInfo:
     """One checked row of the tensor table.
 
     Attributes:
-        name: unique in the file.
         shape: outermost dimension first.
         format: lower-case type name.
         start: offset of the first byte in the file.
-        num_bytes: size of the data.
     """
 
     name: str
@@ -58,30 +56,20 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Header:
-    """All that precedes the tensor data of one file.
-
-    Attributes:
-        magic: ``GGUF`` or ``PWRI``.
-        version: 2 or 3.
-        metadata: values by key, in file order.
-        types: stored type by key; for arrays the type of the elements.
-        tensors: in file order.
-        num_bytes: size of the header without the padding that follows it.
-    """
+    """Header of one file; its fields are those of `GGUFFile`."""
 
     magic: str
     version: int
     metadata: dict[str, MetadataValue]
     types: dict[str, ValueType]
     tensors: tuple[TensorInfo, ...]
-    num_bytes: int
 
 
 def parse_header(buffer: mmap.mmap, path: Path) -> Header:
     """Parse and check the header of a mapped file.
 
     Raises:
-        GGUFError: it is not a GGUF file of version 2 or 3, or anything in it is inconsistent.
+        GGUFError: it is not a GGUF file of version 2 or 3, or it is inconsistent.
     """
     cursor = Cursor(buffer, path)
     magic, version = _magic_and_version(cursor)
@@ -97,9 +85,8 @@ def parse_header(buffer: mmap.mmap, path: Path) -> Header:
         if info.name in table:
             raise cursor.error(f"tensor {shown(info.name)}", "appears twice")
         table[info.name] = info
-    end = cursor.position
     tensors = _place(cursor, list(table.values()), _alignment(cursor, metadata))
-    return Header(magic, version, metadata, types, tensors, end)
+    return Header(magic, version, metadata, types, tensors)
 
 
 def _magic_and_version(cursor: Cursor) -> tuple[str, int]:
@@ -159,7 +146,7 @@ def _read_scalar(cursor: Cursor, value_type: ValueType, where: str) -> MetadataV
 
 def _read_array(cursor: Cursor, element_type: ValueType, where: str) -> MetadataValue:
     if element_type is ValueType.ARRAY:
-        raise cursor.error(where, "is an array of arrays, which no model uses and we do not read")
+        raise cursor.error(where, "is an array of arrays, which is not supported")
     if element_type is ValueType.STRING:
         return cursor.texts(cursor.count(f"{where}, length", 8), where)
     dtype = DTYPES[element_type]
@@ -219,7 +206,7 @@ def _alignment(cursor: Cursor, metadata: dict[str, MetadataValue]) -> int:
 
 
 def _place(cursor: Cursor, table: list[TensorInfo], alignment: int) -> tuple[TensorInfo, ...]:
-    """Turn offsets into file positions; refuse data outside the file, unaligned, overlapping."""
+    """Turn offsets into file positions; refuse unaligned, overlapping or missing data."""
     data_start = -(-cursor.position // alignment) * alignment
     placed = [_placed(cursor, info, data_start, alignment) for info in table]
     in_order = sorted((info for info in placed if info.num_bytes), key=lambda info: info.start)
@@ -232,7 +219,7 @@ def _place(cursor: Cursor, table: list[TensorInfo], alignment: int) -> tuple[Ten
 
 
 def _placed(cursor: Cursor, info: TensorInfo, data_start: int, alignment: int) -> TensorInfo:
-    # An empty tensor has no bytes; PowerInfer stores one for a layer without neurons on the GPU.
+    # PowerInfer stores an empty tensor for a layer without neurons on the GPU.
     start = data_start + info.start if info.num_bytes else 0
     if start % alignment:
         raise cursor.error(

@@ -1,4 +1,4 @@
-"""A cheap content identity of a model, for files that belong to it (calibration, plan)."""
+"""A cheap content hash of a model, for files that belong to it (calibration, plan)."""
 
 import hashlib
 import struct
@@ -11,16 +11,16 @@ from powerinfer.gguf.value_types import MetadataValue
 
 __all__ = ["model_identity"]
 
-# A page: the unit in which the system reads the file anyway.
+# A page: the unit in which the system reads files anyway.
 _SAMPLE_BYTES = 4096
 
 
 def model_identity(file: GGUFFile) -> str:
-    """Hash what tells models apart without reading them whole.
+    """Hash a model without reading it whole.
 
     Covers magic, metadata, tensor table, and the first, middle and last 4 KiB of every tensor;
-    hashing all of a 14 GB model would take 20 seconds. The name and place of the files do not
-    matter, nor does a calibration stored inside: that belongs to the model and carries this hash.
+    hashing all of a 14 GB model would take 20 seconds. Independent of the path and of a calibration
+    stored inside, since that carries this hash.
 
     Returns:
         The SHA-256 as 64 hexadecimal digits.
@@ -38,7 +38,7 @@ def model_identity(file: GGUFFile) -> str:
 
 
 def _text(text: str) -> bytes:
-    """With its length in front, so that no two lists of texts look the same."""
+    """Encode a text with its length, so that different lists of texts have different bytes."""
     data = text.encode("utf-8", "surrogatepass")
     return struct.pack("<Q", len(data)) + data
 

@@ -1,84 +1,10 @@
-"""Names of metadata keys, llama.cpp's and our own, under the names that we use for the sizes.
+"""Metadata keys of llama.cpp and our own, under our names for the sizes.
 
-Keys of a model family carry its name in front: `of_architecture("llama", NUM_LAYERS)` is
+Keys of an architecture are prefixed with its name: `of_architecture("llama", NUM_LAYERS)` is
 ``llama.block_count``.
 """
 
 from typing import Final
-
-__all__ = [
-    "ADD_BOS_TOKEN",
-    "ADD_EOS_TOKEN",
-    "ADD_SPACE_PREFIX",
-    "ALIGNMENT",
-    "ARCHITECTURE",
-    "ATTENTION_SCALE",
-    "ATTENTION_SOFT_CAP",
-    "BOS_TOKEN_ID",
-    "CALIBRATION",
-    "CHAT_TEMPLATE",
-    "CONTEXT_LENGTH",
-    "EMBEDDING_SCALE",
-    "EOM_TOKEN_ID",
-    "EOS_TOKEN_ID",
-    "EOT_TOKEN_ID",
-    "EXPERT_GATING",
-    "EXPERT_SIZE",
-    "EXPERT_WEIGHTS_NORMALIZED",
-    "EXPERT_WEIGHTS_SCALE",
-    "FATRELU_THRESHOLD",
-    "FFN_ACTIVATION",
-    "FILE_TYPE",
-    "HEAD_DIM",
-    "HIDDEN_SIZE",
-    "INTERMEDIATE_SIZE",
-    "LAYER_NORM_EPSILON",
-    "LAYOUT",
-    "LOGIT_SCALE",
-    "LOGIT_SOFT_CAP",
-    "MERGES",
-    "NAME",
-    "NUM_EXPERTS",
-    "NUM_HEADS",
-    "NUM_KV_HEADS",
-    "NUM_LAYERS",
-    "NUM_USED_EXPERTS",
-    "PADDING_TOKEN_ID",
-    "POST_NORM",
-    "QUANTIZATION_VERSION",
-    "QUANTIZED_FROM",
-    "REMOVE_EXTRA_WHITESPACES",
-    "RESIDUAL_SCALE",
-    "RMS_NORM_EPSILON",
-    "ROPE_DIMENSION_COUNT",
-    "ROPE_FREQUENCY_BASE",
-    "ROPE_FREQUENCY_BASE_SWA",
-    "ROPE_SCALE_LINEAR",
-    "ROPE_SCALING_ATTENTION_FACTOR",
-    "ROPE_SCALING_FACTOR",
-    "ROPE_SCALING_ORIGINAL_CONTEXT",
-    "ROPE_SCALING_TYPE",
-    "ROPE_YARN_BETA_FAST",
-    "ROPE_YARN_BETA_SLOW",
-    "ROPE_YARN_EXTRAPOLATION",
-    "SEPARATOR_TOKEN_ID",
-    "SHARED_EXPERT_SIZE",
-    "SLIDING_WINDOW",
-    "SLIDING_WINDOW_PATTERN",
-    "SPARSE_THRESHOLD",
-    "SPLIT_COUNT",
-    "SPLIT_NO",
-    "SPLIT_TENSORS_COUNT",
-    "TOKENIZER_MODEL",
-    "TOKENIZER_PRE",
-    "TOKENS",
-    "TOKEN_SCORES",
-    "TOKEN_TYPES",
-    "UNKNOWN_TOKEN_ID",
-    "VALUE_DIM",
-    "VOCAB_SIZE",
-    "of_architecture",
-]
 
 # About the file
 ARCHITECTURE: Final = "general.architecture"
@@ -92,7 +18,7 @@ SPLIT_NO: Final = "split.no"
 SPLIT_COUNT: Final = "split.count"
 SPLIT_TENSORS_COUNT: Final = "split.tensors.count"
 
-# Of an architecture: `of_architecture(architecture, KEY)`
+# Keys of an architecture: `of_architecture(architecture, KEY)`
 VOCAB_SIZE: Final = "vocab_size"
 CONTEXT_LENGTH: Final = "context_length"
 HIDDEN_SIZE: Final = "embedding_length"
@@ -137,11 +63,11 @@ FFN_ACTIVATION: Final = "powerinfer.ffn_activation"
 FATRELU_THRESHOLD: Final = "powerinfer.fatrelu_threshold"
 SPARSE_THRESHOLD: Final = "powerinfer.sparse_threshold"
 LAYOUT: Final = "powerinfer.layout"
-# str: the JSON of `powerinfer calibrate --write`; no part of the model's identity
+# str: the JSON of `powerinfer calibrate --write`; not part of the model's identity
 CALIBRATION: Final = "powerinfer.calibration"
-# bool, of `opt` files: norms follow attention and FFN instead of preceding them (OPT-350m)
+# bool, in `opt` files: norms follow attention and FFN instead of preceding them (OPT-350m)
 POST_NORM: Final = "powerinfer.post_norm"
-# str: the name of the file that `powerinfer quantize` read; marks files that it may replace
+# str: the name of the file that `powerinfer quantize` read; marks files it may replace
 QUANTIZED_FROM: Final = "powerinfer.quantized_from"
 
 # Tokenizer
@@ -157,12 +83,11 @@ EOT_TOKEN_ID: Final = "tokenizer.ggml.eot_token_id"
 EOM_TOKEN_ID: Final = "tokenizer.ggml.eom_token_id"
 UNKNOWN_TOKEN_ID: Final = "tokenizer.ggml.unknown_token_id"
 PADDING_TOKEN_ID: Final = "tokenizer.ggml.padding_token_id"
-# Misspelt in the files themselves since the format's first day.
+# Misspelt in the format itself.
 SEPARATOR_TOKEN_ID: Final = "tokenizer.ggml.seperator_token_id"
 ADD_BOS_TOKEN: Final = "tokenizer.ggml.add_bos_token"
 ADD_EOS_TOKEN: Final = "tokenizer.ggml.add_eos_token"
 ADD_SPACE_PREFIX: Final = "tokenizer.ggml.add_space_prefix"
-REMOVE_EXTRA_WHITESPACES: Final = "tokenizer.ggml.remove_extra_whitespaces"
 CHAT_TEMPLATE: Final = "tokenizer.chat_template"
 
 

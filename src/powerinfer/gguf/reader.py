@@ -1,6 +1,6 @@
-"""Open model files: one file, the parts of a split one, or the one model in a folder.
+"""Open model files: one file, the parts of a split one, or the only model in a folder.
 
-Files are mapped, not read: opening costs the header, and tensor data is touched on use.
+Files are mapped, not read: opening reads the header, and tensor data is read on use.
 """
 
 import contextlib
@@ -8,13 +8,14 @@ import mmap
 import os
 import re
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from powerinfer.errors import GGUFError
 from powerinfer.gguf import keys
-from powerinfer.gguf.file import GGUFFile, Part, Tensor
+from powerinfer.gguf.file import GGUFFile, Tensor
 from powerinfer.gguf.header import Header, parse_header
 from powerinfer.gguf.value_types import shown
 
@@ -31,27 +32,34 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
             opens them all; or a folder that holds exactly one model.
 
     Returns:
-        The open model; the mapping lasts as long as it or any view of a tensor does. A file that
-        is shortened or overwritten in place meanwhile is the caller's mistake.
+        The open model. The mapping lasts as long as any view of a tensor; the files must not be
+        truncated or overwritten in place meanwhile.
 
     Raises:
-        GGUFError: the file cannot be read or is not a valid model; says what was wrong.
+        GGUFError: the file cannot be read or is not a valid model.
     """
     first = Path(path)
     if _is_folder(first):
         first = _only_model_in(first)
-    part, header = _open_part(first)
-    count = _split_count(first, header)
-    if count == 1:
-        return _assemble([(part, header)])
-    return _assemble(_open_split(first, count))
+    part = _open_part(first)
+    count = _split_int(part, keys.SPLIT_COUNT, 1)
+    return _assemble([part] if count in (0, 1) else _open_split(first, count))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One mapped file of a model."""
+
+    path: Path
+    buffer: mmap.mmap
+    header: Header
 
 
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
     except OSError:
-        return False  # opening it will say what is wrong
+        return False  # opening it will raise the error
 
 
 def _only_model_in(folder: Path) -> Path:
@@ -72,21 +80,19 @@ def _only_model_in(folder: Path) -> Path:
     raise GGUFError(f"{folder}: the folder holds {len(models)} models ({names}{more}); name one")
 
 
-def _open_part(path: Path) -> tuple[Part, Header]:
+def _open_part(path: Path) -> _Part:
     buffer = _map(path)
-    header = parse_header(buffer, path)
-    return Part(path, buffer, header.num_bytes), header
+    return _Part(path, buffer, parse_header(buffer, path))
 
 
 def _map(path: Path) -> mmap.mmap:
-    # Without O_NONBLOCK, opening a pipe without a writer would wait for ever.
+    # Without O_NONBLOCK, opening a pipe without a writer would block forever.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
         descriptor = os.open(path, flags)
     except FileNotFoundError:
         raise GGUFError(f"{path}: no such file") from None
-    except (OSError, ValueError) as error:
-        # ValueError: a NUL character in the name.
+    except (OSError, ValueError) as error:  # ValueError: a NUL character in the name
         reason = getattr(error, "strerror", None) or error
         name = str(path).replace("\0", "\\0")
         raise GGUFError(f"{name}: cannot open: {reason}") from None
@@ -102,25 +108,21 @@ def _map(path: Path) -> mmap.mmap:
     finally:
         os.close(descriptor)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        # Where the file is not in memory yet, Linux then reads it into huge pages, which weights
-        # are read from faster. Kernels that cannot refuse, and nothing changes.
+        # Lets Linux read a file that is not cached yet into huge pages, from which weights are read
+        # faster. Kernels without support refuse.
         with contextlib.suppress(OSError):
             mapping.madvise(mmap.MADV_HUGEPAGE)
     return mapping
 
 
-def _split_count(path: Path, header: Header) -> int:
-    return _split_int(path, header, keys.SPLIT_COUNT, 1) or 1
-
-
-def _split_int(path: Path, header: Header, key: str, default: int | None) -> int:
-    value = header.metadata.get(key, default)
+def _split_int(part: _Part, key: str, default: int | None = None) -> int:
+    value = part.header.metadata.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise GGUFError(f"{path}: metadata key '{key}': expected a count, got {value!r:.80}")
+        raise GGUFError(f"{part.path}: metadata key '{key}': expected a count, got {value!r:.80}")
     return value
 
 
-def _open_split(path: Path, count: int) -> list[tuple[Part, Header]]:
+def _open_split(path: Path, count: int) -> list[_Part]:
     name = _SPLIT_NAME.fullmatch(path.name)
     if name is None:
         raise GGUFError(
@@ -135,41 +137,37 @@ def _open_split(path: Path, count: int) -> list[tuple[Part, Header]]:
     parts = []
     for number in range(count):
         sibling = path.with_name(f"{name['stem']}-{number + 1:05}-of-{count:05}.gguf")
-        part, header = _open_part(sibling)
-        found = (
-            _split_int(sibling, header, keys.SPLIT_NO, None),
-            _split_int(sibling, header, keys.SPLIT_COUNT, None),
-        )
+        part = _open_part(sibling)
+        found = (_split_int(part, keys.SPLIT_NO), _split_int(part, keys.SPLIT_COUNT))
         if found != (number, count):
             raise GGUFError(
                 f"{sibling}: expected to be part {number} of {count}, its metadata says "
                 f"part {found[0]} of {found[1]}"
             )
-        parts.append((part, header))
+        parts.append(part)
     return parts
 
 
-def _assemble(parts: list[tuple[Part, Header]]) -> GGUFFile:
-    first = parts[0][1]
+def _assemble(parts: list[_Part]) -> GGUFFile:
+    path, first = parts[0].path, parts[0].header
     tensors: dict[str, Tensor] = {}
-    for part, header in parts:
-        if header.magic != first.magic:
-            raise GGUFError(f"{part.path}: magic {header.magic} differs from the first part's")
-        for info in header.tensors:
+    for part in parts:
+        if part.header.magic != first.magic:
+            raise GGUFError(f"{part.path}: magic {part.header.magic} differs from the first part's")
+        for info in part.header.tensors:
             if info.name in tensors:
                 raise GGUFError(f"{part.path}: tensor {shown(info.name)} is in two parts")
             data = np.frombuffer(part.buffer, np.uint8, info.num_bytes, info.start)
             tensors[info.name] = Tensor(info.name, info.shape, info.format, data, part.path)
-    path = parts[0][0].path
-    expected = _split_int(path, first, keys.SPLIT_TENSORS_COUNT, len(tensors))
+    expected = _split_int(parts[0], keys.SPLIT_TENSORS_COUNT, len(tensors))
     if len(parts) > 1 and expected != len(tensors):
         raise GGUFError(f"{path}: the parts hold {len(tensors)} tensors, expected {expected}")
     return GGUFFile(
-        paths=tuple(part.path for part, _ in parts),
+        paths=tuple(part.path for part in parts),
         magic=first.magic,
         version=first.version,
         metadata=first.metadata,
         tensors=tensors,
         types=first.types,
-        parts=tuple(part for part, _ in parts),
+        num_bytes=sum(len(part.buffer) for part in parts),
     )

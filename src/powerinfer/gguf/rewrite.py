@@ -1,4 +1,4 @@
-"""The same model with other metadata: a new file, as GGUF has no room to grow in place."""
+"""Copies of a model with other metadata, which GGUF cannot change in place."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -15,7 +15,7 @@ from powerinfer.gguf.writer import TensorSpec, write_gguf
 
 __all__ = ["rewrite_metadata"]
 
-# One report to the caller, and one write, per this many bytes.
+# Bytes per write and progress report.
 _SLICE_BYTES = 16 << 20
 
 
@@ -28,19 +28,19 @@ def rewrite_metadata(
     """Write a copy of a model with metadata keys added or replaced, atomically.
 
     Args:
-        file: the open model, in one file; magic, tensors and alignment are kept.
-        path: the file to make; it may be the model itself, which is replaced at the end. `file`
-            then goes on showing the old one.
+        file: an open model of one file; magic, tensors and alignment are kept.
+        path: target; it may be the model itself, which is replaced at the end. `file` then still
+            shows the old one.
         changes: values by key, see `write_gguf`.
-        progress: called with bytes written and bytes in all.
+        progress: called with bytes written and total bytes.
 
     Raises:
         GGUFError: the model is split, or the file cannot be written.
     """
     if len(file.paths) > 1:
         raise GGUFError(
-            f"{file.path}: is one of {len(file.paths)} parts; metadata is written into models of "
-            "one file only"
+            f"{file.path}: is one of {len(file.paths)} parts; only models in one file can be "
+            "rewritten"
         )
     total = sum(tensor.num_bytes for tensor in file.tensors.values())
     done = 0

@@ -1,7 +1,7 @@
-"""Facts of the container that reader and writer share: magics, value types, type ids, names.
+"""Constants of the container: magics, value types, type ids.
 
-Source: the GGUF specification (ggml, docs/gguf.md) for the container; PowerInfer's files differ in
-the magic and, being written by a ggml of November 2023, in the ids of integer tensors.
+Source: the GGUF specification (ggml, docs/gguf.md). PowerInfer's files differ in the magic and,
+being written by a ggml of November 2023, in the ids of integer tensors.
 """
 
 from enum import IntEnum
@@ -28,22 +28,22 @@ __all__ = [
 ]
 
 MAGICS = {b"GGUF": "GGUF", b"PWRI": "PWRI"}
-"""First four bytes of a file, and what we call them: llama.cpp's and PowerInfer's."""
+"""First four bytes of the files of llama.cpp and PowerInfer, with their names."""
 
 DEFAULT_ALIGNMENT = 32
 MIN_ALIGNMENT = 8
-"""The specification asks for a multiple of 8, which also aligns every element type."""
+"""The specification requires a multiple of 8, which also aligns every element type."""
 MAX_ALIGNMENT = 1 << 21
-"""A huge page; more than that is a damaged file, not a wish."""
+"""A huge page; anything larger comes from a damaged file."""
 MAX_DIMENSIONS = 4
 """ggml's limit."""
 
 MetadataValue = bool | int | float | str | npt.NDArray[np.generic] | list[str]
-"""A metadata value in Python; arrays of numbers are numpy arrays, of strings lists."""
+"""A metadata value; arrays of numbers are numpy arrays, arrays of strings lists."""
 
 
 class ValueType(IntEnum):
-    """Type of a metadata value, as stored."""
+    """Stored type of a metadata value."""
 
     U8 = 0
     I8 = 1
@@ -73,24 +73,24 @@ DTYPES: dict[ValueType, np.dtype[np.generic]] = {
     ValueType.I64: np.dtype("<i8"),
     ValueType.F64: np.dtype("<f8"),
 }
-"""Storage of every type that is a number or a truth value."""
+"""Storage of numbers and booleans."""
 
-# ggml gave these ids to its integer types until January 2024, and then to other types.
+# ggml used these ids for its integer types until January 2024, and then for other types.
 _POWERINFER_IDS = {16: "i8", 17: "i16", 18: "i32"}
 
 
 def tensor_type(ggml_type: int, magic: str) -> BlockType | None:
-    """Look up a type id of a tensor table; the magic decides what ids 16 to 18 mean."""
+    """Look up a type id of a tensor table; ids 16 to 18 depend on the magic."""
     if magic == "PWRI" and ggml_type in _POWERINFER_IDS:
         return type_of_name(_POWERINFER_IDS[ggml_type])
     return type_of_id(ggml_type)
 
 
 def id_of_type(name: str, magic: str) -> int:
-    """Return the id that a tensor table of this magic uses for a type.
+    """Return the id of a type in tensor tables of this magic.
 
     Raises:
-        GGUFError: no type has this name, or the container cannot express it.
+        GGUFError: the type is unknown, or the container cannot store it.
     """
     if magic == "PWRI":
         for ggml_type, legacy in _POWERINFER_IDS.items():
@@ -103,10 +103,10 @@ def id_of_type(name: str, magic: str) -> int:
 
 
 def valid_alignment(alignment: int) -> bool:
-    """Whether this is a power of two between `MIN_ALIGNMENT` and `MAX_ALIGNMENT`."""
+    """Return whether an alignment is a power of two from `MIN_ALIGNMENT` to `MAX_ALIGNMENT`."""
     return MIN_ALIGNMENT <= alignment <= MAX_ALIGNMENT and alignment & (alignment - 1) == 0
 
 
 def shown(name: str) -> str:
-    """Quote a name from a file for a message: escaped and cut to a readable length."""
+    """Quote a name from a file for a message, escaped and truncated."""
     return repr(name if len(name) <= 80 else f"{name[:77]}...")

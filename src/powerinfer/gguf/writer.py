@@ -1,6 +1,6 @@
 """Write model files of either magic, atomically, tensor by tensor.
 
-Tensor data may be produced while it is written, so a file larger than memory can be made.
+Tensor data may be produced on demand, so a file can be larger than memory.
 """
 
 import os
@@ -34,7 +34,7 @@ __all__ = ["TensorSpec", "encode_tensor", "write_gguf"]
 Chunk = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
 TensorData = Chunk | Iterable[Chunk] | Callable[[], Iterable[Chunk]]
 TensorSpec = tuple[str, Sequence[int], str, TensorData]
-"""Name, shape (outermost dimension first), format name, data: bytes, or chunks made on demand."""
+"""Name, shape (outermost dimension first), format name, and data: bytes or chunks on demand."""
 
 _VERSION = 3
 _TYPE_OF_DTYPE = {dtype: value_type for value_type, dtype in DTYPES.items()}
@@ -42,7 +42,7 @@ _TYPE_OF_DTYPE = {dtype: value_type for value_type, dtype in DTYPES.items()}
 
 @dataclass(frozen=True)
 class _Entry:
-    """A checked tensor that waits to be written."""
+    """A checked tensor to be written."""
 
     name: str
     shape: tuple[int, ...]
@@ -60,24 +60,23 @@ def write_gguf(
     alignment: int = DEFAULT_ALIGNMENT,
     types: Mapping[str, ValueType] | None = None,
 ) -> None:
-    """Write a model file: under a temporary name beside `path`, then renamed over it.
+    """Write a model file under a temporary name next to `path`, then rename it.
 
     Args:
-        path: the file to make; replaced if it exists, untouched if anything fails. Of a symbolic
-            link the file it points to is written.
+        path: target; replaced if it exists, untouched on failure. A symbolic link is followed.
         metadata: values by key: bool, int, float, str, numpy scalars and one-dimensional arrays,
             lists of str, int, float or bool. Python numbers become u32 (i32, i64, u64 where they
             do not fit; in lists i32 comes first) and f32; numpy values keep their type.
-        tensors: name, shape (outermost first), format, and data: the bytes, an iterable of
-            chunks, or a function that returns one and is called when its turn comes.
+        tensors: name, shape (outermost first), format, and data: bytes, an iterable of chunks, or
+            a function that returns one and is called when the tensor is written.
         magic: ``GGUF`` or ``PWRI``.
-        alignment: of tensor data in the file, a power of two from 8 on.
-        types: stored type of single keys (of the elements, for arrays), over the rules above;
-            `GGUFFile.types` keeps a file's own.
+        alignment: alignment of tensor data, a power of two from 8 on.
+        types: stored types by key (of the elements, for arrays), which override the rules above;
+            `GGUFFile.types` keeps those of a file.
 
     Raises:
-        GGUFError: a value has no metadata type, a name repeats, or the file cannot be written:
-            among others because there is something that is not a regular file.
+        GGUFError: a value has no metadata type, a name repeats, or the file cannot be written, for
+            example because the target is not a regular file.
         ShapeError: data does not have the size that shape and format need.
     """
     path = Path(path)
@@ -99,12 +98,7 @@ def write_gguf(
 def encode_tensor(
     name: str, values: npt.NDArray[np.float32], format_name: str = "f32"
 ) -> TensorSpec:
-    """Make the entry for `write_gguf` from numbers.
-
-    Args:
-        name: tensor name.
-        values: f32[...], any shape.
-        format_name: a format with an encoder.
+    """Encode f32 values of any shape as a tensor for `write_gguf`.
 
     Raises:
         UnsupportedError: the format is unknown or has no encoder.
@@ -188,7 +182,7 @@ def _value(key: str, value: object, stored: ValueType | None) -> bytes:
 
 
 def _number_array(key: str, value: object, stored: ValueType | None) -> npt.NDArray[np.generic]:
-    """Turn numbers into an array of a storable type; of dimension 0 for a single number."""
+    """Convert numbers to an array of a storable type; of dimension 0 for a single number."""
     where = f"metadata key {shown(key)}"
     try:
         array: npt.NDArray[np.generic] = np.asarray(value)
@@ -212,7 +206,7 @@ def _number_array(key: str, value: object, stored: ValueType | None) -> npt.NDAr
 
 
 def _dtype_for(array: npt.NDArray[np.generic]) -> np.dtype[np.generic]:
-    """Choose the type for Python numbers: those that llama.cpp's own writers use."""
+    """Choose the type for Python numbers as llama.cpp's writers do."""
     if array.dtype.kind == "f":
         return DTYPES[ValueType.F32]
     if array.dtype.kind in "?b":

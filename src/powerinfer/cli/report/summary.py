@@ -82,7 +82,7 @@ def summarize(file: GGUFFile) -> Summary:
         "files": [str(path) for path in file.paths],
         "container": file.magic,
         "version": file.version,
-        "bytes": sum(len(part.buffer) for part in file.parts),
+        "bytes": file.num_bytes,
         "identity": model_identity(file),
         "architecture": _plain(file.metadata.get(keys.ARCHITECTURE)),
         "name": _plain(file.metadata.get(keys.NAME)),

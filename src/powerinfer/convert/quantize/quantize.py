@@ -116,7 +116,7 @@ def quantize(
         path,
         options.file_type,
         tuple(made for _, made in plan),
-        sum(len(part.buffer) for part in file.parts),
+        file.num_bytes,
         path.stat().st_size,
         last - started,
     )
