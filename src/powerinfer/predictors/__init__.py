@@ -1,6 +1,6 @@
-"""Predictors: which neurons of an FFN will fire, before they are computed.
+"""Predictors of the active neurons of an FFN.
 
-A new kind is one new file in ``kinds/``, or comes from outside, see `outside`.
+A new kind is one file in ``kinds/``, or comes from outside the package, see `outside`.
 """
 
 from powerinfer.ops.protocol import ActiveIds

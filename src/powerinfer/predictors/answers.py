@@ -1,7 +1,7 @@
-"""Asks a predictor kind for a layer's predictor, and checks what it answers.
+"""Calls of a predictor kind, with checks of its results.
 
-Kinds come from outside too: what their authors mistake is named here, with the kind, rather than
-met somewhere inside a backend.
+Kinds may come from outside the package: their mistakes are reported here, with the name of the
+kind, rather than by a crash inside a backend.
 """
 
 import numpy as np
@@ -17,10 +17,10 @@ _HOW = "a matrix of the backend is expected, such as ops.recode returns"
 
 
 def scorer_of(ops: SomeOps, source: LayerSource, part: KindName) -> Scorer:
-    """The scorer of a kind for one layer.
+    """Get the scorer of a kind for one layer.
 
     Raises:
-        UnsupportedError: the kind does not score, this file cannot serve it, or its `scorer`
+        UnsupportedError: the kind has no scorer, the model lacks the data for it, or its `scorer`
             returned something that cannot be run; names the kind.
     """
     if part.kind.scorer is None:
@@ -29,7 +29,7 @@ def scorer_of(ops: SomeOps, source: LayerSource, part: KindName) -> Scorer:
     if not isinstance(scorer, Scorer):
         raise _wrong(part, "scorer", f"returned {_type(scorer)}, expected a Scorer")
     if not isinstance(scorer.parts, tuple) or not scorer.parts:
-        raise _wrong(part, "scorer", "returned a Scorer whose parts are no tuple of ScorePart")
+        raise _wrong(part, "scorer", "returned a Scorer whose parts are not a tuple of ScorePart")
     num_neurons = ops.matrix_shape(source.ffn.up.matrix)[0]
     for number, found in enumerate(scorer.parts):
         problem = _problem(ops, found, num_neurons)
@@ -48,7 +48,7 @@ def scorer_of(ops: SomeOps, source: LayerSource, part: KindName) -> Scorer:
 
 
 def neurons_of(ops: SomeOps, source: LayerSource, part: KindName) -> AsksNeurons:
-    """What a kind that lists neurons asks in one layer.
+    """Get the function of a kind that lists the active neurons of one layer.
 
     Raises:
         UnsupportedError: the kind does not list neurons, or its `active_ids` returned something
@@ -77,7 +77,7 @@ def _problem(ops: SomeOps, part: object, num_neurons: int) -> str | None:
 
 
 def _shape(ops: SomeOps, matrix: object) -> tuple[int, int] | None:
-    """Rows and columns; None for what the backend did not make."""
+    """Return rows and columns; None for an object that is not a matrix of the backend."""
     try:
         return ops.matrix_shape(matrix)  # type: ignore[arg-type]
     except (AttributeError, TypeError, ValueError):

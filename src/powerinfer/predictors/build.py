@@ -1,4 +1,4 @@
-"""From a layer's choice (a kind and its thresholds) to what the model runs."""
+"""Construction of the predictor of a layer from its choice, a kind and its thresholds."""
 
 from dataclasses import dataclass, replace
 
@@ -21,11 +21,11 @@ __all__ = ["LayerChoice", "PredictedFFN", "build_predictor"]
 
 @dataclass(frozen=True, slots=True)
 class LayerChoice:
-    """How one layer determines which neurons fire.
+    """Predictor choice of one layer.
 
     Attributes:
         kind: `exact`, `lowbit:2`, `sign+lowbit:2`, ...
-        thresholds: one per part of the cascade; empty for the kinds' defaults.
+        thresholds: one per part of the cascade; empty for the defaults.
     """
 
     kind: str
@@ -34,22 +34,17 @@ class LayerChoice:
 
 @dataclass(frozen=True, slots=True)
 class PredictedFFN:
-    """A block with its predictor, which is None for `exact`."""
+    """An FFN with its predictor, which is None for `exact`."""
 
     ffn: SomeFFN
     predictor: LayerPredictor | None
 
 
 def build_predictor(ops: SomeOps, source: LayerSource, choice: LayerChoice) -> PredictedFFN:
-    """Prepare the predictor of one layer.
-
-    Args:
-        ops: the backend that prepared `source.ffn`.
-        source: what there is to build from.
-        choice: what is wanted.
+    """Prepare the predictor of one layer, with the backend that prepared `source.ffn`.
 
     Raises:
-        UnsupportedError: the kind is unknown, or this file cannot serve it.
+        UnsupportedError: the kind is unknown, or the model lacks the data for it.
         ShapeError: the file's predictor matrices do not fit the model.
     """
     parts = parse_kind(choice.kind)
@@ -80,9 +75,11 @@ def _prepare(ops: SomeOps, ffn: SomeFFN) -> SomeFFN:
 def _check_parts(name: str, scorers: tuple[Scorer, ...]) -> None:
     """Check that the parts of a cascade can be stages of one predictor."""
     if len({scorer.input for scorer in scorers}) > 1:
-        raise UnsupportedError(f"sparsity {name!r}: the parts of a cascade must look at one input")
+        raise UnsupportedError(f"sparsity {name!r}: the parts of a cascade must share one input")
     if len(scorers) > 1 and any(scorer.fc1 is not None for scorer in scorers):
-        raise UnsupportedError(f"sparsity {name!r}: a part with a hidden layer must stand alone")
+        raise UnsupportedError(
+            f"sparsity {name!r}: a kind with a hidden layer cannot be part of a cascade"
+        )
     first = scorers[0].center
     for scorer in scorers[1:]:
         if not np.array_equal(_or_zero(scorer.center), _or_zero(first)):

@@ -1,4 +1,4 @@
-"""The results of a calibration, as plain values; `calibration_json` stores them."""
+"""Results of a calibration, as plain values; `calibration_json` stores them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,11 +22,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """How much every layer may lose; exactly one of the two is given.
+    """Limit on the loss of each layer; exactly one of the two is given.
 
     Attributes:
         max_ffn_error: largest relative error of the FFN output, see `CurvePoint`.
-        recall: smallest share of the active neurons that must be found.
+        recall: smallest share of the active neurons that must be predicted.
     """
 
     max_ffn_error: float | None = None
@@ -43,17 +43,18 @@ DEFAULT_DIAL = Dial(max_ffn_error=0.01)
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """What one predictor kind does at one setting, measured on text it was not fitted to.
+    """Quality of a predictor kind at one setting, measured on text it was not fitted to.
+
+    Shares in a mixture of experts refer to the neurons of the experts selected for a token.
 
     Attributes:
         thresholds: one per part of the kind.
-        density: share of the neurons that are predicted; of a mixture of experts, of the neurons of
-            the experts that a token is given to, as in all shares here.
+        density: share of the neurons that are predicted.
         recall: share of the active neurons that are predicted, pooled over tokens.
-        precision: share of the predicted neurons that are active, pooled likewise.
-        ffn_error: sqrt(sum |y - y_sparse|^2 / sum |y|^2) over tokens, y the FFN's output.
-        time: predicted time of the FFN in units of the time that `exact` needs.
-        ffn_error_high: what `ffn_error` stays below on other text of the same sort, nearly always.
+        precision: share of the predicted neurons that are active, pooled over tokens.
+        ffn_error: sqrt(sum |y - y_sparse|^2 / sum |y|^2) over tokens, y being the FFN's output.
+        time: predicted time of the FFN relative to that of `exact`.
+        ffn_error_high: bound that `ffn_error` almost never exceeds on other text of the same kind.
     """
 
     thresholds: tuple[float, ...]
@@ -73,12 +74,11 @@ class LayerCalibration:
     """Results of one layer.
 
     Attributes:
-        num_active: i64[num_neurons], tokens in which each neuron was active; of all experts, one
-            after the other, among all tokens and not only among those given to the expert.
+        num_active: i64[num_neurons], number of tokens in which each neuron was active, among all
+            tokens; experts are concatenated.
         mean: f32[hidden_size], mean of the FFN's input.
-        variance: f32[hidden_size], its variance.
-        curves: points of each measured kind.
-        choice: what runs.
+        variance: f32[hidden_size], variance of the FFN's input.
+        curves: measured points by kind.
     """
 
     num_active: npt.NDArray[np.int64]
@@ -89,23 +89,23 @@ class LayerCalibration:
 
     @property
     def chosen_point(self) -> CurvePoint | None:
-        """The measured point of the choice; None for `exact`."""
+        """Measured point of the choice; None for `exact`."""
         for point in self.curves.get(self.choice.kind, ()):
             if point.thresholds == self.choice.thresholds:
                 return point
         return None
 
     def hot_share(self, share_of_activations: float = 0.8) -> float:
-        """Smallest share of the neurons, of all experts, that makes this share of activations."""
+        """Smallest share of the neurons of all experts that covers a share of the activations."""
         return hot_share(self.num_active, share_of_activations)
 
 
 def hot_share(counts: npt.NDArray[np.int64], share_of_activations: float = 0.8) -> float:
-    """Smallest share of the neurons that makes this share of the activations.
+    """Smallest share of the neurons that covers a share of the activations.
 
     Args:
-        counts: i64[num_neurons], tokens for which each fired.
-        share_of_activations: wanted.
+        counts: i64[num_neurons], number of tokens for which each neuron fired.
+        share_of_activations: share to cover.
     """
     falling = np.sort(counts)[::-1]
     if not falling.sum():
@@ -120,13 +120,12 @@ class Calibration:
 
     Attributes:
         model_identity: `gguf.model_identity` of the model.
-        activation: of its FFNs, as text.
-        text_name: what it was measured on.
-        num_tokens: tokens that were counted.
-        dial: what the choices were made for.
-        layers: in order.
-        num_experts: in each FFN; 1 for one without a router.
-        num_experts_used: for a token.
+        activation: activation of its FFNs, as text.
+        text_name: name of the text it was measured on.
+        num_tokens: number of tokens counted.
+        dial: limit that the choices keep to.
+        num_experts: experts per FFN; 1 without a router.
+        num_experts_used: experts selected for a token.
     """
 
     model_identity: str
@@ -140,19 +139,19 @@ class Calibration:
 
     @property
     def choices(self) -> tuple[LayerChoice, ...]:
-        """What runs in each layer."""
+        """Choice of each layer."""
         return tuple(layer.choice for layer in self.layers)
 
     def active_share(self, layer: int) -> float:
         """Share of a layer's neurons that is active, over all tokens.
 
-        Of experts, share of the neurons of those that a token is given to.
+        In a mixture of experts, the share within the experts selected for a token.
         """
         of_all = float(self.layers[layer].num_active.mean()) / self.num_tokens
         return of_all * self.num_experts / self.num_experts_used
 
     def chosen(self, dial: Dial, choices: Sequence[LayerChoice]) -> "Calibration":
-        """The same measurements with other choices."""
+        """Return the same measurements with other choices."""
         layers = zip(self.layers, choices, strict=True)
         chosen = tuple(replace(layer, choice=choice) for layer, choice in layers)
         return replace(self, dial=dial, layers=chosen)

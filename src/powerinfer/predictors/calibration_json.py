@@ -1,4 +1,4 @@
-"""Calibrations as JSON: what `MODEL.calibration.json` holds, written and read strictly."""
+"""Calibrations as JSON, the content of `MODEL.calibration.json`, written and read strictly."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -66,7 +66,7 @@ def _experts_to_json(calibration: Calibration) -> dict[str, object]:
 
 
 def _experts_from_json(top: Field) -> tuple[int, int]:
-    """How many experts there are and are used; only files of models that have some say so."""
+    """Return the numbers of experts and of used ones, which only files of MoE models have."""
     if "experts" not in top.fields():
         return 1, 1
     count = top["experts"]["count"].integer(1, _LARGEST_COUNT)
@@ -120,7 +120,7 @@ def _layer_from_json(field: Field, num_tokens: int) -> LayerCalibration:
         {
             name: _curve(name, curve)
             for name, curve in field["curves"].fields().items()
-            # What cannot run here cannot be chosen; the file keeps it for where it can.
+            # A kind that is missing here cannot be chosen; the file keeps it for other machines.
             if missing_kind(name) is None
         }
     )
@@ -134,7 +134,7 @@ def _layer_from_json(field: Field, num_tokens: int) -> LayerCalibration:
 
 
 def _choice(field: Field) -> LayerChoice:
-    """What runs; a kind that is missing here is an error only where it is to run."""
+    """Read the choice; a kind that is missing here is an error only where it has to run."""
     name = field["kind"].text()
     if missing_kind(name) is not None:
         return LayerChoice(name, _numbers(field["thresholds"]))
@@ -148,14 +148,14 @@ def _curve(name: str, field: Field) -> Curve:
 
 
 def _kind(field: Field) -> str:
-    """Name of a kind that has thresholds, or `exact`: nothing else is calibrated."""
+    """Read the name of a kind with thresholds or `exact`: no other kinds are calibrated."""
     name = field.text()
     try:
         parts = parse_kind(name)
     except UnsupportedError as error:
-        field.fail(f"names no predictor kind: {str(error).rstrip('.')}")
+        field.fail(f"is not a predictor kind: {str(error).rstrip('.')}")
     if parts[0].kind.scorer is None and name != EXACT:
-        field.fail(f"is {name:.60}, which is nothing that a calibration chooses")
+        field.fail(f"is {name:.60}, which a calibration cannot choose")
     return name
 
 
@@ -172,7 +172,7 @@ def _point(kind: str, field: Field) -> CurvePoint:
 
 
 def _error_high(field: Field) -> float:
-    """Limit of the error; files from before it was measured get a cautious one."""
+    """Read the error bound; older files, which lack it, get a cautious one."""
     if "ffn_error_high" in field.fields():
         return field["ffn_error_high"].number(0.0)
     return _UNKNOWN_SPREAD * field["ffn_error"].number(0.0)
@@ -204,4 +204,4 @@ CALIBRATION: Sidecar[Calibration] = Sidecar(
     remedy="remove it, or run `powerinfer calibrate` again",
     remedy_for_others="remove it, or run `powerinfer calibrate` again",
 )
-"""`MODEL.calibration.json`; one that is inside a model holds the same line."""
+"""`MODEL.calibration.json`; a calibration inside a model is the same line."""

@@ -1,7 +1,7 @@
-"""Which kind a layer gets: the fastest that stays within the dial, by the bytes that it reads.
+"""Choice of the predictor kind of a layer: the fastest within the dial, by the bytes it reads.
 
-Decoding waits for memory, so time is bytes over bandwidth: streamed where a matrix is read from
-end to end, gathered where single rows of it are.
+Decoding is bound by memory, so time is bytes over bandwidth: streamed where a matrix is read whole,
+gathered where single rows of it are.
 """
 
 from collections.abc import Mapping
@@ -23,18 +23,18 @@ __all__ = [
 
 EXACT = "exact"
 
-# Rows of a few KiB that are read one by one come at about this share of a plain read's speed.
+# Rows of a few KiB that are read one by one reach about this share of the streaming bandwidth.
 GATHER_SPEED = 0.6
-# A dial of recall must hold on other text too, where a little more is missed than as measured.
+# A recall dial must hold on other text too, where slightly more is missed than was measured.
 _SAFETY = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class PredictorBytes:
-    """What a predictor reads.
+    """Bytes that a predictor reads.
 
     Attributes:
-        hidden_layer: bytes of fc1, read whole; of experts that have their own, of those used.
+        hidden_layer: bytes of fc1, read whole; of used experts only, where experts have their own.
         stage_rows: bytes of one row of each stage.
     """
 
@@ -45,13 +45,7 @@ class PredictorBytes:
     def of(
         cls, ops: SomeOps, scorers: tuple[Scorer, ...], used_share: float = 1.0
     ) -> "PredictorBytes":
-        """The reads of a cascade of scorers.
-
-        Args:
-            ops: the backend.
-            scorers: of the cascade.
-            used_share: share of the experts that a token uses.
-        """
+        """Compute the reads of a cascade of scorers; a token uses `used_share` of the experts."""
         fc1 = scorers[0].fc1
         rows = [_row_bytes(ops, part.matrix) for scorer in scorers for part in scorer.parts]
         hidden_layer = 0 if fc1 is None else ops.matrix_bytes(fc1)
@@ -62,14 +56,15 @@ class PredictorBytes:
 
 @dataclass(frozen=True, slots=True)
 class FFNBytes:
-    """What a block reads per neuron.
+    """Bytes that an FFN reads per neuron.
 
     Attributes:
-        num_neurons: that may run for a token: intermediate_size; of experts, of all it is given to.
-        decider: bytes of a row of what decides: gate, or up without one.
+        num_neurons: neurons that may run for a token: intermediate_size, or that of all experts
+            selected for it.
+        decider: bytes of a row of the deciding matrix: gate, or up without one.
         up: bytes of a row of up; 0 where up decides.
         down: bytes of a neuron's part of down.
-        is_down_skippable: neurons are rows of down; else it is read whole.
+        is_down_skippable: neurons are rows of down; otherwise it is read whole.
     """
 
     num_neurons: int
@@ -80,7 +75,7 @@ class FFNBytes:
 
     @classmethod
     def of(cls, ops: SomeOps, ffn: SomeFFN) -> "FFNBytes":
-        """The reads of a prepared block."""
+        """Compute the reads of a prepared FFN."""
         num_neurons = ops.matrix_shape(ffn.up.matrix)[0]
         num_used = 1 if ffn.router is None else ffn.router.num_used
         up = _row_bytes(ops, ffn.up.matrix)
@@ -93,11 +88,11 @@ class FFNBytes:
         )
 
     def exact_time(self, firing: float, active: float) -> float:
-        """Time without predictor, in bytes streamed.
+        """Return the time without predictor, in bytes streamed.
 
         Args:
             firing: share of the neurons whose decider fires.
-            active: share whose value is not zero.
+            active: share of the neurons whose value is not zero.
         """
         return self.num_neurons * (self.decider + self._behind(firing, active))
 
@@ -108,13 +103,13 @@ class FFNBytes:
         firing: float,
         active: float,
     ) -> float:
-        """Time with a predictor, in bytes streamed.
+        """Return the time with a predictor, in bytes streamed.
 
         Args:
-            predictor: what it reads.
+            predictor: reads of the predictor.
             stage_shares: share of the neurons that pass each stage; the last is the density.
-            firing: share that is predicted and fires.
-            active: share that is predicted and not zero.
+            firing: share of the neurons predicted and firing.
+            active: share of the neurons predicted and not zero.
         """
         first, *later = predictor.stage_rows
         passed = zip(later, stage_shares, strict=False)
@@ -124,30 +119,25 @@ class FFNBytes:
         return predictor.hidden_layer + self.num_neurons * per_neuron
 
     def _behind(self, firing: float, active: float) -> float:
-        """Bytes read per neuron, on average, once it is known whether it fires."""
+        """Return the average bytes read per neuron after the decider."""
         up = firing * self.up / GATHER_SPEED
         return up + (active * self.down / GATHER_SPEED if self.is_down_skippable else self.down)
 
 
 def point_for(curve: Curve, dial: Dial) -> CurvePoint | None:
-    """The fastest measured point within the dial, with some distance; None if there is none."""
+    """Return the fastest measured point within the dial and a margin, or None."""
     points = [point for point in curve if _is_within(point, dial)]
     return min(points, key=lambda point: point.time, default=None)
 
 
 def closest_point(curve: Curve, dial: Dial) -> CurvePoint | None:
-    """The point at which a requested kind runs: within the dial, else the most careful one."""
+    """Return the operating point of a requested kind: within the dial, else the most accurate."""
     careful = min(curve, key=lambda point: (point.ffn_error, -point.recall), default=None)
     return point_for(curve, dial) or careful
 
 
 def choose(curves: Mapping[str, Curve], dial: Dial) -> LayerChoice:
-    """The fastest kind of a layer within the dial; `exact` where none beats it.
-
-    Args:
-        curves: points of each measured kind.
-        dial: what may be lost.
-    """
+    """Return the fastest kind of a layer within the dial; `exact` if none beats it."""
     best, best_time = LayerChoice(EXACT), 1.0
     for kind, curve in curves.items():
         point = point_for(curve, dial)
@@ -157,14 +147,14 @@ def choose(curves: Mapping[str, Curve], dial: Dial) -> LayerChoice:
 
 
 def choose_for_model(calibration: Calibration, dial: Dial) -> Calibration:
-    """Choose again for another dial, from what was measured."""
+    """Choose again for another dial, from the same measurements."""
     return calibration.chosen(dial, [choose(layer.curves, dial) for layer in calibration.layers])
 
 
 def _is_within(point: CurvePoint, dial: Dial) -> bool:
     if dial.recall is not None:
         return 1.0 - point.recall <= _SAFETY * (1.0 - dial.recall)
-    # What it stays below on other text; never less than what was measured.
+    # The bound for other text, but never less than was measured.
     error = max(point.ffn_error, point.ffn_error_high)
     return dial.max_ffn_error is None or error <= dial.max_ffn_error
 

@@ -1,4 +1,4 @@
-"""What a predictor kind is: a file in ``kinds/`` exports one, others come from outside."""
+"""The type of a predictor kind: files in ``kinds/`` export one, others come from outside."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,21 +13,21 @@ __all__ = ["PredictorKind"]
 class PredictorKind:
     """A method that predicts which neurons fire.
 
-    Exactly one of `scorer` and `active_ids` is given by a kind that predicts; `exact` gives none.
+    A kind has exactly one of `scorer` and `active_ids`; only `exact` has neither.
 
     Attributes:
-        name: what users call it; of a file in ``kinds/`` its key.
+        name: name for users; in ``kinds/`` equal to the file name.
         summary: one line for users.
-        variants: what may follow the name after a colon, the default first ('' for nothing); empty
-            where nothing may.
-        scorer: ``scorer(ops, source, variant)`` scores neurons; the FFN call runs it itself.
+        variants: suffixes after the name and a colon, the default first ('' for no suffix); empty
+            if the kind takes none.
+        scorer: ``scorer(ops, source, variant)`` scores neurons; runs inside the FFN call.
         active_ids: ``active_ids(ops, source, variant)`` returns a function from f32[num_tokens,
             hidden_size] (of `input`) and marks (bool[num_tokens], which tokens are prompt, or None)
-            to the neurons of each token; the FFN is then two calls.
-        input: what `active_ids` looks at.
-        default_threshold: for models without a calibration.
+            to the neurons of each token; the FFN then takes two calls.
+        input: input of `active_ids`.
+        default_threshold: threshold for models without a calibration.
         cascade_bits: bits per weight that each variant reads, which orders the parts of a cascade;
-            empty for a kind that cannot be one.
+            empty for a kind that cannot be part of one.
     """
 
     name: str

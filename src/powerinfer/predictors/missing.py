@@ -1,4 +1,4 @@
-"""Kinds from outside that a file names although they cannot be used here: their package is gone."""
+"""Kinds from outside that a file names but that cannot be used here."""
 
 from powerinfer import _plugins
 from powerinfer.errors import UnsupportedError
@@ -11,13 +11,13 @@ _LONGEST_NAME = 60
 
 
 def missing_kind(name: str) -> str | None:
-    """Why a kind from outside, or a cascade with one, cannot be used here.
+    """Explain why a kind from outside, or a cascade with one, cannot be used here.
 
     Args:
-        name: as a calibration has it, such as ``eight`` or ``sign+eight``.
+        name: name in a calibration, such as ``eight`` or ``sign+eight``.
 
     Returns:
-        The reason; None where it can be used, and for names that no kind from outside can have.
+        The reason; None if it can be used, and for names that no kind from outside can have.
     """
     if len(name) > _LONGEST_NAME:
         return None
@@ -28,8 +28,8 @@ def missing_kind(name: str) -> str | None:
     try:
         for base in strange:
             if find_outside(base) is None:
-                return f"no package that is installed here brings the kind {base!r}"
+                return f"no installed package provides the kind {base!r}"
         parts = parse_kind(name)
     except UnsupportedError as error:
         return str(error).rstrip(".")
-    return None if parts[0].kind.scorer else f"kind {bases[0]!r} has no threshold any more"
+    return None if parts[0].kind.scorer else f"kind {bases[0]!r} no longer has a threshold"

@@ -1,4 +1,4 @@
-"""The predictor kinds there are, and what a name such as ``sign+lowbit:2`` means."""
+"""Names of predictor kinds, such as ``sign+lowbit:2``."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ __all__ = ["MAX_PARTS", "KindName", "get_kind", "kind_names", "packaged_kind_nam
 _WHAT = "sparsity"
 _OTHERS = ("auto", "off")
 
-# As many as the native predictor has stages for, where each part has two (dReLU).
+# The native predictor has stages for this many parts of two matrices each (dReLU).
 MAX_PARTS = 3
 _LONGEST_NAME = 60
 
 
 @dataclass(frozen=True, slots=True)
 class KindName:
-    """One part of a name: a kind and its variant ('' where it has none)."""
+    """One part of a name: a kind and its variant ('' for none)."""
 
     kind: PredictorKind
     variant: str
@@ -36,21 +36,20 @@ class KindName:
 
 
 def kind_names() -> tuple[str, ...]:
-    """Every kind with each of its variants; those from outside come last, and are imported."""
+    """List every kind with each of its variants; imports those from outside, which come last."""
     return (*packaged_kind_names(), *_with_variants(kinds_outside()))
 
 
 def packaged_kind_names() -> tuple[str, ...]:
-    """Every kind of the package with each of its variants."""
+    """List every kind of the package with each of its variants."""
     return _with_variants(_packaged_kinds())
 
 
 def get_kind(name: str) -> PredictorKind:
-    """Return the kind of this name, of the package or from outside.
+    """Return the kind of this name, from the package or from outside.
 
     Raises:
-        UnsupportedError: there is none, and the message lists those there are; or it comes from
-            outside and cannot be used.
+        UnsupportedError: the name is unknown, or the kind comes from outside and cannot be used.
     """
     found = _find(name)
     if found is None:
@@ -59,7 +58,6 @@ def get_kind(name: str) -> PredictorKind:
 
 
 def _find(name: str) -> PredictorKind | None:
-    """The kind of this name; only for one that the package lacks anybody else is asked."""
     if name not in _plugins.keys(PACKAGE):
         return find_outside(name)
     return _packaged_kind(name)
@@ -77,7 +75,7 @@ def _packaged_kinds() -> Iterable[PredictorKind]:
 
 
 def _known_names() -> tuple[str, ...]:
-    """As `kind_names`, for messages: a spelling mistake imports nobody's package."""
+    """List names for messages without importing packages from outside."""
     ours = _with_variants((*_packaged_kinds(), *registered_kinds()))
     return (*ours, *announced_names())
 
@@ -97,7 +95,7 @@ def parse_kind(text: str) -> tuple[KindName, ...]:
         UnsupportedError: a name or variant is unknown, or the kinds cannot follow each other.
     """
     name = text.strip().lower()
-    # Names come from files too, so nothing here may take longer than the name is worth.
+    # Names come from untrusted files too, so their length is bounded first.
     texts = name.split("+", MAX_PARTS)
     if len(texts) > MAX_PARTS or len(name) > _LONGEST_NAME:
         raise UnsupportedError(
@@ -121,13 +119,13 @@ def _check_cascade(name: str, parts: tuple[KindName, ...]) -> None:
     for before, after, part in zip(bits, bits[1:], parts[1:], strict=False):
         if after <= before:
             raise UnsupportedError(
-                f"sparsity {name!r}: {part} cannot come behind what is as precise; a cascade goes "
-                f"from cheap to precise: {_cascade_names(parts)}"
+                f"sparsity {name!r}: {part} must be more precise than the part before it; from "
+                f"cheap to precise: {_cascade_names(parts)}"
             )
 
 
 def _cascade_names(parts: Iterable[KindName]) -> str:
-    """What can be part of a cascade, by precision, as far as it is known without an import."""
+    """List kinds that can be part of a cascade by precision, without importing packages."""
     known = (*_packaged_kinds(), *registered_kinds(), *(part.kind for part in parts))
     bits = {
         str(KindName(kind, variant)): number
@@ -141,7 +139,7 @@ def _parse_part(text: str, whole: str) -> KindName:
     name, _, variant = text.partition(":")
     if name in _OTHERS:
         raise UnsupportedError(
-            f"sparsity {whole!r}: {name} is no predictor kind; kinds are "
+            f"sparsity {whole!r}: {name} is not a predictor kind; choose from "
             f"{', '.join(_known_names())}"
         )
     kind = _find(name)

@@ -1,11 +1,11 @@
 """Kinds from outside the package: registered by a program, or announced by a distribution.
 
-A distribution announces a kind as an entry point, whose name is the kind's::
+A distribution announces a kind by an entry point with the name of the kind::
 
     [project.entry-points."powerinfer.predictors"]
     eight = "my_package.kinds:KIND"
 
-Nobody looks for them before a name is asked for that the package does not have.
+Entry points are only searched for a name that the package does not have.
 """
 
 import logging
@@ -35,7 +35,7 @@ __all__ = [
 PACKAGE = "powerinfer.predictors.kinds"
 GROUP = "powerinfer.predictors"
 
-# As file names in the plug-in folder are: what names join kinds by may not be part of one.
+# Like file names in the plug-in folder: without the characters that join kinds.
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,29}")
 _VARIANT = re.compile(r"[a-z0-9_]{0,29}")
 _LONGEST_REASON = 300
@@ -47,16 +47,15 @@ _registered: dict[str, PredictorKind] = {}
 
 
 def register(kind: PredictorKind, *, replace: bool = False) -> None:
-    """Make a kind known in this process, under its name.
+    """Register a kind in this process, under its name.
 
     Args:
-        kind: of a name that no kind of the package has.
-        replace: take the place of a registered kind of the same name, as a cell of a notebook that
-            is run again does. Models that are loaded keep the old one.
+        kind: a kind whose name no kind of the package has.
+        replace: replace a registered kind of the same name, for notebook cells that run again.
+            Loaded models keep the old one.
 
     Raises:
-        UnsupportedError: it is no `PredictorKind`, the name is taken or is no name, or the kind
-            contradicts itself.
+        UnsupportedError: `kind` is not a valid `PredictorKind`, or its name is invalid or taken.
     """
     if not isinstance(kind, PredictorKind):
         raise UnsupportedError(f"register: got a {type(kind).__name__}, expected a PredictorKind")
@@ -64,16 +63,16 @@ def register(kind: PredictorKind, *, replace: bool = False) -> None:
     if not replace and _registered.get(kind.name, kind) is not kind:
         raise UnsupportedError(
             f"register: a predictor kind {kind.name!r} is registered already; choose another name, "
-            "or register it with replace=True"
+            "or pass replace=True"
         )
     _registered[kind.name] = kind
 
 
 def find_outside(name: str) -> PredictorKind | None:
-    """The kind of this name that was registered, or else the one that a distribution announces.
+    """Return the registered kind of this name, or else the announced one.
 
     Raises:
-        UnsupportedError: there is one, but it cannot be used; names the distribution.
+        UnsupportedError: it cannot be used; names the distribution.
     """
     if name in _registered:
         return _registered[name]
@@ -83,12 +82,12 @@ def find_outside(name: str) -> PredictorKind | None:
 
 
 def is_name(text: str) -> bool:
-    """Whether a kind from outside may have this name."""
-    return bool(_NAME.fullmatch(text)) and text not in (*_plugins.keys(PACKAGE), *_RESERVED)
+    """Return whether a kind from outside may have this name."""
+    return bool(_NAME.fullmatch(text)) and not _is_taken(text)
 
 
 def kinds_outside() -> tuple[PredictorKind, ...]:
-    """All kinds from outside; a warning names each that is announced and cannot be used."""
+    """Return all kinds from outside; warns about announced ones that cannot be used."""
     found = dict(_registered)
     for name in _announced():
         try:
@@ -99,23 +98,18 @@ def kinds_outside() -> tuple[PredictorKind, ...]:
 
 
 def registered_kinds() -> tuple[PredictorKind, ...]:
-    """All kinds that were registered in this process."""
+    """Return all kinds registered in this process."""
     return tuple(_registered.values())
 
 
 def announced_names() -> tuple[str, ...]:
-    """Names of the kinds that distributions announce, none of which is imported; usable or not."""
-    return tuple(
-        name
-        for name in _announced()
-        if _NAME.fullmatch(name) and not _is_taken(name) and name not in _registered
-    )
+    """Return the names of announced kinds without importing them; some may not be usable."""
+    return tuple(name for name in _announced() if is_name(name) and name not in _registered)
 
 
 @cache
 def _announced() -> Mapping[str, tuple["EntryPoint", ...]]:
-    """What installed distributions announce, by name."""
-    # Heavy: it reads the metadata of everything that is installed.
+    # Slow: reads the metadata of all installed distributions.
     from importlib.metadata import entry_points
 
     found: dict[str, tuple[EntryPoint, ...]] = {}
@@ -156,17 +150,13 @@ def _load(name: str) -> PredictorKind:
 
 
 def _distribution(announced: "EntryPoint") -> str:
-    """Name and version of what announces a kind."""
+    """Return name and version of the distribution that announces a kind."""
     dist = announced.dist
     return "an unknown distribution" if dist is None else f"{dist.name} {dist.version}"
 
 
 def _check(kind: PredictorKind, name: str, who: str) -> None:
-    """Check what every file in the plug-in folder keeps to.
-
-    Raises:
-        UnsupportedError: names who brought the kind and what is wrong.
-    """
+    """Raise UnsupportedError, naming the origin of the kind, if it is not valid."""
     problem = _problem(kind, name)
     if problem is not None:
         raise UnsupportedError(f"{who}: {problem}")
@@ -181,8 +171,8 @@ def _problem(kind: PredictorKind, name: str) -> str | None:
         return f"the kind calls itself {kind.name!r}; both names must be the same"
     if not _NAME.fullmatch(name):
         return (
-            f"{name!r} is no name for a predictor kind: a lower-case letter, then at most 29 "
-            "lower-case letters, digits and underscores"
+            f"{name!r} is not a valid name for a predictor kind; use a lower-case letter, then at "
+            "most 29 lower-case letters, digits and underscores"
         )
     if _is_taken(name):
         return f"the name {name!r} is taken by the package; choose another one"
@@ -190,9 +180,9 @@ def _problem(kind: PredictorKind, name: str) -> str | None:
         return f"kind {name!r} must have either a scorer or active_ids"
     wrong = [variant for variant in kind.variants if not _VARIANT.fullmatch(variant)]
     if wrong:
-        return f"{wrong[0]!r} is no variant: lower-case letters, digits and underscores"
+        return f"{wrong[0]!r} is not a valid variant; use lower-case letters, digits, underscores"
     if not set(kind.cascade_bits) <= set(kind.variants or ("",)):
-        return f"cascade_bits of kind {name!r} names variants that the kind does not have"
+        return f"cascade_bits of kind {name!r} names unknown variants"
     if kind.cascade_bits and kind.scorer is None:
         return f"kind {name!r} has no scorer, so it cannot be part of a cascade"
     return None

@@ -1,4 +1,4 @@
-"""How a model uses a neuron predictor: its input, and how its answer reaches the FFN.
+"""The neuron predictor of a layer: its input, and the path of its result to the FFN.
 
 Paper: "activation predictor" (arXiv 2312.12456, section 5.1). A kind is one file in ``kinds/``.
 """
@@ -36,18 +36,18 @@ __all__ = [
 
 
 AsksNeurons: TypeAlias = Callable[[FloatArray, BoolArray | None], ActiveIds]
-"""From f32[num_tokens, hidden_size] in host memory and marks to the neurons of each token.
+"""Function from f32[num_tokens, hidden_size] in host memory and marks to the neurons per token.
 
 Marks say which tokens are prompt, see `powerinfer.ops.protocol.Computes`.
 """
 
 
 class PredictorInput(StrEnum):
-    """Which activations a predictor looks at, each f32[num_tokens, hidden_size].
+    """Input of a predictor, f32[num_tokens, hidden_size].
 
     RESIDUAL: the stream after attention, not normalised (PowerInfer's llama, bamboo, opt).
     LAYER_INPUT: the stream before the layer, not normalised (PowerInfer's falcon).
-    FFN_INPUT: what the FFN itself gets.
+    FFN_INPUT: the input of the FFN.
     """
 
     RESIDUAL = "residual"
@@ -55,24 +55,24 @@ class PredictorInput(StrEnum):
     FFN_INPUT = "ffn_input"
 
 
-# Asked for in every layer of a decode step, where a look-up in the enum would be felt.
+# Read in every layer of a decode step, where an attribute look-up in the enum is measurable.
 _FFN_INPUT = PredictorInput.FFN_INPUT
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSource:
-    """What a kind can build a layer's predictor from.
+    """Data from which a kind can build a layer's predictor.
 
     Attributes:
-        number: of the layer.
-        ffn: its block, prepared by the backend.
-        mlp: the file's predictor matrices (fc1, fc2), or None; of experts [num_experts, rank,
+        number: index of the layer.
+        ffn: its FFN, prepared by the backend.
+        mlp: the file's predictor matrices (fc1, fc2), or None; with experts [num_experts, rank,
             hidden_size] and [num_experts, intermediate_size, rank].
-        mlp_input: what those look at; the architecture says.
-        mlp_threshold: score at or above which they call a neuron active.
+        mlp_input: their input, which depends on the architecture.
+        mlp_threshold: score at or above which they predict a neuron.
         mean: f32[hidden_size], mean of the FFN's input; zeros if it was not measured.
         variance: f32[hidden_size], its variance; the norm weight squared if it was not measured.
-        mlp_problem: why the file has predictor matrices that cannot be used, or None.
+        mlp_problem: why the file's predictor matrices cannot be used, or None.
     """
 
     number: int
@@ -86,7 +86,7 @@ class LayerSource:
 
     @property
     def deciding(self) -> tuple[SomeLinear, ...]:
-        """What must be positive for a neuron to fire: gate, without one up; for dReLU both."""
+        """Matrices whose products decide whether a neuron fires: gate, else up; for dReLU both."""
         gate, up = self.ffn.gate, self.ffn.up
         if gate is None:
             return (up,)
@@ -98,7 +98,7 @@ class ScorePart:
     """score = (matrix @ input + offset) / noise, for every neuron.
 
     Attributes:
-        matrix: [num_neurons, columns]; of experts, of all of them one after the other.
+        matrix: [num_neurons, columns]; experts are concatenated.
         offset: f32[num_neurons], or None for zeros.
         noise: f32[num_neurons] > 0, or None for ones.
     """
@@ -110,15 +110,14 @@ class ScorePart:
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """Scores that decide by a threshold: a neuron is active iff every part reaches it.
+    """Scores compared with a threshold: a neuron is active iff every part reaches it.
 
     Attributes:
-        input: what is scored.
-        parts: evaluated in this order, the later ones for neurons that passed only.
-        fc1: hidden layer in front of the parts, [rank, hidden_size], or None.
+        parts: evaluated in this order, the later ones only for neurons that passed.
+        fc1: hidden layer before the parts, [rank, hidden_size], or None.
         center: f32[hidden_size] subtracted from the input first, or None.
-        num_experts: hidden layers that `fc1` holds one after the other, [num_experts * rank,
-            hidden_size], each for the neurons of one expert; 1: all neurons see the same.
+        num_experts: number of hidden layers concatenated in `fc1`, [num_experts * rank,
+            hidden_size], each for the neurons of one expert; 1 if all neurons share one.
     """
 
     input: PredictorInput
@@ -128,7 +127,7 @@ class Scorer:
     num_experts: int = 1
 
     def stages(self, ops: SomeOps, threshold: float) -> tuple[SomeStage, ...]:
-        """The parts as tests with this threshold."""
+        """Build the stages of the parts with this threshold."""
         return tuple(_stage(ops, part, threshold) for part in self.parts)
 
 
@@ -137,10 +136,9 @@ class LayerPredictor:
     """The predictor of one layer.
 
     Attributes:
-        kind: its name, for example ``lowbit:2``.
-        input: which activations it looks at.
-        active_ids: asked for the neurons of each token, where the FFN call does not predict by
-            itself (`FFN.predictor`).
+        kind: name, for example ``lowbit:2``.
+        active_ids: lists the neurons of each token; None where the FFN call predicts by itself
+            (`FFN.predictor`).
     """
 
     kind: str
@@ -148,11 +146,11 @@ class LayerPredictor:
     active_ids: AsksNeurons | None = None
 
     def select_input(self, x: ArrayT, raw: ArrayT) -> ArrayT:
-        """Which of its layer's activations it looks at.
+        """Select its input.
 
         Args:
             x: f32[num_tokens, hidden_size], input of the FFN.
-            raw: f32[num_tokens, hidden_size], what the architecture's own predictors look at.
+            raw: f32[num_tokens, hidden_size], input of the architecture's own predictors.
         """
         return x if self.input is _FFN_INPUT else raw
 
@@ -164,20 +162,17 @@ class LayerPredictor:
         raw: Activations,
         is_prompt: BoolArray | None = None,
     ) -> ActiveIds:
-        """The neurons that the layer computes for each token, without computing them.
+        """Predict the neurons of each token without computing the FFN.
 
-        Of experts, those of all of them that pass; the FFN call ignores those of experts that a
-        token is not given to.
+        Includes neurons of all experts; the FFN call ignores experts not selected for a token.
 
         Args:
-            ops: the backend that prepared `ffn`.
-            ffn: block of the layer.
             x: see `select_input`.
             raw: see `select_input`.
             is_prompt: bool[num_tokens], see `powerinfer.ops.protocol.Computes`.
 
         Raises:
-            UnsupportedError: neither this nor the FFN call can tell.
+            UnsupportedError: neither this nor the FFN has a predictor.
         """
         predictor_input = self.select_input(x, raw)
         if self.active_ids is not None:
@@ -190,12 +185,11 @@ class LayerPredictor:
 def fused_predictor(
     ops: SomeOps, scorers: tuple[Scorer, ...], thresholds: tuple[float, ...]
 ) -> SomePredictor:
-    """One predictor for the FFN call from scorers that share their input.
+    """Fuse a cascade of scorers that share their input into one predictor for the FFN call.
 
     Args:
-        ops: the backend.
-        scorers: cascade; only a single one may have a hidden layer.
-        thresholds: of each.
+        scorers: the cascade; a scorer with a hidden layer must be the only one.
+        thresholds: one per scorer.
     """
     first = scorers[0]
     stages = [

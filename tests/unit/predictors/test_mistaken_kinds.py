@@ -31,10 +31,10 @@ def _part(ops: SomeOps, source: LayerSource, **changes: object) -> ScorePart:
 MISTAKES: tuple[tuple[Answer, str], ...] = (
     (lambda _ops, _source: None, "returned None, expected a Scorer"),
     (lambda ops, source: _part(ops, source), "returned a ScorePart, expected a Scorer"),
-    (lambda _ops, _source: Scorer(INPUT, ()), "whose parts are no tuple of ScorePart"),
+    (lambda _ops, _source: Scorer(INPUT, ()), "whose parts are not a tuple of ScorePart"),
     (
         lambda ops, source: Scorer(INPUT, _part(ops, source)),  # type: ignore[arg-type]
-        "whose parts are no tuple of ScorePart",
+        "whose parts are not a tuple of ScorePart",
     ),
     (
         lambda _ops, _source: Scorer(

@@ -154,8 +154,8 @@ def test_a_kind_whose_package_was_removed_stops_nobody_else(
         (point, *_) = layer["curves"]["copied:q8_0"]
         layer["choice"] = {"kind": "copied:q8_0", "thresholds": point["thresholds"]}
     stored.write_text(json.dumps(calibration))
-    said = "its calibration chose the predictor kind 'copied:q8_0', which cannot run: no package"
-    assert_error(invoke("run", "-m", model, *RUN), said, "brings the kind 'copied'")
+    said = "its calibration chose the predictor kind 'copied:q8_0', which cannot run: no installed"
+    assert_error(invoke("run", "-m", model, *RUN), said, "provides the kind 'copied'")
     forced = ("--sparsity", "lowbit:4")
     assert run_json("run", "-m", model, *RUN, *forced)["layer_kinds"] == ["lowbit:4"] * 2
     ran = run_json("run", "-m", model, *RUN, "--max-ffn-error", "0.4")
@@ -224,15 +224,15 @@ def test_a_distribution_that_takes_a_name_of_the_package(
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (_kind("Mine"), "'Mine' is no name"),
-        (_kind("a+b"), "is no name"),
-        (_kind("_mine"), "is no name"),
+        (_kind("Mine"), "'Mine' is not a valid name"),
+        (_kind("a+b"), "is not a valid name"),
+        (_kind("_mine"), "is not a valid name"),
         (_kind("lowbit"), "taken by the package"),
         (_kind("off"), "taken by the package"),
         (_kind(scorer=None), "either a scorer or active_ids"),
         (_kind(active_ids=_scorer), "either a scorer or active_ids"),
-        (_kind(variants=("a:b",)), "'a:b' is no variant"),
-        (_kind(variants=("a",)), "cascade_bits of kind 'mine' names variants"),
+        (_kind(variants=("a:b",)), "'a:b' is not a valid variant"),
+        (_kind(variants=("a",)), "cascade_bits of kind 'mine' names unknown variants"),
         (_kind(scorer=None, active_ids=_scorer), "cannot be part of a cascade"),
     ],
 )
@@ -255,7 +255,7 @@ def test_a_spelling_mistake_imports_nothing(announce: Announce) -> None:
         with pytest.raises(UnsupportedError, match=r"Did you mean 'copied'\?") as caught:
             ask("copyed")
         assert ", mine, copied" in str(caught.value)
-    with pytest.raises(UnsupportedError, match=r"auto is no predictor kind; .* copied"):
+    with pytest.raises(UnsupportedError, match=r"auto is not a predictor kind; .* copied"):
         parse_kind("auto+sign")
 
 
@@ -307,9 +307,9 @@ def test_a_kind_that_lists_neurons_has_no_dial(model: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"input": PredictorInput.RESIDUAL}, "must look at one input"),
+        ({"input": PredictorInput.RESIDUAL}, "must share one input"),
         ({"center": "mean"}, "must subtract the same center"),
-        ({"fc1": "up"}, "a part with a hidden layer must stand alone"),
+        ({"fc1": "up"}, "a kind with a hidden layer cannot be part of a cascade"),
     ],
 )
 def test_parts_that_do_not_go_together(

@@ -1,7 +1,7 @@
-"""No prediction: the gate (ungated: up) is computed for all neurons and tells which fire.
+"""No prediction: the gate (ungated: up) is computed for all neurons and decides which fire.
 
-Loses nothing. Reads (3 - 2s)/3 of the bytes of a gated FFN, (2 - s)/2 of an ungated one, with s
-the share of inactive neurons.
+Lossless. Reads (3 - 2s)/3 of the bytes of a gated FFN, (2 - s)/2 of an ungated one, s being the
+share of inactive neurons.
 """
 
 from powerinfer.predictors.kind import PredictorKind

@@ -1,10 +1,10 @@
 """A copy of the gate in 2, 3 or 4 bits per weight predicts the gate itself; needs no training.
 
 Ungated FFNs copy up; dReLU copies both, and up's copy is read only for neurons whose gate passed.
-The input is centred on its calibrated mean m, for which each row's product is known exactly:
-gate . x ~= copy . (x - m) + gate . m. What is left is the copy's rounding, whose deviation per
-neuron follows from the input's variance: scores count in these deviations, so one threshold per
-layer (-3: three deviations of caution) fits all its neurons.
+The input is centred on its calibrated mean m, whose product with each row is known exactly:
+gate . x ~= copy . (x - m) + gate . m. The remaining error is the rounding of the copy, whose
+standard deviation per neuron follows from the input's variance. Scores are in units of it, so one
+threshold per layer (-3: three deviations of caution) fits all its neurons.
 """
 
 import numpy as np
@@ -13,7 +13,6 @@ from powerinfer.errors import NumericsError
 from powerinfer.ops.some_backend import SomeLinear, SomeOps
 from powerinfer.predictors.kind import PredictorKind
 from powerinfer.predictors.predictor import LayerSource, PredictorInput, ScorePart, Scorer
-from powerinfer.values import Activation, FloatArray
 
 __all__ = ["KIND", "copy_scorer"]
 
@@ -22,15 +21,10 @@ _CAUTION = -3.0
 
 
 def copy_scorer(ops: SomeOps, source: LayerSource, format_name: str) -> Scorer:
-    """Scores from copies of the deciding matrices in another format.
-
-    Args:
-        ops: the backend.
-        source: the layer.
-        format_name: of the copies.
-    """
+    """Build a scorer from copies of the deciding matrices in another format."""
     parts = tuple(_part(ops, linear, source, format_name) for linear in source.deciding)
-    return Scorer(PredictorInput.FFN_INPUT, parts, center=_center(source.mean))
+    center = source.mean if source.mean.any() else None
+    return Scorer(PredictorInput.FFN_INPUT, parts, center=center)
 
 
 def _part(ops: SomeOps, linear: SomeLinear, source: LayerSource, format_name: str) -> ScorePart:
@@ -45,16 +39,7 @@ def _part(ops: SomeOps, linear: SomeLinear, source: LayerSource, format_name: st
     offset, noise = ops.copy_statistics(linear.matrix, copy, source.mean, source.variance)
     if linear.bias is not None:
         offset = offset + ops.vector_values(linear.bias)
-    return ScorePart(copy, offset - _firing_threshold(source.ffn.activation), noise)
-
-
-def _firing_threshold(activation: Activation) -> np.float32:
-    """The value from which on a neuron fires: FatReLU's threshold, 0 for the others."""
-    return np.float32(activation.threshold)
-
-
-def _center(mean: FloatArray) -> FloatArray | None:
-    return mean if mean.any() else None
+    return ScorePart(copy, offset - np.float32(source.ffn.activation.threshold), noise)
 
 
 def _scorer(ops: SomeOps, source: LayerSource, variant: str) -> Scorer:

@@ -3,7 +3,7 @@
 Trained with the model and stored in its file (arXiv 2312.12456, section 5.1). No bias, no sigmoid;
 x is not normalised. The variants re-encode both matrices, which halves or quarters their bytes.
 
-Of experts each has a predictor of its own, `fc1_exps` and `fc2_exps`, which sees the same x.
+Each expert has its own predictor, in `fc1_exps` and `fc2_exps`, with the same input x.
 """
 
 from powerinfer.errors import GGUFError, NumericsError, UnsupportedError
@@ -26,8 +26,7 @@ def _scorer(ops: SomeOps, source: LayerSource, variant: str) -> Scorer:
         fc1_name, fc2_name = ("fc1", "fc2") if is_dense else ("fc1_exps", "fc2_exps")
         raise UnsupportedError(
             f"sparsity 'mlp' needs the predictor tensors blk.{source.number}.{fc1_name}.weight and "
-            f"{fc2_name}.weight, which this file does not have; use exact, or calibrate another "
-            "kind"
+            f"{fc2_name}.weight, which this file lacks; use exact, or calibrate another kind"
         )
     fc1, fc2 = (_matrix(ops, tensor, variant) for tensor in source.mlp)
     parts = (ScorePart(fc2),)

@@ -1,7 +1,7 @@
 """The neurons that really fire, computed from the weights: an upper bound for benchmarks.
 
-It finds them by computing gate (and up) in full, outside the FFN call, so only its quality and the
-bytes of the FFN call mean something, not its time.
+It computes gate (and up) in full, outside the FFN call, so its quality and the bytes of the FFN
+call are meaningful, but its time is not.
 """
 
 from functools import reduce

@@ -1,8 +1,8 @@
 """Signs of the input against signs of the gate's rows: XOR and popcount, 1/16 of F16's bytes.
 
-As SparseInfer (arXiv 2411.12692), with the mean of the input taken out first and the caution per
-neuron counted in deviations of the estimate, as in `lowbit`. Binarising both sides is coarse: of
-use where neurons are easily told apart, or as the first stage of a cascade.
+Like SparseInfer (arXiv 2411.12692), but the mean of the input is subtracted first, and the caution
+per neuron is in deviations of the estimate, as in `lowbit`. Binarising both sides is coarse: useful
+where neurons are easily separated, or as the first stage of a cascade.
 """
 
 from powerinfer.ops.some_backend import SomeOps
