@@ -1,1 +1,1 @@
-"""Which neurons go to the GPU: statistics, cost model, solvers, plans and their files."""
+"""Placement of neurons on the GPU: statistics, cost model, solvers, plans and their files."""

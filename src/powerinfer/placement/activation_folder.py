@@ -1,10 +1,10 @@
-"""PowerInfer's `activation` folder: how often neurons fire, one file of `torch.save` per layer.
+"""PowerInfer's `activation` folder: neuron counts, one file of `torch.save` per layer.
 
-Its own tool sorts the files as text, so that from layer 2 of a model with more than ten layers on
-it takes those of other layers; here they are sorted as numbers.
+PowerInfer's own tool sorts the files as text, so for a model with more than ten layers it takes
+those of other layers from layer 2 on; here they are sorted as numbers.
 
-torch reads the files, with `weights_only`, so nothing in them is executed. What it leaves to the
-caller is checked before, in `activation_pickle`: how much memory a file may ask for.
+torch reads the files with `weights_only`, so nothing in them is executed. It does not limit the
+memory a file can ask for, which `activation_pickle` checks first.
 """
 
 import io
@@ -40,13 +40,13 @@ __all__ = [
 ]
 
 FOLDER = "activation"
-"""Name of the folder beside a model."""
+"""Name of the folder next to a model."""
 _FILE = re.compile(r"activation_(0|[1-9][0-9]{0,5})\.pt")
 # A vector may be a row of a larger tensor, which is then stored whole.
 _LARGEST_BYTES = 64 << 20
-# Of everything in a file but its numbers; torch writes about a kilobyte.
+# Everything in a file except its numbers; torch writes about a kilobyte.
 _MOST_OVERHEAD = 64 << 10
-# Of an archive; torch writes about seven. Each costs memory before it is looked at.
+# Of an archive; torch writes about seven. Each takes memory before it is checked.
 _MOST_ENTRIES = 1000
 _ENTRY_MARK = b"PK\x01\x02"
 _ARCHIVE_MAGIC = b"PK\x03\x04"
@@ -60,13 +60,13 @@ _DTYPES = (
 
 
 def find_activation_folder(model_path: Path) -> Path | None:
-    """The folder beside a model, where published models have it; None where there is none."""
+    """Find the folder next to a model, where published models have it."""
     folder = model_path.parent / FOLDER
     return folder if has_counts(folder) else None
 
 
 def has_counts(folder: Path) -> bool:
-    """Whether a folder has a file of counts."""
+    """Return whether a folder has any file of counts."""
     try:
         return any(_FILE.fullmatch(path.name) for path in folder.iterdir())
     except OSError:
@@ -83,22 +83,20 @@ def read_activation_folder(
 ) -> ActivationStats:
     """Read `activation_0.pt`, `activation_1.pt`, ...
 
-    With `activation.json` beside them, frequencies are exact. Otherwise the files hold counts of an
-    unknown number of tokens, or frequencies: where nothing is above 1 they are taken as
-    frequencies, else all are divided by the largest of all layers, as if that neuron fired always.
-    Which neurons fire more than others is right in any case.
+    With an `activation.json`, frequencies are exact. Otherwise the files hold frequencies or counts
+    over an unknown number of tokens: if nothing is above 1 they are taken as frequencies, else all
+    are divided by the largest of all layers, as if that neuron always fired. The order of neurons
+    is right in any case.
 
     Args:
-        folder: that holds them.
-        num_layers: of the model.
-        num_neurons: in each FFN.
-        identity: of the model, to say where another one was counted: a folder serves all files of
-            a model that lie beside it.
-        activation: that the model runs, to refuse counts of another one; None for any.
+        num_neurons: neurons of each FFN.
+        identity: identity of the model, to mention that another one was counted: a folder serves
+            all files of a model next to it.
+        activation: activation of the model, to refuse counts of another one; None for any.
 
     Raises:
-        PlacementError: a file is missing, there is one too many, or one is damaged, has another
-            number of neurons, or holds what no count can be; names the file. Or torch is missing.
+        PlacementError: torch is missing, or a file is missing, superfluous or damaged, has another
+            number of neurons, or holds numbers that are not counts; names the file.
     """
     profile = read_profile(folder, num_layers=num_layers, num_neurons=num_neurons)
     if profile is not None:
@@ -115,21 +113,16 @@ def read_activation_folder(
     counts = _all_counts(folder, num_layers, num_neurons)
     largest = float(counts.max())
     if not largest:
-        raise PlacementError(f"{folder}: no neuron ever fired by these files; remove the folder")
+        raise PlacementError(f"{folder}: all counts in these files are 0; remove the folder")
     frequency = (counts if largest <= 1 else counts / largest).astype(np.float32)
     return ActivationStats(frequency, source=f"{folder}", num_tokens=0)
 
 
 def read_profile(folder: Path, *, num_layers: int, num_neurons: int) -> ActivationProfile | None:
-    """Read a folder that has an `activation.json`; None where it has none.
-
-    Args:
-        folder: that holds the files.
-        num_layers: of the model.
-        num_neurons: in each FFN.
+    """Read a folder with an `activation.json`; None without one.
 
     Raises:
-        PlacementError: as `read_activation_folder`; or the counts are not those it says.
+        PlacementError: as `read_activation_folder`, or the counts contradict `activation.json`.
     """
     path = record_path(folder)
     if not os.path.lexists(path):
@@ -152,7 +145,7 @@ def _check_fits(
     is_whole = bool((counts == np.floor(counts)).all())
     if not is_whole or counts.max() > record.num_tokens or counts.sum() != record.fired[number]:
         raise PlacementError(
-            f"{path}: holds other counts than activation.json beside it says; run `powerinfer "
+            f"{path}: counts contradict activation.json in the same folder; run `powerinfer "
             "profile` again, or restore both from the same place"
         )
 
@@ -188,28 +181,23 @@ def _counts(path: Path, num_neurons: int) -> npt.NDArray[np.float64]:
     counts = read_activation_file(path, num_neurons)
     if not np.isfinite(counts).all() or counts.min() < 0:
         raise PlacementError(
-            f"{path}: holds numbers that are negative or not finite, which no count is; restore "
-            "the file, or remove the folder"
+            f"{path}: counts are negative or not finite; restore the file, or remove the folder"
         )
     return counts
 
 
 def read_activation_file(path: Path, length: int) -> npt.NDArray[np.float64]:
-    """Read a tensor of one dimension.
+    """Read a tensor of `length` numbers as f64[length].
 
     Args:
-        path: what `torch.save(tensor, path)` wrote, of any real numeric type, on any device.
-        length: that it must have.
-
-    Returns:
-        f64[length].
+        path: file of `torch.save(tensor, path)`, of any real numeric type, from any device.
 
     Raises:
-        PlacementError: it cannot be read, is damaged, or holds anything else; or torch is missing.
+        PlacementError: torch is missing, or the file is damaged or holds anything else.
     """
     data = read_small_file(path, _LARGEST_BYTES, noun="activation file", error=PlacementError)
     try:
-        import torch  # noqa: F401 - only to tell apart what is missing from what is damaged
+        import torch  # noqa: F401 - to tell a missing library from a damaged file
     except (ImportError, OSError) as error:
         raise PlacementError(
             f"{path}: reading it needs torch, which cannot be imported ({error}); "
@@ -220,10 +208,10 @@ def read_activation_file(path: Path, length: int) -> npt.NDArray[np.float64]:
     except _RefusedError as error:
         problem = str(error)
     except pickle.UnpicklingError:
-        # torch's own message advises to load the file in a way that may execute what is in it.
+        # torch's own message advises loading the file in a way that may execute its content.
         problem = (
-            "it is damaged, or holds more than a tensor, or uses an unusual pickle protocol: torch "
-            "refuses it"
+            "torch refuses it: it is damaged, holds more than a tensor or uses an unusual pickle "
+            "protocol"
         )
     except Exception as error:  # noqa: BLE001 - a damaged file may make torch raise anything
         lines = str(error).splitlines() or [type(error).__name__]
@@ -234,7 +222,7 @@ def read_activation_file(path: Path, length: int) -> npt.NDArray[np.float64]:
 
 
 class _RefusedError(Exception):
-    """What is wrong with a file, worded without torch's advice."""
+    """Problem of a file, without torch's advice."""
 
 
 def _numbers(data: bytes, length: int) -> npt.NDArray[np.float64]:
@@ -247,14 +235,14 @@ def _numbers(data: bytes, length: int) -> npt.NDArray[np.float64]:
         warnings.simplefilter("ignore")
         tensor: object = torch.load(stream, map_location="cpu", weights_only=True)
     if not is_archive and stream.tell() != len(data):
-        raise _RefusedError("it goes on behind its tensor")
+        raise _RefusedError("it has data after its tensor")
     if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
         raise _RefusedError(f"it holds something else ({type(tensor).__name__:.60})")
     if tuple(tensor.shape) != (length,):
         dims = " x ".join(map(str, tensor.shape[:8]))
         raise _RefusedError(f"its tensor's shape is {dims or 'a single number'}")
     if tensor.is_meta or str(tensor.dtype).removeprefix("torch.") not in _DTYPES:
-        raise _RefusedError(f"its numbers have a type that is not read ({tensor.dtype})")
+        raise _RefusedError(f"its numbers have an unsupported type ({tensor.dtype})")
     if tensor.untyped_storage().nbytes() != num_stored:
         raise _RefusedError("its tensor names a storage of another size than the file has")
     values: npt.NDArray[np.float64] = tensor.detach().to(torch.float64).numpy().copy()
@@ -262,9 +250,9 @@ def _numbers(data: bytes, length: int) -> npt.NDArray[np.float64]:
 
 
 def _stored_bytes_of_older(data: bytes, length: int) -> int:
-    """Size of the one storage in the container that torch wrote before version 1.6."""
+    """Return the size of the only storage in the container of torch before version 1.6."""
     if len(data) > _ITEM_BYTES * length + _MOST_OVERHEAD:
-        raise _RefusedError(f"it is no archive, and too large for {length} numbers")
+        raise _RefusedError(f"it is not an archive, and too large for {length} numbers")
     stream = io.BytesIO(data)
     declared = [declared_bytes(stream, is_older=True) for _ in range(_PICKLES_OF_OLDER)]
     sizes = [size for size in declared if size is not None]
@@ -274,7 +262,7 @@ def _stored_bytes_of_older(data: bytes, length: int) -> int:
 
 
 def _stored_bytes(data: bytes) -> int:
-    """Size of the one storage in an archive, by its directory and by its pickle."""
+    """Return the size of the only storage in an archive; its directory and pickle must agree."""
     if data.count(_ENTRY_MARK) > _MOST_ENTRIES:
         raise _RefusedError(f"the archive has more than {_MOST_ENTRIES} entries")
     archive = zipfile.ZipFile(io.BytesIO(data))
@@ -285,8 +273,8 @@ def _stored_bytes(data: bytes) -> int:
     storages = [entry.file_size for entry in entries if "/data/" in entry.filename]
     if len(pickles) != 1 or len(storages) != 1:
         raise _RefusedError(
-            f"the archive has {len(pickles)} files data.pkl and {len(storages)} storages, must "
-            "have one each"
+            f"the archive has {len(pickles)} files data.pkl and {len(storages)} storages, expected "
+            "one of each"
         )
     if len(data) - storages[0] > _MOST_OVERHEAD:
         raise _RefusedError(

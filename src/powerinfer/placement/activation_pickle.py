@@ -1,6 +1,6 @@
-"""What the pickle of a tensor asks for, read without executing it.
+"""Memory requested by the pickle of a tensor, read without executing it.
 
-torch's ``weights_only`` executes nothing foreign either, but it allocates what a pickle asks for:
+torch's ``weights_only`` executes nothing foreign either, but it allocates what a pickle requests:
 ``bytearray(1 << 40)``, or a storage that is larger than the file.
 """
 
@@ -10,7 +10,7 @@ from typing import IO
 
 __all__ = ["declared_bytes"]
 
-# Bytes of a number, by the storage classes that `torch.save` names; the untyped one counts bytes.
+# Bytes per number of the storage classes that `torch.save` names; the untyped one counts bytes.
 _STORAGES = {
     "DoubleStorage": 8,
     "FloatStorage": 4,
@@ -33,24 +33,24 @@ _FUNCTIONS = {
 }
 _INTEGERS = {"BININT", "BININT1", "BININT2", "LONG1"}
 _MEMO = {"BINPUT", "LONG_BINPUT"}
-# They reach names in other ways than GLOBAL, or another pickle's.
+# Operations that reach names by other ways than GLOBAL.
 _REFUSED = {"STACK_GLOBAL", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4", "PERSID"}
 
 
 def declared_bytes(stream: IO[bytes], *, is_older: bool = False) -> int | None:
-    """Bytes of the storage that one pickle refers to; None if it refers to none.
+    """Return the size in bytes of the storage that a pickle refers to, or None.
 
     Args:
-        stream: at the beginning of the pickle; afterwards behind it.
-        is_older: of the container that torch wrote before version 1.6.
+        stream: at the beginning of the pickle; afterwards at its end.
+        is_older: whether the container is that of torch before version 1.6.
 
     Raises:
-        pickle.UnpicklingError: it does what `torch.save` of one tensor does not.
+        pickle.UnpicklingError: it contains operations that `torch.save` of a tensor does not write.
         ValueError: it is damaged.
     """
     item_bytes: list[int] = []
     declared: list[int] = []
-    # Names and arguments of the operations before, without those that fill the memo.
+    # Names and arguments of the last operations, without those that fill the memo.
     before: list[tuple[str, object]] = []
     for operation, argument, _ in pickletools.genops(stream):
         name = operation.name
@@ -68,7 +68,7 @@ def declared_bytes(stream: IO[bytes], *, is_older: bool = False) -> int | None:
 
 
 def _item_bytes(name: str) -> list[int]:
-    """For a storage class the bytes of its numbers."""
+    """Return the bytes per number of a storage class; nothing for a function."""
     if name in _FUNCTIONS:
         return []
     module, _, cls = name.partition(" ")
@@ -78,9 +78,9 @@ def _item_bytes(name: str) -> list[int]:
 
 
 def _num_items(before: list[tuple[str, object]], *, is_older: bool) -> int:
-    """The number in the tuple that says which storage is meant.
+    """Return the number of items in the tuple that identifies a storage.
 
-    It is ("storage", class, key, device, number), in the older container with None behind.
+    The tuple is ("storage", class, key, device, number), in the older container with a final None.
     """
     end = ["NONE", "TUPLE"] if is_older else ["TUPLE"]
     size = before[-1 - len(end)] if len(before) > len(end) else ("", None)

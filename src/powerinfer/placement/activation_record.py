@@ -1,6 +1,6 @@
-"""`activation.json` of PowerInfer's `activation` folder: what its counts were counted on.
+"""`activation.json` of PowerInfer's `activation` folder: the origin of its counts.
 
-The original tool reads only the files beside it. With it the counts give exact frequencies.
+PowerInfer ignores it. With it the counts give exact frequencies.
 """
 
 from collections.abc import Mapping
@@ -36,26 +36,26 @@ _FIELDS = (
     "experts",
     "fired",
 )
-# More than any has, so that a few bytes of a file cannot ask for much memory.
+# More than any model has, so that a few bytes of a file cannot request much memory.
 _MOST_LAYERS = 1 << 12
 _MOST_NEURONS = 1 << 24
 _MOST_TEXTS = 1 << 12
 MOST_TOKENS = 1 << 40
-"""That a profile counts: sums of counts stay exact in f64."""
+"""Limit on the tokens of a profile: sums of counts stay exact in f64."""
 _LONGEST_TEXT = 1000
 _TEXTS_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What decides the counts of a profile.
+    """Inputs that determine the counts of a profile.
 
     Attributes:
         model_identity: `gguf.model_identity` of the model.
-        activation: of its FFNs, as text.
-        text_identity: tells the texts apart, in their order.
-        window: tokens that see each other.
-        limit: most tokens that were wanted; None for all.
+        activation: activation of its FFNs, as text.
+        text_identity: hash of the texts in their order.
+        window: tokens per window of attention.
+        limit: maximum number of tokens; None for all.
     """
 
     model_identity: str
@@ -67,15 +67,15 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class ActivationRecord:
-    """Where the counts of a folder come from.
+    """Origin of the counts of a folder.
 
     Attributes:
-        counted: what decides them.
+        counted: inputs that determine them.
         texts: names of the texts.
-        num_tokens: that were counted.
-        num_neurons: of each layer, in all experts.
-        num_experts: of each layer; 1 for an FFN without a router.
-        fired: of each layer the sum of the counts.
+        num_tokens: number of tokens counted.
+        num_neurons: neurons per layer, in all experts.
+        num_experts: experts per layer; 1 for an FFN without a router.
+        fired: sum of the counts of each layer.
     """
 
     counted: Counted
@@ -87,7 +87,7 @@ class ActivationRecord:
 
     @property
     def text_names(self) -> str:
-        """The first of the names, for people."""
+        """First names for display."""
         more = len(self.texts) - _TEXTS_SHOWN
         shown = ", ".join(self.texts[:_TEXTS_SHOWN])
         return shown if more <= 0 else f"{shown} and {more} more"
@@ -95,12 +95,11 @@ class ActivationRecord:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ActivationProfile:
-    """How often each neuron of a model fired.
+    """Counts of the firing neurons of a model.
 
     Attributes:
-        record: where the counts come from.
-        counts: i64[num_layers, num_neurons], tokens for which each neuron fired; neuron i of expert
-            e is number e * (neurons of an expert) + i.
+        counts: i64[num_layers, num_neurons], number of tokens for which each neuron fired; neuron i
+            of expert e is number e * (neurons of an expert) + i.
     """
 
     record: ActivationRecord
@@ -108,12 +107,12 @@ class ActivationProfile:
 
     @property
     def frequency(self) -> npt.NDArray[np.float64]:
-        """f64[num_layers, num_neurons], share of the tokens for which each fired."""
+        """Share of the tokens for which each neuron fired, f64[num_layers, num_neurons]."""
         return self.counts / self.record.num_tokens
 
 
 def record_path(folder: Path) -> Path:
-    """Where a folder has its record."""
+    """Return the path of a folder's record."""
     return folder / "activation.json"
 
 
@@ -148,7 +147,7 @@ def _decode(top: Field) -> ActivationRecord:
     most = num_tokens * num_neurons
     fired = tuple(item.integer(0, most) for item in fields["fired"].items(_MOST_LAYERS))
     if fields["layers"].integer(1, _MOST_LAYERS) != len(fired):
-        fields["layers"].fail(f"is not {len(fired)}, as many as `fired` has items")
+        fields["layers"].fail(f"is not {len(fired)}, the number of items of `fired`")
     return ActivationRecord(
         counted=counted,
         texts=tuple(text.text(_LONGEST_TEXT) for text in fields["texts"].items(_MOST_TEXTS)),
@@ -172,4 +171,4 @@ ACTIVATION: Sidecar[ActivationRecord] = Sidecar(
     remedy="run `powerinfer profile` again, or remove the folder",
     remedy_for_others="run `powerinfer profile` for this one",
 )
-"""`activation/activation.json`; it lies in its folder, neither beside a model nor in the cache."""
+"""`activation/activation.json`; neither next to a model nor in the cache."""

@@ -1,4 +1,4 @@
-"""How often each neuron fires, which placements are based on. Plain values."""
+"""Activation frequencies of neurons, on which placements are based. Plain values."""
 
 from dataclasses import dataclass
 
@@ -17,15 +17,18 @@ _TICKS_PER_TOKEN = 1 << 24
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ActivationStats:
-    """The share of profiled tokens for which each neuron is computed.
+    """Share of profiled tokens for which each neuron is computed.
 
     Paper: "Offline neuron activation profiling" (arXiv 2312.12456).
 
     Attributes:
-        frequency: f32[num_layers, num_neurons] in [0, 1], probability that a neuron is among those
-            that fire for a token (or are predicted to, where a predictor decides).
-        source: where they come from, for users: the name of a file or of a text.
-        num_tokens: that were profiled; 0 where that is unknown.
+        frequency: f32[num_layers, num_neurons] in [0, 1], probability that a neuron fires for a
+            token (or is predicted to, where a predictor decides).
+        source: name of a file or text, for users.
+        num_tokens: number of tokens profiled; 0 if unknown.
+
+    Raises:
+        PlacementError: `frequency` has another shape, type or range.
     """
 
     frequency: FloatArray
@@ -33,18 +36,13 @@ class ActivationStats:
     num_tokens: int
 
     def __post_init__(self) -> None:
-        """Check the array.
-
-        Raises:
-            PlacementError: it is not f32[layers, neurons] in [0, 1].
-        """
         values = self.frequency
         if values.ndim != 2 or values.dtype != np.float32 or not values.size:
             raise PlacementError(
                 f"activation frequencies are {values.dtype}{list(values.shape)}, they must be "
                 "float32[layers, neurons]"
             )
-        # Written so that NaN fails too.
+        # NaN fails too.
         if not (values.min() >= 0.0 and values.max() <= 1.0):
             raise PlacementError(
                 f"activation frequencies from {self.source or 'nowhere'} reach from "
@@ -62,18 +60,18 @@ class ActivationStats:
         return int(self.frequency.shape[1])
 
     def rounded(self, layer: int) -> npt.NDArray[np.float64]:
-        """f64[num_neurons] of one layer in multiples of 2^-24, whose sums are exact in any order.
+        """Return f64[num_neurons] of one layer in multiples of 2^-24, whose sums are exact.
 
-        So one set of neurons has one predicted time, however it was added up.
+        The predicted time of a set of neurons then does not depend on the order of summation.
         """
         return rounded(self.frequency[layer].astype(np.float64))
 
     def order(self, layer: int) -> IntArray:
-        """i32[num_neurons], neurons of one layer, the most frequent first, ties by id."""
+        """Return i32[num_neurons] of one layer by falling frequency, ties by id."""
         return np.argsort(-self.rounded(layer), kind="stable").astype(np.int32)
 
     def covered_share(self, plan: PlacementPlan) -> float:
-        """Share of the expected activations whose neurons are on the GPU; 0 where none fire."""
+        """Return the share of expected activations on the GPU; 0 if no neuron fires."""
         covered = sum(
             float(self.rounded(number)[layer.hot].sum()) for number, layer in enumerate(plan.layers)
         )
@@ -82,5 +80,5 @@ class ActivationStats:
 
 
 def rounded(frequency: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The nearest multiples of 2^-24, whose sums are exact in any order."""
+    """Round to multiples of 2^-24, whose sums are exact in any order."""
     return np.asarray(np.rint(frequency * _TICKS_PER_TOKEN) / _TICKS_PER_TOKEN)

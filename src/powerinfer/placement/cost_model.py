@@ -1,7 +1,7 @@
-"""How fast two devices and the link between them are, from which the time of a step follows.
+"""Speeds of two devices and the link between them, which determine the time of a step.
 
 Paper: "Offline neuron placement" (arXiv 2312.12456). Decoding is bound by memory, so the time of
-a part is what it reads over the speed of the device, plus what launching it costs.
+a part is the bytes it reads over the speed of the device, plus a launch time.
 """
 
 import math
@@ -32,13 +32,16 @@ def _check_positive(value: object, allowed_zero: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpeed:
-    """How fast a device reads weights while it computes with them.
+    """Speed of a device at reading weights while it computes with them.
 
     Attributes:
-        read_bytes_per_s: of matrices in one piece.
-        gather_bytes_per_s: of the rows of scattered neurons.
-        launch_s: of each part of a layer (attention, predictor, neurons) and of the output head,
-            beyond its reading: its kernels in a recorded graph, or waking the CPU's team.
+        read_bytes_per_s: speed for contiguous matrices.
+        gather_bytes_per_s: speed for the rows of scattered neurons.
+        launch_s: time of each part of a layer (attention, predictor, neurons) and of the output
+            head besides reading: its kernels in a recorded graph, or waking the CPU's team.
+
+    Raises:
+        PlacementError: a speed is not positive, or a time negative.
     """
 
     read_bytes_per_s: float
@@ -46,21 +49,16 @@ class DeviceSpeed:
     launch_s: float
 
     def __post_init__(self) -> None:
-        """Check the numbers.
-
-        Raises:
-            PlacementError: a speed is not positive, or a time negative.
-        """
         _check_positive(self, ("launch_s",))
 
     def part_s(self, read_bytes: float) -> float:
-        """Seconds of a part that is read in one piece; 0 for an absent part."""
+        """Return the seconds of a contiguous part; 0 for an absent one."""
         return self.launch_s + read_bytes / self.read_bytes_per_s if read_bytes else 0.0
 
     def neurons_s(
         self, count: _Float, asked: _Float, expected: _Float, idle_bytes: int, active_bytes: int
     ) -> _Float:
-        """Seconds of `count` neurons, of which `asked` are asked and `expected` fire; 0 of none."""
+        """Return the seconds of `count` neurons, `asked` of them checked and `expected` firing."""
         idle = asked * idle_bytes / self.read_bytes_per_s
         active = expected * active_bytes / self.gather_bytes_per_s
         return np.where(count > 0, self.launch_s + idle + active, 0.0)
@@ -71,14 +69,17 @@ class CostModel:
     """Both devices and the link between them.
 
     Attributes:
-        gpu: measured, or a data sheet's.
-        cpu: as measured with the threads that decode.
-        handoff_s: from the GPU having written the input to it having read the CPU's answer, less
-            the CPU's computing.
-        transfer_bytes_per_s: of pinned host memory to the GPU, for prefill and moving neurons; a
+        gpu: measured, or from a data sheet.
+        cpu: measured with the threads that decode.
+        handoff_s: from the GPU having written the input to it having read the CPU's result,
+            without the CPU's computing.
+        transfer_bytes_per_s: from pinned host memory to the GPU, for prefill and moving neurons; a
             decode step copies next to nothing.
-        run_s: of each run of consecutive layers on the GPU, beyond its layers: the stream is
-            copied in, the recorded graph is launched, waited for, and the stream is copied out.
+        run_s: overhead of each run of consecutive layers on the GPU: copying the stream in,
+            launching the recorded graph and waiting for it, copying the stream out.
+
+    Raises:
+        PlacementError: a speed is not positive, or a time negative.
     """
 
     gpu: DeviceSpeed
@@ -88,9 +89,4 @@ class CostModel:
     run_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check the numbers.
-
-        Raises:
-            PlacementError: a speed is not positive, or a time negative.
-        """
         _check_positive(self, ("handoff_s", "run_s"))

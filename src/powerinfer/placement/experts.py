@@ -1,8 +1,8 @@
-"""What a router means for placement: which neurons a token asks at all, and what moves together.
+"""Placement of experts: the neurons that a router selects, and their groups.
 
-Expert e of a layer has the neurons [e * size, (e + 1) * size). A token asks those of the experts
-that its router chooses; of these a neuron fires as ever. So the frequency that a placement is
-based on is p(expert is chosen) * p(neuron fires, if so).
+Expert e of a layer has the neurons [e * size, (e + 1) * size). A token uses those of the experts
+that its router selects, so the frequency for placement is p(expert is selected) * p(neuron fires |
+expert is selected).
 """
 
 import numpy as np
@@ -16,15 +16,15 @@ _Frequencies = npt.NDArray[np.float64]
 
 
 def asked_frequency(frequency: _Frequencies, num_experts: int, num_used: int) -> _Frequencies:
-    """How often each neuron's expert is chosen: f64[num_neurons]; 1 for a layer without experts.
+    """Estimate how often each neuron's expert is selected: f64[num_neurons]; 1 without experts.
 
-    Counts of firing neurons do not say that. Experts are taken to be chosen as often as their
-    neurons fire, `num_used` of them for a token, and no less often than any of their neurons.
+    Counts of firing neurons do not contain that. Experts are assumed to be selected in proportion
+    to the firing of their neurons, and at least as often as any of these fires.
 
     Args:
-        frequency: f64[num_neurons], how often each fires.
-        num_experts: of the layer; 1 without a router.
-        num_used: of them, for a token.
+        frequency: f64[num_neurons], firing frequency.
+        num_experts: experts of the layer; 1 without a router.
+        num_used: experts selected for a token.
     """
     if num_experts == 1:
         return np.ones_like(frequency)
@@ -39,20 +39,17 @@ def asked_frequency(frequency: _Frequencies, num_experts: int, num_used: int) ->
 def grouped_order(
     order: IntArray, frequency: _Frequencies, num_experts: int, size: int
 ) -> IntArray:
-    """Neurons by falling frequency, such that groups of `size` never straddle an expert.
+    """Order neurons, i32[num_neurons], such that groups of `size` never span two experts.
 
-    Neurons of an expert are grouped by falling frequency, and groups follow each other by the
-    frequency of all their neurons. The last group of an expert may be smaller; such groups come
-    last, so that every full one begins at a multiple of `size`.
+    Neurons of an expert are grouped by falling frequency, and groups are ordered by their total
+    frequency. The last group of an expert may be smaller; such groups come last, so that every full
+    one begins at a multiple of `size`.
 
     Args:
         order: i32[num_neurons], neurons by falling frequency.
         frequency: f64[num_neurons].
-        num_experts: of the layer; 1 without a router.
-        size: of a group.
-
-    Returns:
-        i32[num_neurons].
+        num_experts: experts of the layer; 1 without a router.
+        size: neurons per group.
     """
     if num_experts == 1:
         return order

@@ -1,9 +1,9 @@
-"""PowerInfer's GPU index, `MODEL.gguf.generated.gpuidx`: which neurons of each layer are hot.
+"""PowerInfer's GPU index, `MODEL.gguf.generated.gpuidx`: the hot neurons of each layer.
 
-A GGUF container with PowerInfer's magic: two tensors per layer, found by their position, a mask of
-all neurons and the ascending ids of those on the GPU. Files that we write carry two keys more, the
-model's identity among them, which PowerInfer ignores. Its own files have no such keys, and
-those of more than ten layers name neurons of the wrong layers: it sorts `activation_10.pt` before
+A GGUF container with PowerInfer's magic and two tensors per layer, found by their position: a mask
+of all neurons and the ascending ids of those on the GPU. Files that we write have two more keys,
+the model's identity among them, which PowerInfer ignores. Its own files lack them, and for more
+than ten layers name neurons of the wrong layers: it sorts `activation_10.pt` before
 `activation_2.pt` when it looks up ids.
 """
 
@@ -37,11 +37,11 @@ IDENTITY = "powerinfer.plan.model_identity"
 VERSION_KEY = "powerinfer.plan.version"
 
 SOLVER = "gpu-index"
-"""What a plan that comes from such a file names as its solver."""
+"""Solver name of plans from such files."""
 
 _VERSION = 1
 SUFFIX = ".generated.gpuidx"
-"""Of the name of an index, behind that of its model."""
+"""Suffix of an index, after the name of its model."""
 _MAGIC = "PWRI"
 # Above this, sorting file names as text differs from sorting them as numbers.
 _MOST_RIGHT_LAYERS = 10
@@ -49,16 +49,15 @@ _MOST_RIGHT_LAYERS = 10
 
 @dataclass(frozen=True, slots=True)
 class GpuIndex:
-    """The content of a GPU index.
+    """Content of a GPU index.
 
     Attributes:
-        path: of the file.
-        model_identity: `gguf.model_identity` of its model; None where PowerInfer's tool made it.
-        vram_capacity: bytes of GPU memory for neurons: in files that we wrote, as many as the
-            neurons need; in PowerInfer's, as many as were available.
-        num_neurons: of each layer.
+        model_identity: `gguf.model_identity` of its model; None in files of PowerInfer's tool.
+        vram_capacity: bytes of GPU memory for neurons: those needed in our files, those available
+            in PowerInfer's.
+        num_neurons: neurons per layer.
         hot: i32[k] per layer, ascending ids of the neurons on the GPU.
-        warning: why it should not be used; None if nothing is wrong.
+        warning: reason not to use it, or None.
     """
 
     path: Path
@@ -71,12 +70,10 @@ class GpuIndex:
     def plan(
         self, model_identity: str, budget_bytes: int, has_predictor: Sequence[bool]
     ) -> PlacementPlan:
-        """The plan that the file describes: everything but cold neurons is on the GPU.
+        """Make the plan that the file describes: everything but cold neurons is on the GPU.
 
         Args:
-            model_identity: of the model.
-            budget_bytes: of GPU memory.
-            has_predictor: per layer, whether something predicts its neurons.
+            has_predictor: per layer, whether its neurons are predicted.
         """
         layers = (
             LayerPlacement(has_attention=True, has_predictor=predicted, hot=ids)
@@ -93,12 +90,12 @@ class GpuIndex:
 
 
 def beside(model_path: Path) -> Path:
-    """`MODEL.generated.gpuidx`, where PowerInfer looks for it."""
+    """Return `MODEL.generated.gpuidx`, where PowerInfer looks for it."""
     return model_path.with_name(model_path.name + SUFFIX)
 
 
 def is_our_index(path: Path) -> bool:
-    """Whether a file can be read as an index and carries our keys; False for anything else."""
+    """Return whether a file is an index with our keys."""
     try:
         return IDENTITY in open_gguf(path).metadata
     except GGUFError:
@@ -109,12 +106,6 @@ def read_gpu_index(
     path: Path, *, num_layers: int, num_neurons: int, model_identity: str
 ) -> GpuIndex:
     """Read an index for a model.
-
-    Args:
-        path: of the file.
-        num_layers: of the model.
-        num_neurons: in each of its FFNs.
-        model_identity: of the model's file.
 
     Raises:
         PlacementError: it is damaged, or made for a model of another identity or size.
@@ -132,12 +123,12 @@ def write_gpu_index(path: Path, plan: PlacementPlan, vram_capacity: int) -> None
     """Write the hot neurons of a plan, atomically.
 
     Args:
-        path: of the file; replaced only if it is an index that we wrote.
-        plan: of a model that has an identity. What else it says has no place in such a file.
+        path: target; replaced only if it is an index that we wrote.
+        plan: plan of a model with an identity; its other fields have no place in such a file.
         vram_capacity: bytes of GPU memory that its neurons need.
 
     Raises:
-        PlacementError: there is a file that is not ours, or it cannot be written.
+        PlacementError: the target is a file that is not ours, or it cannot be written.
     """
     check_target(path)
     metadata = {
@@ -154,11 +145,7 @@ def write_gpu_index(path: Path, plan: PlacementPlan, vram_capacity: int) -> None
 
 
 def check_target(path: Path) -> None:
-    """Check that `write_gpu_index` would replace nothing but an index that we wrote.
-
-    Raises:
-        PlacementError: it would.
-    """
+    """Raise PlacementError if `write_gpu_index` would replace a file that is not ours."""
     if os.path.lexists(path) and not is_our_index(path):
         raise PlacementError(
             f"{path}: is not a GPU index of this program, and is not overwritten: name another "
@@ -190,7 +177,7 @@ def _read(
             f"this one's is {model_identity[:12]}...): run `powerinfer plan` for this one"
         )
     tensors = list(file.tensors.values())
-    # The number of layers in the metadata is not: PowerInfer counts statistics files there.
+    # The block count in the metadata is unreliable: PowerInfer counts statistics files there.
     if len(tensors) != 2 * num_layers:
         raise PlacementError(
             f"{path}: has {len(tensors)} tensors, needs two for each of the model's {num_layers} "
@@ -211,7 +198,7 @@ def _read(
 
 
 def _identity(file: GGUFFile) -> str | None:
-    """The model's identity in a file that we wrote; None in PowerInfer's."""
+    """Return the model's identity; None in files of PowerInfer's tool."""
     if IDENTITY not in file.metadata:
         return None
     version = file.get_int(VERSION_KEY)
@@ -224,7 +211,7 @@ def _identity(file: GGUFFile) -> str | None:
 
 
 def _hot(path: Path, number: int, mask: Tensor, bucket: Tensor, num_neurons: int) -> IntArray:
-    """Ids of one layer, from its two tensors, which must agree."""
+    """Return the hot ids of one layer from its two tensors, which must agree."""
     for tensor, name in ((mask, "gpu_idx"), (bucket, "gpu_bucket")):
         wanted = f"blk.{number}.{name}"
         if tensor.name != wanted or tensor.format != "i32" or len(tensor.shape) != 1:

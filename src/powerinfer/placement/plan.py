@@ -1,4 +1,4 @@
-"""A placement plan: which parts of each layer lie on the GPU. Plain values.
+"""A placement plan: the parts of each layer on the GPU. Plain values.
 
 Paper: "offline neuron placement" (arXiv 2312.12456, section 6). `plan_json` stores plans.
 """
@@ -15,13 +15,13 @@ __all__ = ["LayerPlacement", "PlacementPlan"]
 
 @dataclass(frozen=True, slots=True)
 class LayerPlacement:
-    """Where the parts of one layer lie; what is not on the GPU is on the CPU.
+    """Placement of the parts of one layer; parts that are not on the GPU are on the CPU.
 
     Attributes:
         has_attention: norms, attention matrices, keys and values are on the GPU.
-        has_predictor: so is what predicts the layer's neurons; False where nothing does.
-        hot: i32[k], ascending ids of the neurons whose weights are on the GPU. None of them unless
-            `has_attention`, and unless the layer's predictor, if it has one, is there too.
+        has_predictor: the layer's predictor is on the GPU; False if it has none.
+        hot: i32[k], ascending ids of the neurons on the GPU. Requires `has_attention`, and the
+            layer's predictor, if it has one, on the GPU.
     """
 
     has_attention: bool
@@ -29,12 +29,7 @@ class LayerPlacement:
     hot: IntArray
 
     def check(self, num_neurons: int) -> None:
-        """Check the invariants.
-
-        Raises:
-            PlacementError: ids do not ascend within [0, num_neurons), or there are hot neurons in
-                a layer whose attention is on the CPU.
-        """
+        """Raise PlacementError if an invariant is broken."""
         hot = self.hot
         if len(hot) and (hot[0] < 0 or hot[-1] >= num_neurons or (np.diff(hot) <= 0).any()):
             raise PlacementError(
@@ -48,16 +43,18 @@ class LayerPlacement:
 
 @dataclass(frozen=True, slots=True)
 class PlacementPlan:
-    """The plan of a whole model.
+    """Plan of a whole model.
 
     Attributes:
-        model_identity: `gguf.model_identity` of the model; empty for a model from no file.
-        solver: what made it.
-        budget_bytes: of GPU memory that it was made for.
-        num_neurons: of each layer.
+        model_identity: `gguf.model_identity` of the model; empty for a model without a file.
+        solver: name of its solver.
+        budget_bytes: GPU memory that it was made for.
+        num_neurons: neurons per layer.
         has_output: the output head and its norm are on the GPU.
-        layers: in order.
-        predicted_s: seconds one decode step takes by the cost model; None if it was not computed.
+        predicted_s: seconds per decode step by the cost model, or None.
+
+    Raises:
+        PlacementError: an invariant of a layer is broken; names the layer.
     """
 
     model_identity: str
@@ -69,11 +66,6 @@ class PlacementPlan:
     predicted_s: float | None = None
 
     def __post_init__(self) -> None:
-        """Check every layer.
-
-        Raises:
-            PlacementError: an invariant is broken; names the layer.
-        """
         for number, layer in enumerate(self.layers):
             try:
                 layer.check(self.num_neurons)
@@ -82,12 +74,12 @@ class PlacementPlan:
 
     @property
     def has_anything(self) -> bool:
-        """Whether anything at all is on the GPU."""
+        """True if any part is on the GPU."""
         return self.has_output or any(layer.has_attention for layer in self.layers)
 
     @property
     def has_everything(self) -> bool:
-        """Whether all layers are on the GPU with all their neurons, and the output head."""
+        """True if all layers are on the GPU with all their neurons, and the output head."""
         return self.has_output and all(
             layer.has_attention and len(layer.hot) == self.num_neurons for layer in self.layers
         )

@@ -1,6 +1,6 @@
-"""Plans as JSON: what `MODEL.plan.json` holds, written compactly and read strictly.
+"""Plans as JSON, the content of `MODEL.plan.json`, written compactly and read strictly.
 
-Hot neurons are a set of bits, neuron n being bit n % 8 of byte n // 8, in base64.
+Hot neurons are a bit set in base64; neuron n is bit n % 8 of byte n // 8.
 """
 
 import base64
@@ -26,7 +26,7 @@ _FIELDS = (
     "layers",
 )
 _LAYER_FIELDS = ("attention", "predictor", "hot")
-# More than any model has, so that a few bytes of a file cannot ask for much memory.
+# More than any model has, so that a few bytes of a file cannot request much memory.
 _MOST_LAYERS = 1 << 12
 _MOST_NEURONS = 1 << 24
 _MOST_BYTES = 1 << 60

@@ -11,18 +11,12 @@ __all__ = ["LayerReport", "PlacementReport", "report"]
 
 @dataclass(frozen=True, slots=True)
 class LayerReport:
-    """One layer of a plan.
+    """One layer of a plan; bytes are of GPU memory.
 
     Attributes:
-        layer: its number.
+        layer: index.
         has_attention: norms, attention matrices, keys and values are on the GPU.
-        has_predictor: so is the predictor.
-        num_hot: neurons on the GPU.
-        attention_bytes: of GPU memory, for attention and norms.
-        kv_bytes: for keys and values.
-        predictor_bytes: for the predictor.
-        neuron_bytes: for the hot neurons.
-        covered_share: of the layer's expected activations, on the GPU; 0 where none fire.
+        covered_share: share of the layer's expected activations on the GPU; 0 if no neuron fires.
         predicted_s: seconds of the layer in one decode step.
     """
 
@@ -45,15 +39,13 @@ class LayerReport:
 
 @dataclass(frozen=True, slots=True)
 class PlacementReport:
-    """A plan as a whole.
+    """A whole plan; bytes are of GPU memory.
 
     Attributes:
-        layers: in order.
-        num_neurons: of each layer.
-        output_bytes: of GPU memory, for the output head and its norm; 0 where they are not there.
-        overhead_bytes: taken by using the GPU at all; 0 where nothing is there.
-        budget_bytes: that the plan was made for.
-        covered_share: of all expected activations, on the GPU.
+        num_neurons: neurons per layer.
+        output_bytes: output head and its norm; 0 if on the CPU.
+        overhead_bytes: fixed cost of using the GPU; 0 if nothing is there.
+        covered_share: share of all expected activations on the GPU.
         predicted_s: seconds of one decode step.
     """
 
@@ -93,7 +85,7 @@ class PlacementReport:
 
 
 def report(problem: PlacementProblem, plan: PlacementPlan) -> PlacementReport:
-    """Spell out where everything of a plan is and what it costs.
+    """List the place and cost of every part of a plan.
 
     Raises:
         PlacementError: the plan is of a model of another shape.

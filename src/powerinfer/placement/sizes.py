@@ -1,4 +1,4 @@
-"""What lies in GPU memory and what one decode step reads, in bytes. Plain values.
+"""Bytes held in GPU memory and bytes read by one decode step. Plain values.
 
 The engine, which knows the model, fills these in. `cost_model` turns reads into seconds, and
 solvers keep within the budget.
@@ -14,15 +14,15 @@ __all__ = ["HostReads", "LayerSizes", "ModelSizes"]
 
 @dataclass(frozen=True, slots=True)
 class HostReads:
-    """What one decode step reads of a layer on the CPU, where formats differ from the GPU's.
+    """Bytes that one decode step reads of a layer on the CPU, where formats differ from the GPU's.
 
     Attributes:
-        attention_bytes: of norms, attention matrices, router and shared expert.
-        predictor_bytes: of the predictor.
-        idle_bytes: of each candidate neuron, whether or not it fires.
-        active_bytes: more of each candidate that fires.
-        down_bytes: of a down matrix that is not stored by neurons, which is read whole if any
-            neuron is computed; 0 where down is, and counts in the two before.
+        attention_bytes: norms, attention matrices, router and shared expert.
+        predictor_bytes: the predictor.
+        idle_bytes: per candidate neuron, whether or not it fires.
+        active_bytes: additional bytes per candidate that fires.
+        down_bytes: a down matrix that is not stored by neurons, read whole if any neuron is
+            computed; 0 for one that is, and that counts in the two above.
     """
 
     attention_bytes: int
@@ -36,22 +36,21 @@ class HostReads:
 class LayerSizes:
     """Sizes of one layer, in the formats of the GPU.
 
-    Which neurons are candidates: with a predictor, idle_bytes is 0 and a neuron costs active_bytes
-    (all its rows) as often as it is predicted; without one (`exact`) idle_bytes is the row that
-    decides and active_bytes the rest; dense (`off`), idle_bytes is everything and active_bytes 0.
+    Candidate neurons: with a predictor, idle_bytes is 0 and a neuron costs active_bytes (all its
+    rows) as often as it is predicted; without one (`exact`) idle_bytes is the deciding row and
+    active_bytes the rest; dense (`off`), idle_bytes is everything and active_bytes 0.
 
     Attributes:
-        attention_bytes: norms, attention matrices, router, shared expert and the tables that say
-            where neurons lie; held, and read in each step.
-        kv_bytes: keys and values held at the context asked for.
-        predictor_bytes: held, and read in each step; 0 where nothing predicts.
-        neuron_bytes: held for one hot neuron (its rows, biases and its entry of the table).
-        idle_bytes: read of each hot neuron in every step.
-        active_bytes: read besides of a hot neuron that fires.
-        kv_read_bytes: keys and values that a step reads at the sequence length that the prediction
-            is made for.
-        host: what the CPU reads; None where its formats are the GPU's.
-        is_handed: the CPU computes all neurons wherever attention lies; none is ever hot.
+        attention_bytes: norms, attention matrices, router, shared expert and the neuron tables;
+            held, and read in each step.
+        kv_bytes: keys and values held at the requested context length.
+        predictor_bytes: held, and read in each step; 0 without a predictor.
+        neuron_bytes: held per hot neuron (its rows, biases and table entry).
+        idle_bytes: read per hot neuron in every step.
+        active_bytes: additional bytes read per hot neuron that fires.
+        kv_read_bytes: keys and values read by a step at the predicted sequence length.
+        host: reads of the CPU; None if its formats are the GPU's.
+        is_handed: the CPU computes all neurons wherever attention is; none is ever hot.
     """
 
     attention_bytes: int
@@ -66,13 +65,13 @@ class LayerSizes:
 
     @property
     def host_reads(self) -> HostReads:
-        """What the CPU reads of the parts that it computes."""
+        """Reads of the CPU for the parts that it computes."""
         return self.host or HostReads(
             self.attention_bytes, self.predictor_bytes, self.idle_bytes, self.active_bytes
         )
 
     def placed_bytes(self, placement: LayerPlacement) -> int:
-        """GPU memory that a placement of this layer takes."""
+        """Return the GPU memory of a placement of this layer."""
         held = self.attention_bytes + self.kv_bytes if placement.has_attention else 0
         held += self.predictor_bytes if placement.has_predictor else 0
         return held + self.neuron_bytes * len(placement.hot)
@@ -83,16 +82,17 @@ class ModelSizes:
     """Sizes of a whole model.
 
     Attributes:
-        layers: in order.
-        num_neurons: of each layer.
-        hidden_size: width of the residual stream.
+        num_neurons: neurons per layer.
         output_bytes: the output head and its norm; held, and read in each step.
-        overhead_bytes: what using the GPU takes before anything is placed: CUDA context, graph
-            pools, workspaces, pinned and staging buffers that live there.
+        overhead_bytes: fixed cost of using the GPU: CUDA context, graph pools, workspaces, pinned
+            and staging buffers that live there.
         is_parallel: attention and FFN of a layer take the same input (Falcon).
-        host_output_bytes: what the CPU reads for the head; None where it is output_bytes.
-        num_experts: that the neurons of a layer are cut into; 1 without a router.
-        num_used: of them, that a token asks.
+        host_output_bytes: bytes the CPU reads for the head; None if equal to output_bytes.
+        num_experts: experts per layer; 1 without a router.
+        num_used: experts selected for a token.
+
+    Raises:
+        PlacementError: a size is negative, there are no layers or neurons, or experts do not fit.
     """
 
     layers: tuple[LayerSizes, ...]
@@ -106,11 +106,6 @@ class ModelSizes:
     num_used: int = 1
 
     def __post_init__(self) -> None:
-        """Check that every size is one.
-
-        Raises:
-            PlacementError: a size is negative, or there are no layers or neurons.
-        """
         if not self.layers or self.num_neurons < 1:
             raise PlacementError(
                 f"a model to place has {len(self.layers)} layers of {self.num_neurons} neurons; "
@@ -129,12 +124,12 @@ class ModelSizes:
 
     @property
     def asked_share(self) -> float:
-        """Share of a layer's neurons that a token's experts have."""
+        """Share of a layer's neurons in the experts selected for a token."""
         return self.num_used / self.num_experts
 
     @property
     def full_bytes(self) -> int:
-        """GPU memory that the whole model takes, overhead included."""
+        """GPU memory of the whole model, overhead included."""
         layers = sum(
             layer.attention_bytes
             + layer.kv_bytes
@@ -145,7 +140,7 @@ class ModelSizes:
         return self.overhead_bytes + self.output_bytes + layers
 
     def placed_bytes(self, plan: PlacementPlan) -> int:
-        """GPU memory that a plan takes: overhead and all that is placed; 0 for an empty plan.
+        """Return the GPU memory of a plan: overhead and all placed parts; 0 for an empty plan.
 
         Raises:
             PlacementError: the plan is of a model of another shape.
@@ -157,11 +152,7 @@ class ModelSizes:
         return placed + self.overhead_bytes if plan.has_anything else 0
 
     def check_shape(self, plan: PlacementPlan) -> None:
-        """Check that a plan is of a model of this shape.
-
-        Raises:
-            PlacementError: the number of layers or neurons differs.
-        """
+        """Raise PlacementError if a plan has another number of layers or neurons."""
         if len(plan.layers) != len(self.layers) or plan.num_neurons != self.num_neurons:
             raise PlacementError(
                 f"the plan is for {len(plan.layers)} layers of {plan.num_neurons} neurons, the "

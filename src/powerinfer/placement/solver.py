@@ -1,4 +1,4 @@
-"""What a file in ``solvers/`` exports, and finding it by name."""
+"""The type that files in ``solvers/`` export, and its look-up by name."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ class Solver:
         name: key of its file.
         summary: one line for users.
         prepare: ``prepare(problem)`` returns a function from a budget, up to the problem's, to a
-            plan that fits it, the same for the same problem and budget, with `predicted_s` filled
-            in. Where not even the overhead fits, the plan is empty.
+            plan that fits it, with `predicted_s` filled in. It is deterministic, and the plan is
+            empty if not even the overhead fits.
     """
 
     name: str
@@ -39,7 +39,7 @@ def get_solver(name: str) -> Solver:
     """Return the solver of this name.
 
     Raises:
-        UnsupportedError: there is none; the message lists those there are.
+        UnsupportedError: the name is unknown; lists the known ones.
         PlacementError: it needs a library that is not installed.
     """
     try:

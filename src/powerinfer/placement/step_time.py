@@ -1,7 +1,7 @@
-"""How long one decode step takes by a plan: bytes over measured speeds, layer by layer.
+"""Predicted time of one decode step of a plan: bytes over measured speeds, layer by layer.
 
-Consecutive layers on the GPU are one run, a recorded graph with a fixed cost, that ends in the
-output head if that is on the GPU too. What lies on the CPU between runs is handed nothing over.
+Consecutive layers on the GPU are one run, a recorded graph with a fixed cost, which ends with the
+output head if that is on the GPU too. Layers on the CPU between runs need no hand-off.
 
 Paper: "Offline neuron placement" (arXiv 2312.12456).
 """
@@ -34,23 +34,20 @@ __all__ = [
 
 _Float = npt.NDArray[np.float64]
 
-# Multiples of 2^-44 s (57 fs) add up exactly in f64 to 512 s, so that a step has one predicted
-# time in whatever order it was added up, and comparing two plans never hangs on rounding.
+# Multiples of 2^-44 s (57 fs) add up exactly in f64 to 512 s: the predicted time of a step does not
+# depend on the order of summation, nor the comparison of two plans on rounding.
 _TICKS_PER_S = float(1 << 44)
 
 
 @dataclass(frozen=True, slots=True)
 class HotShare:
-    """Candidates for a layer's hot neurons, as counts.
+    """Candidates for a layer's hot neurons, as counts; totals are over the whole layer.
 
     Attributes:
-        count: f64[n], how many neurons are hot.
-        expected: f64[n], how many of them fire for a token: the sum of their frequencies.
-        num_neurons: of the layer.
-        expected_total: of the whole layer.
-        asked: f64[n], how many of them a token asks whether they fire: those of the experts that it
-            uses, all in a layer without experts.
-        asked_total: of the whole layer.
+        count: f64[n], number of hot neurons.
+        expected: f64[n], number of them firing for a token: the sum of their frequencies.
+        asked: f64[n], number of them checked for a token: those of the experts selected for it,
+            all without experts.
     """
 
     count: _Float
@@ -66,8 +63,8 @@ class LayerTime:
     """Predicted seconds of one layer in one decode step of one token.
 
     Attributes:
-        gpu_s: the GPU computes.
-        cpu_s: the CPU computes.
+        gpu_s: computing time of the GPU.
+        cpu_s: computing time of the CPU.
         total_s: from the layer's input to its output, hand-offs included.
     """
 
@@ -87,10 +84,9 @@ def layer_times(
 ) -> tuple[_Float, _Float, _Float]:
     """Predict one layer for many candidates of hot neurons at once.
 
-    Attention and FFN follow each other, or in a parallel layer run beside each other. The CPU
-    starts on the cold neurons when the predictor is done, wherever that lies. Cold neurons of a
-    layer on the GPU cost one hand-off, with their predictor if that is on the CPU; a layer on the
-    CPU costs none.
+    Attention and FFN run one after the other, in a parallel layer at the same time. The CPU starts
+    on the cold neurons when the predictor is done, wherever that is. Cold neurons of a layer on the
+    GPU cost one hand-off, with their predictor if that is on the CPU; layers on the CPU cost none.
 
     Returns:
         f64[n] each: seconds of the GPU, of the CPU, and of the whole layer; the last in multiples
@@ -104,7 +100,7 @@ def layer_times(
     cold_s = cold_s + np.where(cold_count > 0, down_bytes / cpu.read_bytes_per_s, 0.0)
     attention_bytes = layer.attention_bytes if has_attention else host.attention_bytes
     attention_s = (gpu if has_attention else cpu).part_s(attention_bytes + layer.kv_read_bytes)
-    # Neurons of experts that a token does not use are not predicted.
+    # Neurons of experts that are not selected are not predicted.
     asked_share = hot.asked_total / hot.num_neurons
     if has_predictor:
         first_s = gpu.part_s(layer.predictor_bytes * asked_share)
@@ -125,7 +121,7 @@ def layer_times(
 
 
 def cold_neurons_s(cost: CostModel, layer: LayerSizes, hot: HotShare) -> _Float:
-    """Seconds that the CPU takes for the rows of the neurons that are not hot: f64[n]."""
+    """Predict the CPU's seconds for the rows of the cold neurons: f64[n]."""
     host = layer.host_reads
     return cost.cpu.neurons_s(
         hot.num_neurons - hot.count,
@@ -137,7 +133,7 @@ def cold_neurons_s(cost: CostModel, layer: LayerSizes, hot: HotShare) -> _Float:
 
 
 def output_s(problem: PlacementProblem, *, on_gpu: bool) -> float:
-    """Predicted seconds of the output head and its norm, in multiples of 2^-44."""
+    """Predict the seconds of the output head and its norm, in multiples of 2^-44."""
     sizes, cost = problem.sizes, problem.cost
     if on_gpu:
         return float(rounded_s(np.float64(cost.gpu.part_s(sizes.output_bytes))))
@@ -146,12 +142,12 @@ def output_s(problem: PlacementProblem, *, on_gpu: bool) -> float:
 
 
 def run_s(problem: PlacementProblem) -> float:
-    """Fixed seconds of one run of layers on the GPU, in multiples of 2^-44."""
+    """Return the fixed seconds of one run of layers on the GPU, in multiples of 2^-44."""
     return float(rounded_s(np.float64(problem.cost.run_s)))
 
 
 def num_runs(plan: PlacementPlan) -> int:
-    """Runs of consecutive layers on the GPU; a head behind layers on the CPU is one of its own."""
+    """Count runs of consecutive layers on the GPU; a head after layers on the CPU is its own."""
     on_gpu = [layer.has_attention for layer in plan.layers]
     if plan.has_output:
         on_gpu.append(True)
@@ -159,7 +155,7 @@ def num_runs(plan: PlacementPlan) -> int:
 
 
 def hot_share(problem: PlacementProblem, plan: PlacementPlan, number: int) -> HotShare:
-    """The hot neurons of one layer of a plan, as counts of length 1."""
+    """Count the hot neurons of one layer of a plan, as arrays of length 1."""
     hot, frequency = plan.layers[number].hot, problem.stats.rounded(number)
     asked = problem.asked(number)
     return HotShare(
@@ -173,11 +169,7 @@ def hot_share(problem: PlacementProblem, plan: PlacementPlan, number: int) -> Ho
 
 
 def layer_time(problem: PlacementProblem, plan: PlacementPlan, number: int) -> LayerTime:
-    """Predict one layer of a plan.
-
-    Raises:
-        IndexError: there is no such layer.
-    """
+    """Predict one layer of a plan."""
     placement = plan.layers[number]
     times = layer_times(
         problem.cost,
@@ -191,7 +183,7 @@ def layer_time(problem: PlacementProblem, plan: PlacementPlan, number: int) -> L
 
 
 def step_s(problem: PlacementProblem, plan: PlacementPlan) -> float:
-    """Predicted seconds of one decode step of one token, fixed costs of runs included.
+    """Predict the seconds of one decode step of one token, fixed costs of runs included.
 
     Raises:
         PlacementError: the plan is of a model of another shape.
@@ -203,5 +195,5 @@ def step_s(problem: PlacementProblem, plan: PlacementPlan) -> float:
 
 
 def rounded_s(seconds: _Float | np.float64) -> _Float:
-    """The nearest multiples of 2^-44 s."""
+    """Round to multiples of 2^-44 s."""
     return np.asarray(np.rint(seconds * _TICKS_PER_S) / _TICKS_PER_S)

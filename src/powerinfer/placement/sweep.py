@@ -14,13 +14,11 @@ __all__ = ["BudgetPoint", "sweep"]
 
 @dataclass(frozen=True, slots=True)
 class BudgetPoint:
-    """One rung of the ladder.
+    """Plan for one budget of the ladder.
 
     Attributes:
-        budget_bytes: of GPU memory.
-        plan: that fits it.
         step_s: predicted seconds of one decode step.
-        covered_share: of the expected activations, on the GPU.
+        covered_share: share of the expected activations on the GPU.
     """
 
     budget_bytes: int
@@ -32,14 +30,13 @@ class BudgetPoint:
 def sweep(problem: PlacementProblem, budgets: Sequence[int], solver: Solver) -> list[BudgetPoint]:
     """Solve for several budgets.
 
-    A plan that fits less memory fits more too, so where a solver does worse with more memory (those
-    that do not minimise time may) the plan before is kept: what a plan costs, decode step and
-    prompt tokens, never rises by more than memory is worth.
+    A plan that fits less memory fits more too. Where a solver does worse with more memory, as those
+    that do not minimise time may, the previous plan is kept: the cost of a plan, decode step and
+    prompt tokens, never rises by more than `MEMORY_WORTH`.
 
     Args:
-        problem: its own budget does not matter.
-        budgets: in bytes, in any order.
-        solver: what makes the plans.
+        problem: the problem; its own budget is ignored.
+        budgets: budgets in bytes, in any order.
 
     Returns:
         One point per different budget, ascending.

@@ -1,8 +1,8 @@
-"""How long a token of a prompt takes by a plan, and what a plan costs by a mix of tokens.
+"""Predicted time of a prompt token of a plan, and the cost of a plan for a mix of tokens.
 
-Prompts are computed in batches of many tokens, in which nearly every neuron fires somewhere, so
-that the GPU computes its layers densely. Only what depends on the plan has to be right: computing
-on the GPU is left out, as it takes the same time wherever the weights came from.
+Prompts are computed in batches of many tokens, in which nearly every neuron fires for some token,
+so the GPU computes its layers densely. Computing on the GPU is left out, as it takes the same time
+wherever the weights came from.
 """
 
 import math
@@ -14,26 +14,20 @@ from powerinfer.placement.cost_model import CostModel
 from powerinfer.placement.plan import PlacementPlan
 from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.sizes import LayerSizes
-from powerinfer.placement.step_time import (
-    HotShare,
-    cold_neurons_s,
-    hot_share,
-    rounded_s,
-    step_s,
-)
+from powerinfer.placement.step_time import HotShare, cold_neurons_s, hot_share, rounded_s, step_s
 
 __all__ = ["MEMORY_WORTH", "layer_prompt_times", "prompt_s", "token_s"]
 
 _Float = npt.NDArray[np.float64]
 
 MEMORY_WORTH = 0.03
-"""How much more a plan may cost than the best, for what it has more on the GPU.
+"""Relative cost that a plan may have above the best for holding more on the GPU.
 
-Within so little no prediction is right, and memory that is left unused helps no other text.
+Predictions are no more accurate than this, and unused memory helps no other text.
 """
 
-# How much less a token takes the CPU in a batch than alone, where each weight is read for it: by
-# the kernels of this project 3.4 times (Q4_0), 5.3 times (Q8_0) to 7.5 times (F16), at 7B width.
+# Speed-up of a token on the CPU in a batch over one alone, for which each weight is read: with the
+# kernels of this project 3.4 (Q4_0), 5.3 (Q8_0) to 7.5 (F16), at 7B width.
 _BATCH_GAIN = 5.0
 
 
@@ -42,9 +36,9 @@ def layer_prompt_times(
 ) -> _Float:
     """Predict one layer for many candidates of hot neurons at once, per token of a full batch.
 
-    A layer on the GPU is read once for a batch. Its cold neurons are sent to it once for a batch,
-    or computed by the CPU for each token, whatever takes less. A layer on the CPU is read whole,
-    `_BATCH_GAIN` times faster than by a token alone.
+    A layer on the GPU is read once per batch. Its cold neurons are sent to it once per batch, or
+    computed by the CPU for each token, whichever is faster. A layer on the CPU is read whole,
+    `_BATCH_GAIN` times faster than for a token alone.
 
     Returns:
         f64[n], seconds in multiples of 2^-44.
@@ -64,7 +58,7 @@ def layer_prompt_times(
 
 
 def prompt_s(problem: PlacementProblem, plan: PlacementPlan) -> float:
-    """Predicted seconds of one token of a prompt, in a full batch."""
+    """Predict the seconds of one prompt token in a full batch."""
     batch_tokens = problem.workload.batch_tokens
     times = [
         layer_prompt_times(
@@ -80,7 +74,7 @@ def prompt_s(problem: PlacementProblem, plan: PlacementPlan) -> float:
 
 
 def token_s(problem: PlacementProblem, plan: PlacementPlan) -> float:
-    """What a plan costs: a decode step, and the prompt tokens that go with it.
+    """Return the cost of a plan: a decode step and the prompt tokens per decoded token.
 
     Raises:
         PlacementError: the plan is of a model of another shape.

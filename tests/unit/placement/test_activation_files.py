@@ -237,7 +237,9 @@ def test_attributes_that_hide_what_a_tensor_does(torch: ModuleType, tmp_path: Pa
     parameter = torch.nn.Parameter(torch.ones(4))
     parameter.detach = "nothing to call"
     torch.save(parameter, path)
-    with pytest.raises(PlacementError, match=r"a\.pt: .*: it is damaged, or holds more"):
+    with pytest.raises(
+        PlacementError, match=r"a\.pt: .*: torch refuses it: it is damaged, holds more"
+    ):
         read_activation_file(path, 4)
 
 
@@ -323,7 +325,9 @@ def test_counts_and_frequencies(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1.0])
 def test_what_no_count_is(tmp_path: Path, wrong: float) -> None:
     folder = _write_folder(tmp_path / "activation", [[1, 2], [wrong, 2]])
-    with pytest.raises(PlacementError, match=r"activation_1\.pt: holds numbers"):
+    with pytest.raises(
+        PlacementError, match=r"activation_1\.pt: counts are negative or not finite"
+    ):
         read_activation_folder(folder, num_layers=2, num_neurons=2)
 
 
@@ -339,7 +343,7 @@ def test_folders_of_other_models(tmp_path: Path) -> None:
     with pytest.raises(PlacementError, match=r"activation_1\.pt is missing"):
         read_activation_folder(folder, num_layers=3, num_neurons=2)
     silent = _write_folder(tmp_path / "silent", [[0, 0]])
-    with pytest.raises(PlacementError, match="no neuron ever fired"):
+    with pytest.raises(PlacementError, match="all counts in these files are 0"):
         read_activation_folder(silent, num_layers=1, num_neurons=2)
     with pytest.raises(PlacementError, match="cannot list"):
         read_activation_folder(tmp_path / "none", num_layers=1, num_neurons=2)

@@ -93,8 +93,8 @@ def test_a_folder_serves_the_other_files_of_a_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"fired": (1, 2)}, r"activation_0\.pt: holds other counts than activation\.json"),
-        ({"num_tokens": 250}, r"activation_0\.pt: holds other counts"),
+        ({"fired": (1, 2)}, r"activation_0\.pt: counts contradict activation\.json"),
+        ({"num_tokens": 250}, r"activation_0\.pt: counts contradict"),
         ({"num_neurons": 47}, r"of 2 layers of 47 neurons, this one has 2 of 48"),
         ({"fired": (1, 2, 3)}, r"of 3 layers of 48 neurons"),
     ],
@@ -111,7 +111,7 @@ def test_counts_that_are_not_whole(tmp_path: Path) -> None:
     moved[0] += 0.5
     moved[1] -= 0.5
     torch.save(moved, folder / "activation_1.pt")
-    with pytest.raises(PlacementError, match=r"activation_1\.pt: holds other counts"):
+    with pytest.raises(PlacementError, match=r"activation_1\.pt: counts contradict"):
         _read(folder)
 
 

@@ -1,7 +1,7 @@
-"""The options for each part of a model, from which every solver chooses.
+"""Options for each part of a model, from which every solver chooses.
 
-Within a layer the hot neurons of a good plan are its most frequent ones, so a layer's choice is
-where its parts lie and how many groups of neurons, by falling frequency, are hot.
+Within a layer the hot neurons of a good plan are the most frequent ones, so the choice of a layer
+is the place of its parts and the number of hot groups of neurons, by falling frequency.
 """
 
 from collections.abc import Sequence
@@ -13,19 +13,12 @@ import numpy.typing as npt
 from powerinfer.placement.experts import grouped_order
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 from powerinfer.placement.problem import PlacementProblem
-from powerinfer.placement.step_time import (
-    HotShare,
-    layer_times,
-    output_s,
-    rounded_s,
-    run_s,
-    step_s,
-)
+from powerinfer.placement.step_time import HotShare, layer_times, output_s, rounded_s, run_s, step_s
 from powerinfer.placement.token_time import MEMORY_WORTH, layer_prompt_times
 
 __all__ = ["GROUP", "Choices", "LayerOptions", "PartOptions"]
 
-# Neurons that are placed together; the paper's batch ("Offline neuron placement").
+# Neurons placed together; the paper's batch ("Offline neuron placement").
 GROUP = 64
 
 
@@ -35,7 +28,7 @@ class PartOptions:
 
     Attributes:
         held: i64[n], bytes of GPU memory.
-        cost: f64[n], what the solver minimises; sums of them are exact.
+        cost: f64[n], objective of the solver; sums are exact.
     """
 
     held: npt.NDArray[np.int64]
@@ -51,11 +44,10 @@ class LayerOptions:
 
     Attributes:
         order: i32[num_neurons], neurons by falling frequency.
-        num_hot: i64[n], how many of them are hot.
-        expected: f64[n], how many hot neurons fire for a token.
-        asked: f64[n], how many a token asks whether they fire.
-        first_group: option with no group; the options behind it have 1, 2, ... groups.
-        has_predictor: the layer has one.
+        num_hot: i64[n], number of hot neurons.
+        expected: f64[n], number of hot neurons firing for a token.
+        asked: f64[n], number of hot neurons checked for a token.
+        first_group: option without groups; those after it have 1, 2, ... groups.
     """
 
     order: npt.NDArray[np.int32]
@@ -66,7 +58,7 @@ class LayerOptions:
     has_predictor: bool
 
     def placement(self, option: int) -> LayerPlacement:
-        """What an option means."""
+        """Return the placement of an option."""
         hot = np.sort(self.order[: self.num_hot[option]])
         return LayerPlacement(
             has_attention=option >= 1,
@@ -76,14 +68,13 @@ class LayerOptions:
 
 
 class Choices:
-    """The options of every part of a model; a choice is one option per part, the head's last.
+    """Options of every part of a model; a choice is one option per part, the head's last.
 
-    What an option costs is its part of a decode step and of the prompt tokens that go with it,
-    less what the memory that it holds is worth. Runs of layers on the GPU cost `run_s` each, too.
+    The cost of an option is its time in a decode step and the prompt tokens per decoded token,
+    minus the worth of the memory it holds. Each run of layers on the GPU costs `run_s` as well.
     """
 
     def __init__(self, problem: PlacementProblem) -> None:
-        """List the options and predict the time of each."""
         self.problem = problem
         self.run_s = run_s(problem)
         sizes = problem.sizes
@@ -100,25 +91,25 @@ class Choices:
 
     @property
     def nothing(self) -> list[int]:
-        """The choice of the empty plan."""
+        """Choice of the empty plan."""
         return [0] * len(self.parts)
 
     @property
     def everything(self) -> list[int]:
-        """The choice of the plan with the whole model on the GPU."""
+        """Choice of the plan with the whole model on the GPU."""
         return [len(part.held) - 1 for part in self.parts]
 
     @property
     def cost_of_nothing(self) -> float:
-        """What the empty plan costs."""
+        """Cost of the empty plan."""
         return sum(float(part.cost[0]) for part in self.parts)
 
     def capacity(self, budget_bytes: int) -> int:
-        """What a budget leaves for parts; negative where not even the overhead fits."""
+        """Return the bytes a budget leaves for parts; negative if not even the overhead fits."""
         return budget_bytes - self.problem.sizes.overhead_bytes
 
     def plan(self, solver: str, budget_bytes: int, choice: Sequence[int]) -> PlacementPlan:
-        """Spell a choice out, with its predicted time."""
+        """Turn a choice into a plan with its predicted time."""
         pairs = zip(self.layers, choice[:-1], strict=True)
         plan = PlacementPlan(
             model_identity=self.problem.model_identity,
@@ -187,10 +178,10 @@ def _worth(held: npt.NDArray[np.int64], byte_s: float) -> npt.NDArray[np.float64
 
 
 def _worth_of_a_byte(parts: Sequence[PartOptions]) -> float:
-    """Seconds that a byte on the GPU may cost; the same for every budget.
+    """Return the seconds that a byte on the GPU is worth, the same for every budget.
 
-    All of them together may cost a share of the least that any plan does, so that no plan which is
-    chosen for its bytes costs more than that share more than the best.
+    All bytes together are worth `MEMORY_WORTH` of the least cost, so no plan chosen for its bytes
+    costs more than that share above the best.
     """
     most_bytes = sum(int(part.held.max()) for part in parts)
     least_s = sum(float(part.cost.min()) for part in parts)

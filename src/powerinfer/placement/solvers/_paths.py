@@ -1,6 +1,6 @@
-"""Chains of ever larger choices, for any budget.
+"""Chains of growing choices.
 
-They do not depend on the budget, so that more memory can only reach further along them.
+They do not depend on the budget, so more memory only reaches further along them.
 """
 
 from collections.abc import Sequence
@@ -25,9 +25,9 @@ class Path:
     Attributes:
         start: i64[parts], the choice before the first step.
         part: i64[steps], which part a step changes.
-        option: i64[steps], what it becomes.
-        held: i64[steps + 1], bytes before each step and behind the last; they do not fall.
-        cost: f64[steps + 1], likewise.
+        option: i64[steps], its new option.
+        held: i64[steps + 1], bytes before each step and after the last; they do not fall.
+        cost: f64[steps + 1], cost before each step and after the last.
     """
 
     start: _Int
@@ -37,15 +37,15 @@ class Path:
     cost: _Float
 
     def last_within(self, capacity: int) -> int:
-        """How many steps fit."""
+        """Return the number of steps that fit."""
         return int(np.searchsorted(self.held, capacity, side="right")) - 1
 
     def best_within(self, capacity: int) -> int:
-        """Number of steps with the least cost among those that fit; the smallest if several."""
+        """Return the smallest number of steps with the least cost that fits."""
         return int(np.argmin(self.cost[: self.last_within(capacity) + 1]))
 
     def choice(self, steps: int) -> list[int]:
-        """The option of each part after so many steps."""
+        """Return the option of each part after `steps` steps."""
         chosen = self.start.copy()
         # A later step of a part overwrites an earlier one.
         for part, option in zip(self.part[:steps], self.option[:steps], strict=True):
@@ -68,10 +68,10 @@ class Path:
 
 
 def hull(options: PartOptions) -> _Int:
-    """Options on the lower convex hull of cost over bytes, down to the cheapest.
+    """Return the options on the lower convex hull of cost over bytes, down to the cheapest.
 
     Returns:
-        i64[k], k >= 1: with rising bytes, falling cost, and ever less gained per byte.
+        i64[k], k >= 1: with rising bytes, falling cost and falling gain per byte.
     """
     order = np.lexsort((options.cost, options.held))
     cost = options.cost[order]
@@ -85,15 +85,15 @@ def hull(options: PartOptions) -> _Int:
 
 
 def hull_path(parts: Sequence[PartOptions]) -> Path:
-    """Walk down all hulls at once, always taking the step that gains most per byte.
+    """Walk down all hulls at once, always taking the step with the largest gain per byte.
 
-    Each choice on the way is the best of all with its bytes (the relaxed knapsack's optimum).
+    Each choice on the way is optimal for its bytes (the relaxed knapsack's optimum).
     """
     hulls = [hull(options) for options in parts]
     start = np.array([chain[0] for chain in hulls], np.int64)
     part = np.repeat(np.arange(len(hulls)), [len(chain) - 1 for chain in hulls])
     option = np.concatenate([chain[1:] for chain in hulls])
-    # Rounding must not let a step overtake the one before it in its part.
+    # Rounding must not let a step overtake its predecessor in the same part.
     gains = [
         np.minimum.accumulate([_gain(options, *pair) for pair in pairwise(chain)])
         for options, chain in zip(parts, hulls, strict=True)
@@ -104,13 +104,13 @@ def hull_path(parts: Sequence[PartOptions]) -> Path:
 
 
 def _gain(options: PartOptions, before: int, after: int) -> float:
-    """Cost saved per additional byte; the second option takes strictly more bytes."""
+    """Return the cost saved per additional byte; `after` takes strictly more bytes."""
     saved = options.cost[before] - options.cost[after]
     return float(saved / (options.held[after] - options.held[before]))
 
 
 def previous_options(start: _Int, part: _Int, option: _Int) -> _Int:
-    """i64[steps], the option that each step's part had before it."""
+    """Return the option of each step's part before it, i64[steps]."""
     before = np.empty(len(part), np.int64)
     for number, first in enumerate(start):
         mine = np.flatnonzero(part == number)

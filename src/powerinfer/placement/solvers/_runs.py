@@ -1,7 +1,7 @@
-"""The best choice for any budget among those whose layers on the GPU are one run.
+"""The best choice for any budget among those with one run of layers on the GPU.
 
-A run is recorded as one graph, and each costs a fixed time, so that plans have one: layers on the
-CPU, layers on the GPU, layers on the CPU and the output head on either, any of them empty.
+A run is recorded as one graph with a fixed cost, so plans have only one: layers on the CPU, layers
+on the GPU, layers on the CPU, and the output head on either, any of them empty.
 """
 
 from dataclasses import dataclass, replace
@@ -16,22 +16,22 @@ __all__ = ["RunChoices"]
 
 _Int = npt.NDArray[np.int64]
 
-# Of 64 neurons each: enough to make room for what a layer of 70B lacks.
+# Groups of 64 neurons: enough to make room for the missing parts of a layer of 70B.
 _MOST_TAKEN_BACK = 1024
 _MOST_FILLED = 8
 
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """Which layers are on the GPU, and what that takes before anything else is there.
+    """Range of layers on the GPU, with the smallest option of each.
 
     Attributes:
-        first: of these layers.
-        stop: behind the last of them; `first` where only the head is on the GPU.
-        has_output: so is the output head.
-        held: bytes, with the least of each layer.
-        cost: of the whole plan.
-        least: of any plan of this window; nothing is cheaper, however much memory there is.
+        first: first layer on the GPU.
+        stop: end of the range; `first` if only the head is on the GPU.
+        has_output: the output head is on the GPU.
+        held: bytes of GPU memory.
+        cost: cost of the whole plan.
+        least: lower bound on the cost of any plan of this window, however much memory there is.
     """
 
     first: int
@@ -44,7 +44,7 @@ class _Window:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A choice: steps of a window, and then another option for one part, where it is not 0."""
+    """A choice: steps of a window, then another option for one part, if it is not 0."""
 
     cost: float
     window: _Window
@@ -54,21 +54,20 @@ class _Found:
 
 
 class RunChoices:
-    """Chains of ever larger choices, one for each window of layers.
+    """Chains of growing choices, one for each window of layers.
 
-    Within a window the parts of all layers grow by what gains most per byte. After each step the
-    choice is the best of all with its bytes (the relaxed knapsack's optimum); between two steps one
-    of the parts that change next is the better for the memory left, and may take back some of the
-    last steps of the others, so that a layer is completed. So more memory never costs more.
+    Within a window the parts of all layers grow by the steps with the largest gain per byte. After
+    each step the choice is optimal for its bytes (the relaxed knapsack's optimum). Between two
+    steps, one of the parts that change next uses the memory left, and may take back some of the
+    last steps of the others to complete a layer. So more memory never costs more.
 
     Over 40 budgets each of ReluLLaMA 7B and 13B, Llama 70B, Falcon-40B and Bamboo-7B, in F16 and
-    Q4_0, beside an RTX 4090 and an H200, no choice costs more than 0.19 % above the bound of the
-    relaxed problem, but for 7B Q4_0 beside the H200: there a table of all budgets for each window
-    (dynamic programming over 32768 cells, which takes seconds) found 0.23 % less at most.
+    Q4_0, with an RTX 4090 and an H200, no choice costs more than 0.19 % above the bound of the
+    relaxed problem, except 7B Q4_0 with the H200: there a table of all budgets for each window
+    (dynamic programming over 32768 cells, which takes seconds) found at most 0.23 % less.
     """
 
     def __init__(self, choices: Choices) -> None:
-        """List the windows and the steps of all layers."""
         self._parts = choices.parts
         placed = [PartOptions(part.held[1:], part.cost[1:]) for part in choices.parts[:-1]]
         path = hull_path(placed)
@@ -81,7 +80,7 @@ class RunChoices:
         self._windows = sorted(self._list_windows(choices.run_s), key=lambda window: window.least)
 
     def best(self, capacity: int) -> tuple[float, list[int]] | None:
-        """Least cost within so many bytes, and the option of each part; None where none fits."""
+        """Return the least cost within `capacity` bytes and the option of each part, or None."""
         best: _Found | None = None
         for window in self._windows:
             if best is not None and window.least >= best.cost:
@@ -100,7 +99,7 @@ class RunChoices:
         away = [float(part.cost[0]) for part in layers]
         windows = []
         for first, stop, has_output in _ranges(len(layers)):
-            # The head is on the GPU only behind a layer that is, or alone.
+            # The head is on the GPU only after a layer that is, or alone.
             num_runs = int(first < stop or has_output)
             outside = sum(away[:first]) + sum(away[stop:])
             outside += float(head.cost[int(has_output)]) + num_runs * run_s
@@ -117,7 +116,7 @@ class RunChoices:
         return windows
 
     def _grown(self, window: _Window, capacity: int, known: float) -> _Found | None:
-        """What fits of a window; None if that cannot cost less than what is known."""
+        """Return the best choice of a window that fits; None if it costs at least `known`."""
         inside = np.flatnonzero((self._part >= window.first) & (self._part < window.stop))
         held = window.held + np.cumsum(self._held[inside])
         count = int(np.searchsorted(held, capacity, side="right"))
@@ -142,7 +141,7 @@ class RunChoices:
         return min([continued, *filled], key=lambda each: each.cost)
 
     def _continued(self, found: _Found, later: _Int, left: int) -> _Found:
-        """Go on along the chain without leaps, and without what comes behind one in its part."""
+        """Continue along the chain without leaps, and without later steps of their parts."""
         first_leap = np.full(len(self._parts), len(self._part))
         leaps = later[self._is_leap[later]][::-1]
         first_leap[self._part[leaps]] = leaps
@@ -153,9 +152,9 @@ class RunChoices:
         return replace(found, cost=cost, steps=np.concatenate([found.steps, more]))
 
     def _filled(self, found: _Found, part: int, left: int, *, keeps_leaps: bool) -> _Found:
-        """Give a part the option that is best with the memory left, and so many steps less.
+        """Give a part its best option, taking back steps of other parts where that pays.
 
-        Leaps are steps that take more than a group of neurons: a predictor, a layer's rest.
+        Leaps are steps of more than a group of neurons: a predictor, the rest of a layer.
         """
         options, steps = self._parts[part], found.steps
         is_own = self._part[steps] == part
@@ -197,7 +196,7 @@ class RunChoices:
 
 
 def _ranges(number: int) -> list[tuple[int, int, bool]]:
-    """First layer on the GPU, the one behind the last, and whether the head is there too."""
+    """List windows: first layer on the GPU, end, and whether the head is on the GPU."""
     firsts = range(number)
     windows = [(first, stop, False) for first in firsts for stop in range(first + 1, number + 1)]
     return [*windows, *((first, number, True) for first in range(number + 1))]

@@ -1,7 +1,7 @@
 """PowerInfer's order: dense parts one class after another, then the most frequent neurons.
 
 Attention and key-value cache of every layer from the first, then predictors, then the output head,
-then groups of neurons of all layers by falling frequency. What does not fit ends it.
+then groups of neurons of all layers by falling frequency, up to the first that does not fit.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ __all__ = ["SOLVER", "dense_steps", "greedy_path"]
 
 
 def greedy_path(choices: Choices) -> Path:
-    """Every plan of this solver, from the empty one to everything."""
+    """Return the plans of this solver, from the empty one to everything."""
     part, option = dense_steps(choices)
     neuron_part, neuron_option = _neuron_steps(choices)
     return Path.walk(
@@ -31,7 +31,7 @@ def greedy_path(choices: Choices) -> Path:
 
 
 def dense_steps(choices: Choices) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The steps before the first neuron: i64[n] parts and i64[n] what each becomes."""
+    """Return the steps before the first neuron: i64[n] parts and their new options, i64[n]."""
     layers = choices.layers
     attention = [(number, 1) for number in range(len(layers))]
     predictors = [(n, layer.first_group) for n, layer in enumerate(layers) if layer.has_predictor]

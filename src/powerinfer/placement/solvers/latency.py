@@ -1,9 +1,8 @@
-"""The plan that costs least: a decode step, and the prompt tokens that go with it.
+"""The plan of least cost: a decode step and the prompt tokens per decoded token.
 
-It may leave anything out, and its layers on the GPU are one run. Each candidate below costs no more
-with more memory, so their best does not either: the empty plan, PowerInfer's order as far as it
-fits, and for each run of layers the relaxed optimum, filled up. Where the whole model fits, and is
-about as good as the best, it is placed.
+Its layers on the GPU are one run. The candidates are the empty plan, PowerInfer's order as far as
+it fits, and for each run of layers the relaxed optimum, filled up. None of them costs more with
+more memory, so neither does the best. A whole model that fits is placed if it is about as good.
 """
 
 from collections.abc import Callable
@@ -36,7 +35,7 @@ def _prepare(problem: PlacementProblem) -> Callable[[int], PlacementPlan]:
             # Its layers on the GPU begin with the first, and the head follows all of them.
             cost = float(path.cost[steps]) + (choices.run_s if steps else 0.0)
             candidates.append((cost, path.choice(steps)))
-        # The first of equals, so that nothing is on the GPU that gains nothing.
+        # The first of equals, so that no part is on the GPU without a gain.
         _, chosen = min(candidates, key=lambda candidate: candidate[0])
         found = choices.plan(SOLVER.name, budget_bytes, chosen)
         most_s = (1 + MEMORY_WORTH) * token_s(problem, found)

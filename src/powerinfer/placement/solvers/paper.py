@@ -25,8 +25,8 @@ __all__ = ["SOLVER", "least_neurons"]
 
 _Ids = npt.NDArray[np.int64]
 
-# Limits that do not depend on the clock, so that a plan can be repeated. What the search is left
-# with takes far fewer nodes.
+# Limits that do not depend on the clock, so that plans are reproducible. The reduced problem takes
+# far fewer nodes.
 _OPTIONS = {"mip_rel_gap": 1e-7, "node_limit": 20_000}
 
 
@@ -50,7 +50,7 @@ def least_neurons(problem: PlacementProblem, number: int) -> int | None:
     if gpu_s >= cpu_s:
         return None
     least = cost.handoff_s / (cpu_s - gpu_s)
-    # More than any layer has, where the quotient is beyond what an integer can be made of.
+    # Clamped, as the quotient may be infinite.
     return math.ceil(min(least, problem.sizes.num_neurons + 1))
 
 
@@ -77,7 +77,7 @@ def _prepare(problem: PlacementProblem) -> Callable[[int], PlacementPlan]:
 
 
 def _allowed_options(choices: Choices, number: int) -> _Ids:
-    """i64[n], the layer's options with all dense parts and no neurons or enough of them."""
+    """Return the layer's options, i64[n], with all dense parts and no or enough neurons."""
     layer = choices.layers[number]
     options = np.arange(layer.first_group, len(layer.num_hot))
     least = least_neurons(choices.problem, number)
@@ -88,21 +88,21 @@ def _allowed_options(choices: Choices, number: int) -> _Ids:
 
 
 def _neuron_groups(choices: Choices, number: int, options: _Ids) -> PartOptions:
-    """Bytes of the neurons of these options, and minus the activations that they cover."""
+    """Return the bytes of the neurons of these options and their covered activations, negated."""
     layer = choices.layers[number]
     neuron_bytes = choices.problem.sizes.layers[number].neuron_bytes
     return PartOptions(layer.num_hot[options] * neuron_bytes, -layer.expected[options])
 
 
 def _most_activations(groups: Sequence[PartOptions], path: Path, capacity: int) -> list[int]:
-    """The options of least cost that fit: HiGHS on those that may be part of an optimum."""
+    """Find the options of least cost that fit: HiGHS on those that may be part of an optimum."""
     steps = path.last_within(capacity)
     known = path.choice(steps)
     if steps == len(path.part):
         return known
     price = (path.cost[steps] - path.cost[steps + 1]) / (path.held[steps + 1] - path.held[steps])
-    # At this price of a byte, what each option costs more than the best of its layer. The sum
-    # over layers is at least `bound`, so options further off than what is known are in no optimum.
+    # Cost of each option at this price of a byte. The sum over layers is at least `bound`, so
+    # options worse than the best of their layer by more than `margin` are in no optimum.
     excess = [options.cost + price * options.held for options in groups]
     bound = sum(float(costs.min()) for costs in excess) - price * capacity
     margin = float(path.cost[steps]) - bound + 1e-9 * abs(bound)
@@ -116,7 +116,7 @@ def _solve(
     kept: Sequence[_Ids],
     capacity: int,
 ) -> list[int] | None:
-    """One option of those kept per layer; None where the solver found nothing that fits."""
+    """Choose one of the kept options per layer; None if the solver found none that fit."""
     held = np.concatenate([part.held[ids] for part, ids in zip(groups, kept, strict=True)])
     cost = np.concatenate([part.cost[ids] for part, ids in zip(groups, kept, strict=True)])
     unit = max(1, math.gcd(*(int(value) for value in np.unique(held))))
