@@ -1,4 +1,4 @@
-"""Files beside a model: one class for all kinds of them, one strict reader of their JSON."""
+"""Files next to a model: one class for all kinds, and a strict reader of their JSON."""
 
 from powerinfer.sidecar.fields import Field
 from powerinfer.sidecar.sidecar import Sidecar

@@ -1,4 +1,4 @@
-"""Kinds of files that lie beside a model: their names, their form, what may be replaced."""
+"""Kinds of files next to a model: names, format, and rules for replacing them."""
 
 import json
 import logging
@@ -16,7 +16,7 @@ __all__ = ["Sidecar"]
 
 _log = logging.getLogger(__name__)
 
-# Folders about which the user was told.
+# Folders the user was warned about.
 _not_writable: set[Path] = set()
 
 T = TypeVar("T")
@@ -26,24 +26,24 @@ _MOST_VERSIONS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Sidecar(Generic[T]):
-    """A kind of file: what it is called, where it lies, how it is read and written.
+    """A kind of file: its name, its place, and how to read and write it.
 
-    Adding a kind is one declaration, such as `predictors.calibration_json.CALIBRATION`. A file is
-    one line of JSON, an object whose field `version` says how to read the others.
+    A new kind is one declaration, such as `predictors.calibration_json.CALIBRATION`. A file is one
+    line of JSON, an object whose field `version` is the version of its format.
 
     Attributes:
-        noun: what a file is, for messages: `calibration`.
-        suffix: of its name, behind the model's: `.calibration.json`.
-        folder: of the user's cache folder that holds files of this kind.
-        version: of the format, increased when an older file could be misread.
-        largest_bytes: that a file can have.
-        error: what its readers and writers raise.
-        encode: the fields of a value, without `version`.
-        decode: the value of a file, whose version is checked.
-        identity: what a value says it belongs to, a `gguf.model_identity`; None where the name of
-            the file alone says so.
-        remedy: what to do about a file that is damaged.
-        remedy_for_others: what to do about the file of another model.
+        noun: kind of file for messages: `calibration`.
+        suffix: suffix after the model's name: `.calibration.json`.
+        folder: folder for this kind in the user's cache folder.
+        version: version of the format, increased when an older file could be misread.
+        largest_bytes: size limit.
+        error: class of errors raised by all methods.
+        encode: returns the fields of a value, without `version`.
+        decode: returns the value of a file, whose version is checked already.
+        identity: returns the `gguf.model_identity` of the model a value belongs to; None if only
+            the file name identifies it.
+        remedy: advice for a damaged file.
+        remedy_for_others: advice for the file of another model.
     """
 
     noun: str
@@ -59,34 +59,33 @@ class Sidecar(Generic[T]):
     remedy_for_others: str = "remove it"
 
     def beside(self, model_path: Path) -> Path:
-        """Where the file of a model lies: `MODEL.calibration.json`."""
+        """Return the path next to a model: `MODEL.calibration.json`."""
         return model_path.with_name(model_path.name + self.suffix)
 
     def cached(self, name: str) -> Path:
-        """Where the file lies that is kept under a name, such as a model's identity."""
+        """Return the path in the cache for a name, such as a model's identity."""
         return cache_folder(self.folder) / f"{name}{self.suffix}"
 
     def has_cached(self) -> bool:
-        """Whether any file of this kind is in the cache; costs less than a model's identity."""
+        """Return whether the cache has any file of this kind; cheaper than a model's identity."""
         folder = cache_folder(self.folder)
         return folder.is_dir() and any(folder.glob(f"*{self.suffix}"))
 
     def to_json(self, value: T) -> str:
-        """One line of JSON."""
+        """Encode a value as one line of JSON."""
         fields = {"version": self.version, **self.encode(value)}
         return json.dumps(fields, allow_nan=False, separators=(",", ":"))
 
     def from_json(self, text: str | bytes, where: str, identity: str | None = None) -> T:
-        """Read and check.
+        """Decode and check the text of `to_json`.
 
         Args:
-            text: what `to_json` made.
-            where: names the file in messages.
-            identity: that it must belong to; None for any.
+            where: name of the file for messages.
+            identity: required identity of the model; None for any.
 
         Raises:
-            PowerInferError: this kind's `error`: anything is not as it must be, which names the
-                field; or it belongs to another model.
+            PowerInferError: as `error`: the text is invalid (names the field), or belongs to
+                another model.
         """
         top = Field.parse(text, lambda problem: self._unusable(where, problem))
         version = top["version"]
@@ -99,24 +98,19 @@ class Sidecar(Generic[T]):
         return value
 
     def read(self, path: Path, identity: str | None = None) -> T:
-        """Read a file, without waiting for a pipe or reading a device.
+        """Read a file, see `read_small_file`.
 
         Args:
-            path: of the file.
-            identity: that it must belong to; None for any.
+            identity: required identity of the model; None for any.
 
         Raises:
-            PowerInferError: this kind's `error`: it cannot be read, is damaged, or belongs to
-                another model.
+            PowerInferError: as `error`: it cannot be read, is damaged or belongs to another model.
         """
         data = read_small_file(path, self.largest_bytes, noun=self.noun, error=self.error)
         return self.from_json(data, str(path), identity)
 
     def recall(self, path: Path, identity: str | None = None) -> T | None:
-        """Read a file that was written as a cache; None if it is missing or cannot be used.
-
-        Measuring again repairs it.
-        """
+        """Read a file of the cache; None if it is missing or unusable, to be measured again."""
         if not path.exists():
             return None
         try:
@@ -125,15 +119,15 @@ class Sidecar(Generic[T]):
             return None
 
     def write(self, path: Path, value: T) -> Path:
-        """Write a file under a temporary name, then rename it; return its path.
+        """Write a file atomically and return its path.
 
         Raises:
-            PowerInferError: this kind's `error`: it cannot be written.
+            PowerInferError: as `error`: it cannot be written.
         """
         return write_atomically(path, f"{self.to_json(value)}\n".encode(), error=self.error)
 
     def keep(self, path: Path, value: T) -> None:
-        """Write a file as a cache; if that fails, with a warning, the next run measures again."""
+        """Write a file of the cache; on failure warn once, and the next run measures again."""
         try:
             self.write(path, value)
         except self.error as problem:
@@ -154,33 +148,26 @@ class Sidecar(Generic[T]):
         may_lie_beside: bool = True,
         may_lie_in_cache: bool = True,
     ) -> Path:
-        """Write the file of a model beside it, or else in the cache; return its path.
+        """Write the file of a model next to it, or else into the cache; return its path.
 
         Args:
-            model_path: of the model.
-            value: what to store.
-            identity: of the model.
-            may_lie_beside: False for a model beside which nothing is ever written.
-            may_lie_in_cache: False where something inside the model would be found first.
+            may_lie_beside: False if nothing may be written next to the model.
+            may_lie_in_cache: False if data inside the model takes precedence over the cache.
 
         Raises:
-            PowerInferError: this kind's `error`: it cannot be written.
+            PowerInferError: as `error`: it cannot be written.
         """
         if may_lie_beside:
             try:
                 return self.write(self.beside(model_path), value)
             except self.error:
-                # A file beside the model would be found before one in the cache.
+                # A file next to the model takes precedence over one in the cache.
                 if not may_lie_in_cache or os.access(model_path.parent, os.W_OK):
                     raise
         return self.write(self.cached(identity), value)
 
     def check_target(self, path: Path) -> None:
-        """Check that writing a file would replace nothing but an empty one or one of this kind.
-
-        Raises:
-            PowerInferError: this kind's `error`: it would.
-        """
+        """Raise `error` if writing a file would replace one that is not empty or of this kind."""
         if not os.path.lexists(path) or (path.is_file() and not path.stat().st_size):
             return
         try:

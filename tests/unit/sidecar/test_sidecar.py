@@ -119,7 +119,7 @@ def test_the_file_of_another_model(tmp_path: Path) -> None:
     [
         ("", "it is not JSON (line 1, column 1)"),
         ('{"version":\n!', "it is not JSON (line 2, column 1)"),
-        ("[" * 100_000, "lists or objects lie too deep inside each other"),
+        ("[" * 100_000, "lists or objects are nested too deeply"),
         ("1" * 5000, "it has a number with thousands of digits"),
         (b"\x80", "it is not JSON (byte 0 is not UTF-8)"),
         ("[]", "the file is not an object"),
