@@ -1,4 +1,4 @@
-"""Which models the files in the user's cache folder are for: their names there are hashes."""
+"""Paths of the models with files in the user's cache folder, where names are hashes."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,23 +12,22 @@ _LONGEST_PATH = 1 << 12
 
 
 def remember_model(path: Path, identity: str) -> None:
-    """Note where a model lies of which something is in the cache; where that fails, it is not.
+    """Store the path of a model with files in the cache, as far as possible.
 
     Args:
-        path: of its file.
-        identity: `gguf.model_identity` of it.
+        identity: `gguf.model_identity` of the model.
     """
     if model_path(identity) != path.absolute():
         MODEL.keep(MODEL.cached(identity), path.absolute())
 
 
 def model_path(identity: str) -> Path | None:
-    """Where a model lay when something of it was last written into the cache; None if unknown."""
+    """Return the last known path of a model with files in the cache, or None."""
     return MODEL.recall(MODEL.cached(identity))
 
 
 def _encode(path: Path) -> Mapping[str, object]:
-    # Of a name that is no UTF-8, JSON keeps what it can.
+    # A path may not be UTF-8, which JSON requires.
     return {"path": str(path).encode("utf-8", "replace").decode()}
 
 
@@ -46,4 +45,4 @@ MODEL: Sidecar[Path] = Sidecar(
     encode=_encode,
     decode=_decode,
 )
-"""The path of a model, in the cache under its identity."""
+"""Path of a model, in the cache under its identity."""

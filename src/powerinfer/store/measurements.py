@@ -1,6 +1,6 @@
-"""What was measured on this machine, kept in the user's cache folder.
+"""Measurements of this machine, stored in the user's cache folder.
 
-Files are found by a digest of the names of what was measured, and hold these names.
+Files are named by a digest of the name of the measured object, which they contain.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 @dataclass(frozen=True, slots=True)
 class _Measured(Generic[T]):
-    """A stored measurement: of which devices, and what it found."""
+    """A stored measurement with the name of the measured object."""
 
     of: str
     value: T
@@ -37,10 +37,10 @@ class MeasurementFile(Generic[T]):
         """Describe the files.
 
         Args:
-            prefix: of their names.
-            encode: to JSON values.
-            decode: back from them; it raises PlacementError for values that make no sense.
-            version: raised when what is measured changes: older files are ignored.
+            prefix: prefix of their names.
+            encode: converts a value to JSON.
+            decode: converts it back; raises PlacementError for invalid values.
+            version: increased when the measurement changes: older files are ignored.
         """
         self._prefix = prefix
         self.sidecar: Sidecar[_Measured[T]] = Sidecar(
@@ -56,12 +56,12 @@ class MeasurementFile(Generic[T]):
         )
 
     def recall(self, name: str) -> T | None:
-        """What was measured of what `name` says; None if nothing was."""
+        """Return the stored measurement of `name`, or None."""
         found = self.sidecar.recall(self._path(name), name)
         return None if found is None else found.value
 
     def keep(self, name: str, value: T) -> None:
-        """Store a measurement; if that fails, with a warning, the next run measures again."""
+        """Store a measurement, see `Sidecar.keep`."""
         self.sidecar.keep(self._path(name), _Measured(name, value))
 
     def _path(self, name: str) -> Path:
@@ -70,7 +70,7 @@ class MeasurementFile(Generic[T]):
 
 
 def cpu_title(threads: int, kernels: str) -> str:
-    """The name of the processor, with what computes on it."""
+    """Name the processor with its threads and kernels."""
     return f"{_cpu_name()}, {threads} threads, {kernels} kernels"
 
 

@@ -1,4 +1,4 @@
-"""How much memory this process may still use, according to the system and its control group."""
+"""Memory available to this process, according to the system and its control group."""
 
 from pathlib import Path
 
@@ -11,15 +11,15 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_memory_bytes() -> int | None:
-    """Bytes that can be had without swapping; None where the system does not say.
+    """Return the bytes available without swapping; None if the system does not say.
 
-    Page cache counts as available. A limit of the control group (containers) counts too.
+    Page cache counts as available. The limit of the control group (containers) applies.
     """
     return _least(_system_bytes("MemAvailable"), _cgroup_bytes())
 
 
 def total_memory_bytes() -> int | None:
-    """Bytes that this machine or the control group has in all; None where the system says not."""
+    """Return the total bytes of this machine or control group; None if unknown."""
     return _least(_system_bytes("MemTotal"), _cgroup_limit())
 
 
@@ -40,7 +40,7 @@ def _system_bytes(wanted: str) -> int | None:
 
 
 def _cgroup_bytes() -> int | None:
-    """What version 2 of control groups leaves, not counting cached files as used."""
+    """Return the bytes left in the control group (v2), not counting cached files as used."""
     limit = _cgroup_limit()
     if limit is None:
         return None

@@ -6,18 +6,18 @@ from pathlib import Path
 __all__ = ["default_threads", "physical_cores"]
 
 _CPUS = Path("/sys/devices/system/cpu")
-# With fewer, computing needs every one.
+# With fewer cores, computing needs all of them.
 _CORES_TO_SHARE = 6
 
 
 def default_threads(*, beside_gpu: bool) -> int:
-    """The physical cores, less two beside a GPU: Python and the driver's thread wait actively."""
+    """Return the physical cores, minus two with a GPU, for the busy-waiting Python and driver."""
     cores = physical_cores()
     return cores - 2 if beside_gpu and cores >= _CORES_TO_SHARE else cores
 
 
 def physical_cores() -> int:
-    """Cores this process may run on, counting the hardware threads of a core once.
+    """Count the cores this process may run on, the hardware threads of a core once.
 
     Decoding is bound by memory, so a second thread on a core adds contention and no bandwidth.
     """
@@ -28,8 +28,8 @@ def physical_cores() -> int:
     return max(1, len({_shared_prompts(cpu) for cpu in allowed}))
 
 
-def _shared_prompts(cpu: int) -> str:
-    """What the system calls the core of a CPU; the CPU itself where it does not say."""
+def _siblings(cpu: int) -> str:
+    """Return the system's name of the core of a CPU, or else the CPU itself."""
     path = _CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list"
     try:
         return path.read_text(encoding="ascii").strip()
