@@ -1,4 +1,4 @@
-"""From text to token ids and back, by the vocabulary in a GGUF file; chat templates."""
+"""Tokenizers built from the vocabulary in a GGUF file, and chat templates."""
 
 import importlib
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ __all__ = ["FALLBACK_TEMPLATE", "IncrementalDecoder", "Tokenizer", "render_chat"
 
 
 def __getattr__(name: str) -> object:
-    """Import chat templates when they are first used: Jinja costs a start of `run` a fifth."""
+    """Import chat templates on first use: Jinja takes a fifth of the start of `run`."""
     if name not in ("FALLBACK_TEMPLATE", "render_chat"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module("powerinfer.tokenizer.chat"), name)

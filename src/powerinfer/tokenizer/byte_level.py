@@ -17,20 +17,19 @@ __all__ = ["ByteLevelEncoder", "library_pre_tokenizer"]
 
 _log = logging.getLogger(__name__)
 
-# Text goes to the library in stretches of about this many characters: it needs some hundred bytes
-# of memory for each, and stretches bound that.
+# Characters per call of the library, which needs some hundred bytes of memory for each.
 _STRETCH = 1 << 18
-# Where only so many tokens are wanted, stretches are this much longer than those usually are.
+# Where the number of tokens is limited, stretches exceed their usual length by this much.
 _SHORT_STRETCH = 1 << 12
-# No expression of `pre_tokenizers` matches a letter with a space after it, and none looks behind:
-# every one of them cuts there, so that cutting there first changes nothing.
+# Every expression of `pre_tokenizers` splits between a letter and a space, and none has a
+# lookbehind, so splitting there first changes nothing.
 _SAFE_CUT = re.compile("[A-Za-z](?= )")
-# These bytes occur in no UTF-8 text, so that a vocabulary without them can still write any text.
+# Bytes that never occur in UTF-8: a vocabulary without them can still encode any text.
 _NEVER_IN_UTF8 = frozenset((0xC0, 0xC1, *range(0xF5, 0x100)))
 
 
 class ByteLevelEncoder:
-    """Cuts text by regular expressions, writes it in the byte alphabet and merges by rank."""
+    """Splits text by regular expressions, maps it to the byte alphabet and merges by rank."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         """Build the library's tokenizer.
@@ -45,7 +44,7 @@ class ByteLevelEncoder:
         self._lacks_bytes = False
         for byte, character in enumerate(BYTE_CHARACTERS):
             if character not in words and byte not in _NEVER_IN_UTF8:
-                # The library drops what it does not know; a stand-in keeps its place.
+                # The library drops unknown characters; a stand-in keeps their place.
                 words[character] = self._vocab_size + byte
                 self._lacks_bytes = True
         self._tokenizer = tokenizers.Tokenizer(_model(words, vocabulary))
@@ -61,11 +60,10 @@ class ByteLevelEncoder:
         return (token_id,)
 
     def encode(self, text: str, at_most: int | None = None) -> list[int]:
-        """Token ids of `text`, which holds no surrogates.
+        """Encode text without surrogates.
 
         Args:
-            text: any length.
-            at_most: where there are more tokens than that, the first ones, some more than that.
+            at_most: stop early once there are more than this many tokens.
 
         Raises:
             PromptError: the library's expression engine gave up on the text.
@@ -99,7 +97,7 @@ class ByteLevelEncoder:
 
 
 def library_pre_tokenizer(pre: PreTokenizer) -> pre_tokenizers.PreTokenizer:
-    """The library's object that cuts text by the stages and then writes it in byte characters."""
+    """Build the library's object that splits text by the stages and maps it to byte characters."""
     stages = [pre_tokenizers.Split(tokenizers.Regex(stage), "isolated") for stage in pre.stages]
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return pre_tokenizers.Sequence([*stages, to_bytes])
@@ -113,7 +111,7 @@ def _next_cut(text: str, start: int, stretch: int) -> int:
 
 
 def _mergeable(vocabulary: Vocabulary) -> dict[str, int]:
-    """Tokens that text can become by merging: all but the special ones."""
+    """Return the ids of tokens made by merging: all but the special ones."""
     words = dict(vocabulary.ids_by_text)
     for token_id, token_type in enumerate(vocabulary.types):
         if token_type in (TokenType.CONTROL, TokenType.UNKNOWN):
@@ -124,7 +122,7 @@ def _mergeable(vocabulary: Vocabulary) -> dict[str, int]:
 
 
 def _is_text(text: str) -> bool:
-    """Whether the library can take a string: it has no surrogates."""
+    """Return whether a string has no surrogates, which the library refuses."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -142,7 +140,7 @@ def _model(words: dict[str, int], vocabulary: Vocabulary) -> models.BPE:
         return _library_model(words, merges, vocabulary)
     finally:
         if missing := len(vocabulary.merges) - len(merges):
-            _log.warning("%d merges name tokens that are not there; left out", missing)
+            _log.warning("%d merges name missing tokens and are ignored", missing)
 
 
 def _library_model(

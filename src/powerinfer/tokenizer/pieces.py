@@ -1,4 +1,4 @@
-"""The bytes each token stands for, and the byte alphabet of GPT-2's vocabularies."""
+"""Bytes of each token, and the byte alphabet of GPT-2's vocabularies."""
 
 from powerinfer.tokenizer.vocabulary import BYTE_LEVEL, TokenType, Vocabulary, byte_value
 
@@ -11,7 +11,7 @@ def _byte_characters() -> tuple[str, ...]:
     return tuple(chr(byte if byte in printable else next(others)) for byte in range(256))
 
 
-# Character that stands for each byte: itself where it is printable Latin-1, else from U+0100 on.
+# Character for each byte: the same if it is printable Latin-1, else one from U+0100 on.
 BYTE_CHARACTERS = _byte_characters()
 _BYTE_OF = {character: byte for byte, character in enumerate(BYTE_CHARACTERS)}
 # SentencePiece's visible space.
@@ -21,7 +21,7 @@ _LITERAL = (TokenType.USER_DEFINED, TokenType.CONTROL, TokenType.UNKNOWN)
 
 
 class Pieces:
-    """Bytes by token id, worked out when first asked for: loading stays cheap."""
+    """Bytes by token id, computed on first use to keep loading cheap."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         """Wrap `vocabulary`, which must not change."""
@@ -30,22 +30,21 @@ class Pieces:
         self._known: dict[int, bytes] = {}
 
     def __getitem__(self, token_id: int) -> bytes:
-        """Bytes of one token; the stored text for special and user-defined ones."""
+        """Return the bytes of a token; the stored text of special and user-defined ones."""
         piece = self._known.get(token_id)
         if piece is None:
             piece = self._known[token_id] = self._work_out(token_id)
         return piece
 
     def longest_text(self) -> int:
-        """Most bytes of a text that any one token can be encoded from; no less than the truth.
+        """Return an upper bound on the bytes of text that one token can encode.
 
-        A SentencePiece token with a visible space is encoded from a space or from that sign itself.
+        A SentencePiece token with a visible space encodes a space or that sign itself.
         """
         vocabulary = self._vocabulary
         if not self._is_byte_level:
             return max(len(_utf8(text)) for text in vocabulary.texts)
-        # In a byte-level text a character is a byte, but tokens found in the text stand for
-        # themselves.
+        # A character of a byte-level text is a byte, but literal tokens stand for themselves.
         return max(
             len(_utf8(text)) if token_type in _LITERAL else len(text)
             for text, token_type in zip(vocabulary.texts, vocabulary.types, strict=True)
@@ -68,7 +67,7 @@ def _byte_level(text: str) -> bytes:
     try:
         return bytes([_BYTE_OF[character] for character in text])
     except KeyError:
-        # A text outside the alphabet, as in tokens added by hand, stands for itself.
+        # A text outside the alphabet, as of tokens added by hand, stands for itself.
         return _utf8(text)
 
 
@@ -76,5 +75,5 @@ def _utf8(text: str) -> bytes:
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError:
-        # A reader that keeps broken UTF-8 of a file as escapes gets its bytes back.
+        # Restores broken UTF-8 of a file that was read as surrogates.
         return text.encode("utf-8", "surrogatepass")

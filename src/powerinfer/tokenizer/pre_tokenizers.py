@@ -1,14 +1,13 @@
-r"""How byte-level vocabularies cut text into words before merging, by `tokenizer.ggml.pre`.
+r"""Splitting of text into words before byte-level merging, by `tokenizer.ggml.pre`.
 
 Each entry is a list of regular expressions applied one after the other: a stage isolates its
 matches, and the next stage works on the pieces, matched or not. The expressions are those the
 models were trained with (the `pre_tokenizer` of their Hugging Face files), in Oniguruma's dialect;
-two rewritings keep the meaning and drop the backtracking:
+two changes keep the meaning and avoid backtracking:
 
 - ``\s*[\r\n]+`` is written ``(?>(?:[^\S\r\n]*+[\r\n]+)+)``, so that a long run of spaces without a
   line end fails at once instead of giving back one space at a time;
-- nothing follows ``\s+(?!\S)`` in the GPT-2 family, because what no alternative matches becomes a
-  piece of its own anyway.
+- nothing follows ``\s+(?!\S)`` in the GPT-2 family, because unmatched text becomes a piece anyway.
 """
 
 import logging
@@ -21,12 +20,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """Stages of cutting, and what the name also implies about the vocabulary.
+    """Stages of splitting, and other implications of the name for the vocabulary.
 
     Attributes:
         stages: regular expressions, each isolating its matches in the pieces of the one before.
-        ignore_merges: a word that is itself a token is taken whole, whatever the merges give.
-        add_bos: prompts start with BOS where the file does not say.
+        ignore_merges: a word that is a token is used whole, without merging.
+        add_bos: prompts start with BOS unless the file says otherwise.
     """
 
     stages: tuple[str, ...]
@@ -44,7 +43,7 @@ _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 
 
 def _words(numbers: str, contractions: str = f"{_CONTRACTIONS}|", tail: str = _NEWLINES) -> str:
-    """Expression of the Llama 3 and Qwen2 family, which differ in how many digits go together."""
+    """Expression of the Llama 3 and Qwen2 families, which differ in the grouping of digits."""
     return (
         rf"{contractions}[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{numbers}"
         rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{tail}|{_BLANKS}"
@@ -74,8 +73,8 @@ _EAST_ASIAN = r"[\x{4E00}-\x{9FA5}\x{800}-\x{4E00}\x{AC00}-\x{D7FF}]+"
 _HAN_AND_KANA = r"[\x{4E00}-\x{9FA5}\x{3040}-\x{309F}\x{30A0}-\x{30FF}]+"
 _SIGN_THEN_WORD = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"
 
-# The cased letters (Lu, Ll, Lt) that DeepSeek LLM spells out, as ranges of code points: those of
-# the scripts that had two cases in Unicode then, without mathematical alphabets.
+# The cased letters (Lu, Ll, Lt) that DeepSeek LLM lists, as ranges of code points: scripts with two
+# cases in the Unicode of that time, without mathematical alphabets.
 _CASED_SPANS = (
     "41-5A 61-7A B5 C0-D6 D8-F6 F8-1BA 1BC-1BF 1C4-293 295-2AF 370-373 376 377 37B-37D 37F "
     "386 388-38A 38C 38E-3A1 3A3-3F5 3F7-481 48A-52F 531-556 10A0-10C5 13A0-13F5 13F8-13FD "
@@ -169,11 +168,11 @@ _FAMILIES: dict[str, PreTokenizer] = {
 }
 _BY_NAME = {name: entry for names, entry in _FAMILIES.items() for name in names.split()}
 
-# Names that stand for others; the default is for names that are not known, and no model's own.
+# One name of each family; the default is for unknown names and belongs to no model.
 _MAIN_NAMES = tuple(names.split()[0] for names in _FAMILIES if names != "default")
 
-# Files from before `tokenizer.ggml.pre` was invented, PowerInfer's among them, do not name it; the
-# models of these architectures have only ever had one.
+# Files older than `tokenizer.ggml.pre`, PowerInfer's among them, lack it; these architectures have
+# only one pre-tokenizer each.
 _BY_ARCHITECTURE = {
     "bloom": "bloom",
     "codeshell": "codeshell",
@@ -192,26 +191,25 @@ _BY_ARCHITECTURE = {
 
 
 def main_names() -> tuple[str, ...]:
-    """One name of each pre-tokenizer that models have; those left out mean the same as one."""
+    """Return one name of each pre-tokenizer of models; the others are synonyms."""
     return _MAIN_NAMES
 
 
 def pre_tokenizer(name: str | None, architecture: str = "") -> PreTokenizer:
-    """Look a pre-tokenizer up.
+    """Look up a pre-tokenizer.
 
     Args:
-        name: `tokenizer.ggml.pre`; None where the file has no such key. A name that is not known
-            gives the default with a warning: the text is still cut, only perhaps not quite as the
-            model has learned it.
-        architecture: `general.architecture`, which decides where there is no name.
+        name: `tokenizer.ggml.pre`, or None if the file lacks it. An unknown name gives the default
+            with a warning: it splits text, though perhaps not exactly as in training.
+        architecture: `general.architecture`, used if there is no name.
     """
     if name is None:
         name = _BY_ARCHITECTURE.get(architecture, "default")
         _log.info("no pre-tokenizer named; using %r", name)
     if name not in _BY_NAME:
         _log.warning(
-            "pre-tokenizer %r is unknown; using the default, which may cut text differently from "
-            "what the model has learned",
+            "pre-tokenizer %r is unknown; using the default, which may split text differently from "
+            "the model's training",
             name,
         )
         return _DEFAULT

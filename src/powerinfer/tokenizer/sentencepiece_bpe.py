@@ -1,9 +1,9 @@
 """SentencePiece BPE (Llama 1 and 2, Mistral, Phi-3 ...) on the `sentencepiece` library.
 
 Such a vocabulary merges the adjacent pair whose concatenation has the highest score, the leftmost
-of equals. A list of ranked merges, which is what the `tokenizers` library takes, cannot say "equal"
-(vocabularies converted without scores have only equals), and deriving one takes longer than the
-whole load may. So the reference implementation does it, given a model file made in memory.
+of equals. The ranked merges of the `tokenizers` library cannot express ties (vocabularies converted
+without scores have only ties), and deriving them takes longer than the whole load may. So the
+reference implementation encodes, given a model file made in memory.
 """
 
 import re
@@ -19,8 +19,8 @@ from powerinfer.tokenizer.vocabulary import TokenType, Vocabulary, byte_value
 __all__ = ["SentencePieceEncoder"]
 
 _SPACE_SIGN = "\u2581"
-# Text goes to the library in stretches of about this many characters, where cutting changes
-# nothing: its memory grows with the stretch and its heap works better on a short one.
+# Characters per call of the library, split where that changes nothing: its memory grows with the
+# length, and its heap is faster on short text.
 _STRETCH = 1 << 14
 
 # Piece types, field numbers and wire types of sentencepiece_model.proto.
@@ -30,15 +30,15 @@ _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
 _MODEL_TYPE, _BYTE_FALLBACK = 3, 35
 _ADD_DUMMY_PREFIX, _REMOVE_EXTRA_SPACES, _ESCAPE_SPACES = 3, 4, 5
 _VARINT, _LENGTH = 0, 2
-# Name of a piece that no text becomes; names must differ from each other and from all tokens.
+# Unique name of a piece that no text becomes.
 _STAND_IN = b"\x01stand-in %d"
 
 
 class SentencePieceEncoder:
-    """Merges by score; what is in no token falls back to byte tokens.
+    """Merges by score; text in no token falls back to byte tokens.
 
     Attributes:
-        byte_ids: ids that write each byte value: its byte token, else the unknown token, else none.
+        byte_ids: ids for each byte value: its byte token, else the unknown token, else none.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -69,11 +69,10 @@ class SentencePieceEncoder:
             raise TokenizerError(f"sentencepiece refuses the vocabulary: {error}") from error
 
     def encode(self, text: str, at_most: int | None = None) -> list[int]:
-        """Token ids of `text`, which holds no surrogates; no space is put in front.
+        """Encode text without surrogates and without adding a space.
 
         Args:
-            text: any length.
-            at_most: where there are more tokens than that, the first ones, some more than that.
+            at_most: stop early once there are more than this many tokens.
         """
         ids: list[int] = []
         start = 0
@@ -83,8 +82,7 @@ class SentencePieceEncoder:
                 end = cut.end()
             with library_call():
                 found = self._processor.EncodeAsIds(text[start:end])
-            # Ids past the vocabulary are the stand-ins for missing bytes, in the order of the
-            # bytes.
+            # Ids past the vocabulary stand for missing bytes, in order.
             ids += [i for each in found for i in self._known(each)] if self._lacks_bytes else found
             start = end
         return ids
@@ -96,9 +94,10 @@ class SentencePieceEncoder:
 
 
 def _safe_cut(vocabulary: Vocabulary) -> re.Pattern[str]:
-    """Where text can be cut before a space: after a character that no token has before a space.
+    """Match a character before a space that is before a space in no token.
 
-    A merge makes a token, so that no merge crosses two characters that stand side by side in none.
+    A merge makes a token, so no merge crosses two characters that are adjacent in no token, and
+    text can be split there.
     """
     joined = "\0".join(text for text in vocabulary.texts if _SPACE_SIGN in text[1:])
     before = {*re.findall(f"(.){_SPACE_SIGN}", joined, re.DOTALL), " ", _SPACE_SIGN} - {"\0"}
@@ -106,10 +105,10 @@ def _safe_cut(vocabulary: Vocabulary) -> re.Pattern[str]:
 
 
 def _model_proto(vocabulary: Vocabulary, byte_tokens: dict[int, int]) -> bytes:
-    """A model file whose first pieces have the ids of `vocabulary`.
+    """Write a model file whose first pieces have the ids of `vocabulary`.
 
-    Tokens that text cannot become get a name no text merges to. A model must have all 256 bytes and
-    one unknown piece; those that are missing come after the vocabulary.
+    Tokens that no text becomes get a stand-in name. A model must have all 256 bytes and an unknown
+    piece; missing ones follow the vocabulary.
     """
     winners = vocabulary.ids_by_text
     byte_ids = {token_id: value for value, token_id in byte_tokens.items()}
@@ -135,7 +134,7 @@ def _model_proto(vocabulary: Vocabulary, byte_tokens: dict[int, int]) -> bytes:
     return b"".join((*out, _message(_TRAINER, trainer), _message(_NORMALIZER, normalizer)))
 
 
-# User-defined tokens are found in the text before the encoder sees it; merging may still make them.
+# User-defined tokens are found in the text before encoding; merging may still make them.
 _MERGEABLE = frozenset(
     (TokenType.UNDEFINED, TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED)
 )
@@ -182,6 +181,6 @@ _SCORE_TAG, _TYPE_TAG = 2 << 3 | 5, 3 << 3 | _VARINT
 
 
 def _piece(text: bytes, score: float, token_type: int) -> bytes:
-    # Written out, because it runs for each of up to some hundred thousand tokens.
+    # Inlined, because it runs for up to several hundred thousand tokens.
     rest = _SCORE_AND_TYPE.pack(_SCORE_TAG, score, _TYPE_TAG, token_type)
     return _message(_PIECES, _TEXT_TAG + _varint(len(text)) + text + rest)

@@ -1,7 +1,7 @@
-"""Finding special tokens in text, before anything else cuts it.
+"""Search for special tokens in text, before it is split further.
 
-User-defined tokens are matched always, control tokens only where the caller asks for it: text of
-a user must not be able to end its own turn.
+User-defined tokens are always matched, control tokens only on request: a user's text must not be
+able to end its own turn.
 """
 
 import re
@@ -11,12 +11,12 @@ from powerinfer.tokenizer.vocabulary import TokenType, Vocabulary
 
 __all__ = ["SpecialTokens"]
 
-# What C's isspace() accepts in the default locale; the white space Phi-3's tokens swallow.
+# White space of C's isspace() in the default locale, which Phi-3's tokens swallow.
 _ASCII_SPACES = re.compile(r"[ \t\n\v\f\r]*")
 
 
 class SpecialTokens:
-    """Cuts text at special tokens: leftmost first, the longest of those that start there."""
+    """Splits text at special tokens, leftmost and longest first."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         """Collect the tokens of `vocabulary` that may stand literally in text."""
@@ -35,17 +35,16 @@ class SpecialTokens:
         }
 
     def partition(self, text: str, *, parse_special: bool) -> Iterator[str | int]:
-        """Yield stretches of plain text (never empty) and ids of the special tokens between them.
+        """Yield non-empty stretches of plain text, and the ids of the special tokens between them.
 
         Args:
-            text: any string.
             parse_special: match control and unknown tokens too, not only user-defined ones.
         """
         matcher = self._all if parse_special else self._user
         start = 0
         for begin, end, token_id in matcher.find(text):
             if begin < start:
-                # The white space that the token before swallowed was itself a token.
+                # Part of the white space swallowed by the token before.
                 continue
             if begin > start:
                 yield text[start:begin]
@@ -60,9 +59,9 @@ class SpecialTokens:
 class _Matcher:
     """Leftmost-longest search for a fixed set of strings.
 
-    Positions are found by a class of first characters (one pass in C), then the two first
-    characters choose the lengths to try: with thousands of tokens, as Gemma has, an alternation
-    in one expression would try them all at each of these positions.
+    A character class finds the first characters (one pass in C), then the first two characters
+    select the lengths to try: one alternation of thousands of tokens, as Gemma has, would try them
+    all at each position.
     """
 
     def __init__(self, ids: dict[str, int]) -> None:
@@ -75,7 +74,7 @@ class _Matcher:
         self._first = re.compile(f"[{first}]") if ids else None
 
     def find(self, text: str) -> Iterator[tuple[int, int, int]]:
-        """Yield (begin, end, id) of each match, left to right, none overlapping another."""
+        """Yield (begin, end, id) of each match, left to right, without overlaps."""
         if self._first is None:
             return
         start = 0

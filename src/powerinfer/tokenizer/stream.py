@@ -1,4 +1,4 @@
-"""Turning ids into text, all at once or one by one as a model produces them."""
+"""Decoding of ids into text, all at once or one by one."""
 
 import codecs
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ __all__ = ["Detokenizer", "IncrementalDecoder"]
 
 
 class Detokenizer:
-    """Bytes of token sequences: special tokens hidden, the added first space taken away."""
+    """Bytes of token sequences, without special tokens and the added first space."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         """Wrap `vocabulary`, which must not change."""
@@ -19,7 +19,7 @@ class Detokenizer:
         self.pieces = Pieces(vocabulary)
 
     def step(self, token_id: int, *, at_start: bool, skip_special: bool) -> tuple[bytes, bool]:
-        """Bytes one token adds, and whether the next one still is at the start of the text.
+        """Return the bytes of a token, and whether the next one is still at the start of the text.
 
         Raises:
             TokenizerError: the id is outside the vocabulary.
@@ -32,14 +32,14 @@ class Detokenizer:
         if is_special:
             return (b"" if skip_special else self.pieces[token_id]), at_start
         piece = self.pieces[token_id]
-        # Encoding puts a space in front of the text, though not in front of a user-defined token.
+        # Encoding adds a space before the text, but not before a user-defined token.
         is_user_defined = self._vocabulary.types[token_id] is TokenType.USER_DEFINED
         if at_start and self._vocabulary.add_space_prefix and not is_user_defined:
             piece = piece.removeprefix(b" ")
         return piece, False
 
     def decode_bytes(self, token_ids: Iterable[int], *, skip_special: bool) -> bytes:
-        """Bytes of a whole sequence."""
+        """Return the bytes of a whole sequence."""
         out: list[bytes] = []
         at_start = True
         for token_id in token_ids:
@@ -49,10 +49,10 @@ class Detokenizer:
 
 
 class IncrementalDecoder:
-    """Text of tokens as they come, in whole characters.
+    """Incremental decoding of tokens into whole characters.
 
-    What `push` and `finish` return, put together, is what decoding all the ids at once would add to
-    the text of the prompt. Bytes that cannot be part of any character become U+FFFD.
+    The results of `push` and `finish`, concatenated, are the text that decoding all ids at once
+    would add to that of the prompt. Bytes that are not part of a character become U+FFFD.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class IncrementalDecoder:
 
     @property
     def state(self) -> tuple[bool, tuple[bytes, int]]:
-        """What it remembers of the tokens so far, to go back to it later."""
+        """State after the tokens so far, which can be restored later."""
         return self._at_start, self._utf8.getstate()
 
     @state.setter
@@ -88,7 +88,7 @@ class IncrementalDecoder:
         self._utf8.setstate(undecoded)
 
     def finish(self) -> str:
-        """Return what an unfinished character leaves, U+FFFD or nothing, and forget it."""
+        """Return U+FFFD for an unfinished character, else nothing, and reset."""
         rest = self._utf8.decode(b"", final=True)
         self._utf8.reset()
         return rest

@@ -1,7 +1,7 @@
-"""What a vocabulary says about a token, and the tokens that end an answer by their texts.
+"""Types of tokens, and the texts of the tokens that end an answer.
 
-GGUF names one or two tokens that end a text, and models have more of them. llama.cpp knows the
-others by their texts; the lists here are those of its `llama-vocab.cpp`.
+GGUF names one or two tokens that end a text, but models have more. llama.cpp recognises the others
+by their texts; the lists here are those of its `llama-vocab.cpp`.
 """
 
 from collections.abc import Collection, Mapping, MutableSequence, Sequence
@@ -11,7 +11,7 @@ __all__ = ["TokenType", "call_marks", "end_ids", "harmony_marks", "mark_end_text
 
 
 class TokenType(IntEnum):
-    """What `tokenizer.ggml.token_type` says about a token."""
+    """Values of `tokenizer.ggml.token_type`."""
 
     UNDEFINED = 0
     NORMAL = 1
@@ -22,18 +22,18 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-# A token of one of these texts ends an answer; such a token is control text whatever its type says.
+# Tokens that end an answer; they are control tokens whatever their type.
 _END_TEXTS = frozenset(
     (
         *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>"),
         *("<|flush|>", "<|calls|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"),
         *("<EOT>", "_<EOT>", "[EOT]", "<end_of_utterance>", "<｜end▁of▁sentence｜>"),
-        # A model of code goes on with another file there.
+        # Models of code continue with another file there.
         *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<|fim_repo|>", "<|repo_name|>", "<fim-repo>"),
         *("<reponame>", "<|file_sep|>"),
     )
 )
-# These are words of a text as well: `</s>` is HTML in Gemma's vocabularies, which have learned it.
+# These also occur in text: `</s>` is HTML in Gemma's vocabularies.
 _END_TEXTS_IF_CONTROL = frozenset(
     ("</s>", "<eos>", "[EOS]", "<turn|>", "<|tool_response>", "[e~[", "<PAD>", "[PAD]", "<REPO>")
 )
@@ -41,7 +41,7 @@ _END_TEXTS_IF_CONTROL = frozenset(
 _MANY_PARTS = (("<|return|>", "<|call|>"), ("<|calls|>", "<|flush|>"))
 # Marks of the parts of an answer in the format "harmony" of gpt-oss.
 _HARMONY = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>")
-# Marks of calls of tools and of thoughts in other models' answers, where they are control tokens.
+# Marks of tool calls and reasoning in other models' answers, where they are control tokens.
 _CALLS = (
     *("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "<|python_tag|>", "<tool_call>", "</tool_call>"),
     *("[THINK]", "[/THINK]", "<think>", "</think>"),
@@ -49,12 +49,7 @@ _CALLS = (
 
 
 def mark_end_texts(ids: Mapping[str, int], types: MutableSequence[TokenType]) -> None:
-    """Make tokens that look like the end of an answer control tokens.
-
-    Args:
-        ids: id of each text.
-        types: type of each id; changed.
-    """
+    """Turn tokens with the text of an end of an answer into control tokens, in `types`."""
     for text in _END_TEXTS & ids.keys():
         types[ids[text]] = TokenType.CONTROL
 
@@ -62,13 +57,7 @@ def mark_end_texts(ids: Mapping[str, int], types: MutableSequence[TokenType]) ->
 def end_ids(
     ids: Mapping[str, int], types: Sequence[TokenType], named: Collection[int]
 ) -> frozenset[int]:
-    """Ids of the tokens that end an answer: those that the file names and those known by text.
-
-    Args:
-        ids: id of each text.
-        types: type of each id.
-        named: ids that the file names.
-    """
+    """Return the ids of tokens that end an answer: those the file names and those known by text."""
     known = (ids[text] for text in (_END_TEXTS | _END_TEXTS_IF_CONTROL) & ids.keys())
     ends = {*named, *(token_id for token_id in known if types[token_id] is TokenType.CONTROL)}
     if any(first in ids and second in ids for first, second in _MANY_PARTS):
@@ -77,12 +66,12 @@ def end_ids(
 
 
 def harmony_marks(ids: Mapping[str, int]) -> frozenset[int]:
-    """Ids of the marks between the parts of an answer; empty where the format is another one."""
+    """Return the ids of marks between the parts of an answer; none for other formats."""
     first, second = _MANY_PARTS[0]
     is_harmony = first in ids and second in ids and "<|channel|>" in ids
     return frozenset(ids[text] for text in _HARMONY if text in ids) if is_harmony else frozenset()
 
 
 def call_marks(ids: Mapping[str, int]) -> frozenset[int]:
-    """Ids of the marks around calls of tools and around thoughts; see `harmony_marks`."""
+    """Return the ids of marks around tool calls and reasoning; see `harmony_marks`."""
     return frozenset(ids[text] for text in _CALLS if text in ids)

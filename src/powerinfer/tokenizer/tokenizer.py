@@ -1,4 +1,4 @@
-"""`Tokenizer`: text to token ids and back, as the vocabulary in a GGUF file says."""
+"""`Tokenizer`: text to token ids and back, with the vocabulary of a GGUF file."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,13 +14,13 @@ from powerinfer.tokenizer.vocabulary import SENTENCEPIECE, Vocabulary, load_voca
 
 __all__ = ["Tokenizer"]
 
-# Code points that are in no UTF-8 text. U+DC80 to U+DCFF are how Python carries bytes that are not
-# UTF-8 through a string; any other comes from broken UTF-16.
+# Code points that never occur in UTF-8. Python maps bytes that are not UTF-8 to U+DC80 to U+DCFF;
+# others come from broken UTF-16.
 _SURROGATES = re.compile("([\ud800-\udfff]+)")
 
 
 class _Encoder(Protocol):
-    """What cuts plain text into tokens."""
+    """Encoder of text without special tokens."""
 
     byte_ids: tuple[Sequence[int], ...]
 
@@ -43,7 +43,7 @@ class Tokenizer:
         """
         self._encoder = _encoder(vocabulary)
         self._specials = SpecialTokens(vocabulary)
-        # The encoder has its own copy of what orders the merges; ours would only take memory.
+        # The encoder has its own copy of merges and scores; ours would only take memory.
         self._vocabulary = replace(vocabulary, merges=(), scores=())
         self._detokenizer = Detokenizer(self._vocabulary)
 
@@ -94,7 +94,7 @@ class Tokenizer:
 
     @property
     def is_harmony(self) -> bool:
-        """Whether marks divide an answer into parts, of which some are thoughts (gpt-oss)."""
+        """True if marks divide an answer into parts, of which some are thoughts (gpt-oss)."""
         return self._vocabulary.is_harmony
 
     @property
@@ -104,17 +104,17 @@ class Tokenizer:
 
     @property
     def add_bos(self) -> bool:
-        """Whether the model expects BOS before a prompt; never true without a BOS token."""
+        """True if the model expects BOS before a prompt; never true without a BOS token."""
         return self._vocabulary.add_bos
 
     @property
     def add_eos(self) -> bool:
-        """Whether the model expects EOS after a text; never true without an EOS token."""
+        """True if the model expects EOS after a text; never true without an EOS token."""
         return self._vocabulary.add_eos
 
     @property
     def drops_first_space(self) -> bool:
-        """Whether a space that begins a text is not part of it: encoding puts it there."""
+        """True if a space that begins a text is not part of it: encoding puts it there."""
         return self._vocabulary.add_space_prefix
 
     @property
@@ -139,13 +139,12 @@ class Tokenizer:
         """Turn text into token ids.
 
         Args:
-            text: bytes are taken as UTF-8; what is not UTF-8 becomes byte tokens.
-            add_bos: put BOS in front; None does what the model expects.
-            add_eos: put EOS at the end, whatever the model expects.
-            parse_special: take control tokens written in the text (``<|im_end|>``) as such. Leave
-                it off for text of a user. User-defined tokens are always taken as such.
-            at_most: where there are more tokens than that, stop early: some more than that many
-                are returned, which are the first ones.
+            text: bytes are taken as UTF-8; invalid bytes become byte tokens.
+            add_bos: start with BOS; None does as the model expects.
+            add_eos: end with EOS, whatever the model expects.
+            parse_special: parse control tokens in the text (``<|im_end|>``). Leave it off for text
+                of a user. User-defined tokens are always parsed.
+            at_most: stop early once there are more than this many tokens.
 
         Raises:
             TokenizerError: BOS or EOS is asked for and the vocabulary has none.
@@ -171,10 +170,10 @@ class Tokenizer:
         return ids
 
     def encode_inside(self, text: str, at_most: int | None = None) -> list[int]:
-        """Ids of text in the middle of a text: nothing is put in front or taken away.
+        """Encode text in the middle of a text: nothing is added or removed at its start.
 
         Args:
-            text: without half surrogate pairs; control tokens in it are plain text.
+            text: text without surrogates; control tokens in it are plain text.
             at_most: as in `encode`.
 
         Raises:
@@ -189,7 +188,7 @@ class Tokenizer:
         return ids
 
     def _encode_plain(self, text: str, ids: list[int], at_most: int | None) -> None:
-        """Append the ids of text without special tokens, which may hold bytes that are no UTF-8."""
+        """Append the ids of text without special tokens, which may contain surrogates."""
         for index, stretch in enumerate(_SURROGATES.split(text)):
             if at_most is not None and len(ids) > at_most:
                 return
@@ -202,30 +201,30 @@ class Tokenizer:
                     ids += self._encoder.byte_ids[byte]
 
     def least_tokens(self, text: str | bytes) -> int:
-        """A lower bound on the number of tokens of a text, from its length alone; 0 if unknown."""
+        """Return a lower bound on the number of tokens, from the length alone; 0 if unknown."""
         longest = self._longest_token
         return 0 if longest is None else -(-len(text) // longest)
 
     @cached_property
     def _longest_token(self) -> int | None:
-        """Most bytes of a text that one token can stand for; None where nothing limits them."""
+        """Upper bound on the bytes of text that one token can encode, or None."""
         if self._vocabulary.strips_right or not all(self._encoder.byte_ids):
-            # White space after special tokens, or what the vocabulary cannot write, is dropped.
+            # White space after special tokens, or text the vocabulary cannot encode, is dropped.
             return None
         return self._detokenizer.pieces.longest_text()
 
     @staticmethod
     def _required(name: str, token_id: int | None) -> int:
         if token_id is None:
-            raise TokenizerError(f"the vocabulary has no {name} token, so that none can be added")
+            raise TokenizerError(f"the vocabulary has no {name} token to add")
         return token_id
 
     def decode(self, token_ids: Iterable[int], *, skip_special: bool = True) -> str:
-        """Turn ids into text; bytes that are no UTF-8 become U+FFFD.
+        """Turn ids into text; bytes that are not UTF-8 become U+FFFD.
 
         Args:
             token_ids: ids in [0, `vocab_size`).
-            skip_special: leave control tokens out; else their names are printed.
+            skip_special: omit control tokens; otherwise their names are included.
 
         Raises:
             TokenizerError: an id is outside the vocabulary.
@@ -242,15 +241,14 @@ class Tokenizer:
         """Start decoding ids one by one.
 
         Args:
-            prompt_ids: ids that the stream continues. Their text is not returned, but it decides
-                whether a first space is part of the text: a vocabulary that puts a space in front
-                of every text drops it only at the beginning.
+            prompt_ids: ids that the stream continues. Their text is not returned, but a vocabulary
+                that adds a space before every text only drops it at the beginning.
             skip_special: as in `decode`.
         """
         return IncrementalDecoder(self._detokenizer, prompt_ids, skip_special=skip_special)
 
     def piece(self, token_id: int) -> str:
-        """Text of a single token, spaces and names of control tokens included.
+        """Return the text of a token, spaces and names of control tokens included.
 
         Raises:
             TokenizerError: the id is outside the vocabulary.
@@ -258,12 +256,12 @@ class Tokenizer:
         return self.piece_bytes(token_id).decode("utf-8", "replace")
 
     def piece_bytes(self, token_id: int) -> bytes:
-        """Bytes of a single token, which may be a part of a character; as `piece`."""
+        """Return the bytes of a token, which may be part of a character; as `piece`."""
         piece, _ = self._detokenizer.step(token_id, at_start=False, skip_special=False)
         return piece
 
     def is_special(self, token_id: int) -> bool:
-        """Whether a token is no text (control, unknown); such tokens are not printed.
+        """Return whether a token is not text (control, unknown); such tokens are not printed.
 
         Raises:
             TokenizerError: the id is outside the vocabulary.
@@ -273,7 +271,7 @@ class Tokenizer:
 
 
 def _encoder(vocabulary: Vocabulary) -> _Encoder:
-    # Imported here: each library takes some tens of milliseconds, and a vocabulary needs one.
+    # Imported here: each library takes tens of milliseconds, and a vocabulary needs only one.
     if vocabulary.model == SENTENCEPIECE:
         from powerinfer.tokenizer.sentencepiece_bpe import SentencePieceEncoder
 

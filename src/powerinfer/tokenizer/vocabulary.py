@@ -1,7 +1,7 @@
 """The vocabulary of a GGUF file, checked: token texts, types, scores, merges, special ids.
 
-Only `tokenizer.*` metadata is read here; how text is cut into tokens is the encoders' business.
-Defaults for absent keys are llama.cpp's, because converters leave out what equals them.
+Only reads `tokenizer.*` metadata; encoders split text. Defaults for absent keys are those of
+llama.cpp, because converters omit values equal to them.
 """
 
 import logging
@@ -31,7 +31,7 @@ _PREFIX = "tokenizer.ggml."
 SENTENCEPIECE, BYTE_LEVEL = "llama", "gpt2"
 SUPPORTED_MODELS = (SENTENCEPIECE, BYTE_LEVEL)
 
-# Ids assumed where the key is absent: SentencePiece's own order, and Falcon's <|endoftext|>.
+# Default ids: SentencePiece's own order, and Falcon's <|endoftext|>.
 _SENTENCEPIECE_DEFAULTS = {"bos": 1, "eos": 2, "unknown": 0}
 _BYTE_LEVEL_DEFAULT_END = 11
 
@@ -40,7 +40,7 @@ _BYTE_TEXT = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Token texts by id with everything the file says about them.
+    """Token texts by id with all their data from the file.
 
     Attributes:
         model: ``llama`` (SentencePiece BPE by score) or ``gpt2`` (byte-level BPE by merges).
@@ -48,11 +48,11 @@ class Vocabulary:
         types: type of each id.
         scores: score of each id; empty where the file has none.
         merges: pairs in order of rank, without repetitions; empty for ``llama``.
-        pre: how a byte-level vocabulary cuts text before merging.
+        pre: splitting of text before merging in a byte-level vocabulary.
         eog_ids: tokens that end an answer.
-        mark_ids: control tokens that are shown, since they divide an answer into parts: those of
-            gpt-oss, and those around calls of tools.
-        is_harmony: they are those of gpt-oss.
+        mark_ids: control tokens that are shown, because they divide an answer into parts: those of
+            gpt-oss, and those around tool calls.
+        is_harmony: `mark_ids` are those of gpt-oss.
         strips_right: ASCII white space after a special token in text is dropped (Phi-3).
     """
 
@@ -80,11 +80,11 @@ class Vocabulary:
 
     @cached_property
     def ids_by_text(self) -> dict[str, int]:
-        """Id of each text; of equal texts, the last."""
+        """Id of each text; the last of equal texts."""
         return {text: token_id for token_id, text in enumerate(self.texts)}
 
     def is_special(self, token_id: int) -> bool:
-        """Whether a token is not shown as text: control or unknown, and no mark of a part."""
+        """Return whether a token is not shown: control or unknown, and not a mark."""
         is_text = self.types[token_id] not in (TokenType.CONTROL, TokenType.UNKNOWN)
         return not is_text and token_id not in self.mark_ids
 
@@ -141,7 +141,7 @@ class _Reader:
             is_harmony=bool(harmony_marks(ids)),
             add_bos=self._adds("add_bos_token", bos, default=is_llama or pre.add_bos),
             add_eos=self._adds("add_eos_token", eos, default=False),
-            # Byte-level vocabularies never add a space, whatever the file says.
+            # Byte-level vocabularies never add a space.
             add_space_prefix=self._flag("add_space_prefix", default=True) and is_llama,
             strips_right=self._is_phi3(),
             chat_template=self._chat_template(),
@@ -171,7 +171,7 @@ class _Reader:
         tokens = self._strings("tokens")
         if not tokens:
             raise self._error(f"{_PREFIX}tokens is empty; a vocabulary has at least one token")
-        # An empty text would match everywhere; the stand-in is llama.cpp's.
+        # An empty text would match everywhere; the stand-in is that of llama.cpp.
         return [text or f"[EMPTY_{token_id}]" for token_id, text in enumerate(tokens)]
 
     def _strings(self, name: str) -> list[str]:
@@ -227,7 +227,7 @@ class _Reader:
         return tuple(scores.tolist())
 
     def _merges(self) -> tuple[tuple[str, str], ...]:
-        # Of a repeated merge the first counts, as in llama.cpp.
+        # The first of repeated merges counts, as in llama.cpp.
         pairs = [tuple(line.split(" ", 1)) for line in dict.fromkeys(self._strings("merges"))]
         return tuple([(pair[0], pair[1]) for pair in pairs if len(pair) == 2 and all(pair)])
 
@@ -255,7 +255,7 @@ class _Reader:
         if isinstance(value, bool) or not isinstance(value, int | np.integer):
             raise self._error(f"{_PREFIX}{name} is {_kind(value)}; a token id is needed")
         if not 0 <= value < count:
-            # Converters write -1 for "none"; llama.cpp, too, warns and goes on without.
+            # Converters write -1 for "none"; llama.cpp warns and continues too.
             _log.warning(
                 "%s: %s%s is %d, but the vocabulary has the ids 0 to %d; ignored",
                 self._source,
@@ -282,7 +282,7 @@ class _Reader:
         return wanted and token_id is not None
 
     def _is_phi3(self) -> bool:
-        # GGUF has no key for what AddedToken.rstrip says; llama.cpp goes by the name as well.
+        # GGUF has no key for AddedToken.rstrip; llama.cpp checks the name as well.
         name = str(self._metadata.get("general.name", "")).lower()
         return "phi-3" in name or "phi3" in name
 
@@ -294,7 +294,7 @@ class _Reader:
 
 
 def byte_value(text: str) -> int | None:
-    """Byte that a SentencePiece text such as ``<0x0A>`` stands for; None for any other text."""
+    """Return the byte of a SentencePiece text such as ``<0x0A>``; None for any other text."""
     match = _BYTE_TEXT.fullmatch(text)
     return int(match[1], 16) if match else None
 

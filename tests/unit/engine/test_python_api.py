@@ -165,7 +165,7 @@ def test_chat_without_a_template_does_not_speak_for_the_user(llm: LLM) -> None:
         ("hello", "messages must be a list such as"),
         (TALK[0], "messages must be a list such as"),
         ([], "there are no messages"),
-        (["hello"], "message 0 is 'hello'; a mapping with 'role'"),
+        (["hello"], "message 0 is 'hello'; expected a mapping with 'role'"),
         ([TALK[0], {"role": "user"}], "the content of message 1 must be a text, it has none"),
         ([{"role": 3, "content": "a"}], r"message 0 is \{'role': 3.*a mapping with 'role'"),
         ([{"role": "user", "content": ["a"]}], r"content of message 0 .* got \['a'\]"),

@@ -265,7 +265,7 @@ def _render(template: str, **extra: Any) -> str:
 def test_a_template_may_repeat_up_to_a_mebibyte() -> None:
     assert _render("{{ ('a' * 1048576) | length }}{{ (1048576 * [1]) | length }}") == "1048576" * 2
     for product in ("'a' * 1048577", "1048577 * 'a'", "[1] * 1048577", "(1, 2) * 524289"):
-        with pytest.raises(PromptError, match=r"may not: a repetition of . times"):
+        with pytest.raises(PromptError, match=r"forbidden: a repetition of . times"):
             _render("{{ " + product + " }}")
     # Numbers are multiplied as they are.
     assert _render("{{ 3000000 * 3000000 }}{{ 'ab' * 2 }}{{ 2 * 'ab' }}") == "9000000000000abababab"
@@ -275,7 +275,7 @@ def test_a_template_may_raise_to_the_64th_power() -> None:
     assert _render("{{ 2 ** 64 }}") == str(2**64)
     assert _render("{{ 2 ** -64 > 0 }}") == "True"
     for power in (65, -65):
-        with pytest.raises(PromptError, match=f"may not: {power} is too large an exponent"):
+        with pytest.raises(PromptError, match=f"forbidden: {power} is too large an exponent"):
             _render("{{ 2 ** " + str(power) + " }}")
 
 
@@ -301,7 +301,7 @@ def test_a_template_gets_what_the_caller_gives() -> None:
 
 def test_an_error_about_a_malformed_message_gives_its_number() -> None:
     good = {"role": "user", "content": "Hi"}
-    with pytest.raises(PromptError, match=r"^message 0 is 'Hi'; a mapping"):
+    with pytest.raises(PromptError, match=r"^message 0 is 'Hi'; expected a mapping"):
         render_chat(None, ["Hi"])  # type: ignore[list-item]
-    with pytest.raises(PromptError, match=r"^message 1 is \{\}; a mapping"):
+    with pytest.raises(PromptError, match=r"^message 1 is \{\}; expected a mapping"):
         render_chat(None, [good, {}])

@@ -37,19 +37,19 @@ def _grown(start: str, step: str, shown: str = "ns.s | length") -> str:
     ],
 )
 def test_texts_that_double_are_refused(step: str) -> None:
-    with pytest.raises(PromptError, match=r"may not: .* characters or elements"):
+    with pytest.raises(PromptError, match=r"forbidden: .* characters or elements"):
         _render(_grown("'aaaa'", step))
 
 
 @pytest.mark.parametrize("step", ["ns.s + ns.s", "(ns.s + ns.s) | list"])
 def test_lists_that_double_are_refused(step: str) -> None:
-    with pytest.raises(PromptError, match=r"may not: .* characters or elements"):
+    with pytest.raises(PromptError, match=r"forbidden: .* characters or elements"):
         _render(_grown("[1, 2]", step))
 
 
 @pytest.mark.parametrize("shown", ["ns.s", "ns.s ~ ''", "ns.s | tojson", "ns.s | string"])
 def test_texts_of_lists_in_lists_are_refused(shown: str) -> None:
-    with pytest.raises(PromptError, match=r"may not: .* characters or elements"):
+    with pytest.raises(PromptError, match=r"forbidden: .* characters or elements"):
         _render(_grown("[1]", "[ns.s, ns.s]", shown))
 
 
@@ -75,7 +75,7 @@ def test_texts_of_lists_in_lists_are_refused(shown: str) -> None:
     ],
 )
 def test_wide_texts_are_refused(expression: str) -> None:
-    with pytest.raises(PromptError, match=r"may not: .* characters or elements"):
+    with pytest.raises(PromptError, match=r"forbidden: .* characters or elements"):
         _render("{{ " + expression + " }}")
 
 
@@ -85,13 +85,13 @@ def test_what_a_template_writes_is_bounded() -> None:
         "{% for i in range(9999) %}" + line + "{% endfor %}",
         "{% set x %}{% for i in range(9999) %}" + line + "{% endfor %}{% endset %}",
     ):
-        with pytest.raises(PromptError, match="may not: a text of"):
+        with pytest.raises(PromptError, match="forbidden: a text of"):
             _render(template)
 
 
 def test_numbers_stay_small() -> None:
     for step in ("ns.s * ns.s", "ns.s ** 9"):
-        with pytest.raises(PromptError, match="may not: a number of"):
+        with pytest.raises(PromptError, match="forbidden: a number of"):
             _render(_grown("7", step, "1"))
 
 
