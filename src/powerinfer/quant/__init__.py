@@ -1,8 +1,7 @@
 """Number formats of weights: block layouts, decoding, encoding and error bounds, in numpy.
 
-One file per format in ``formats/``; the file name is the format's name. `powerinfer.gguf`
-reads the files, and the native core is fast; the functions here define the right answer for tests
-of the kernels.
+One file per format in ``formats/``, with the name of the format. `powerinfer.gguf` reads model
+files, and the native core is fast; the functions here are the reference for tests of the kernels.
 """
 
 from powerinfer.quant.format import (
@@ -10,7 +9,6 @@ from powerinfer.quant.format import (
     BlockEncoder,
     QuantFormat,
     format_names,
-    format_of_ggml_type,
     get_format,
     internal_format_names,
 )
@@ -22,7 +20,6 @@ __all__ = [
     "BlockType",
     "QuantFormat",
     "format_names",
-    "format_of_ggml_type",
     "get_format",
     "internal_format_names",
     "type_of_id",

@@ -1,7 +1,6 @@
-"""What a quantization format is, and how to find one.
+"""The type of a quantization format, `QuantFormat`, and the look-up of formats.
 
-Lives here: the value type `QuantFormat` and the look-up functions. The formats themselves are the
-files in ``formats/``, each of which exports ``FORMAT``.
+The formats are the files in ``formats/``, each of which exports ``FORMAT``.
 """
 
 import math
@@ -13,7 +12,7 @@ import numpy.typing as npt
 
 from powerinfer import _plugins
 from powerinfer.errors import NumericsError, ShapeError, UnsupportedError
-from powerinfer.quant.ggml_types import type_of_id, type_of_name
+from powerinfer.quant.ggml_types import type_of_name
 
 __all__ = [
     "BlockDecoder",
@@ -22,7 +21,6 @@ __all__ = [
     "WeightedEncoder",
     "check_importance",
     "format_names",
-    "format_of_ggml_type",
     "get_format",
     "internal_format_names",
 ]
@@ -41,10 +39,10 @@ BlockBound = Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]
 _PACKAGE = "powerinfer.quant.formats"
 _WHAT = "tensor type"
 
-# Temporaries of one step stay near 4 MiB (a megabyte of elements in f32), whatever the tensor.
+# Temporaries of one step stay near 4 MiB (1 Mi elements in f32), whatever the tensor.
 _ELEMENTS_PER_STEP = 1 << 20
 
-# No weight is 0, so that the step of a block without importance is defined too.
+# Weights are never 0, so that the scale of a block is always defined.
 _LEAST_WEIGHT = np.float32(2.0**-24)
 
 
@@ -54,16 +52,15 @@ class QuantFormat:
 
     Attributes:
         name: lower-case name, equal to the file name in ``formats/``.
-        ggml_type: id in the tensor table of a GGUF file, or None for an internal format that no
-            file stores.
+        ggml_type: id in the tensor table of a GGUF file; None for an internal format.
         block_size: elements in one block.
         block_bytes: bytes in one block.
         decode_blocks: u8[num_blocks, block_bytes] to f32[num_blocks, block_size].
-        encode_blocks: the inverse, or None where there is no encoder.
+        encode_blocks: the inverse, or None without an encoder.
         bound_blocks: largest |decode(encode(x)) - x| per element, or None without an encoder.
         encode_limit: largest magnitude that the encoder accepts.
-        encode_weighted: `encode_blocks` for the least sum of weighted squared errors, or None
-            where weights change nothing.
+        encode_weighted: encoder with minimal weighted squared error, or None if weights have no
+            effect.
     """
 
     name: str
@@ -78,11 +75,11 @@ class QuantFormat:
 
     @property
     def can_encode(self) -> bool:
-        """Whether `encode` and `max_error` are available."""
+        """True if `encode` and `max_error` are available."""
         return self.encode_blocks is not None
 
     def num_bytes(self, num_elements: int) -> int:
-        """Bytes that a row of `num_elements` takes.
+        """Return the bytes of a row of `num_elements`.
 
         Raises:
             ShapeError: the row is not a whole number of blocks.
@@ -115,7 +112,7 @@ class QuantFormat:
         out = np.empty((*data.shape[:-1], num_elements), np.float32)
         source = np.ascontiguousarray(data).reshape(-1, self.block_bytes)
         target = out.reshape(-1, self.block_size)
-        # Weights of a hostile or damaged file may hold infinities; they decode to what they are.
+        # Weights of a hostile or damaged file may contain infinities, which are kept.
         with np.errstate(all="ignore"):
             for step in self._steps(len(source)):
                 target[step] = self.decode_blocks(source[step])
@@ -130,9 +127,9 @@ class QuantFormat:
 
         Args:
             values: f32[..., num_elements]; the last dimension is a whole number of blocks.
-            importance: f32[num_elements], at least 0: how much the squared error of a column
-                counts, against the others of its block (llama.cpp's imatrix). Blocks of zeros
-                count evenly. Formats that choose nothing ignore it.
+            importance: f32[num_elements], at least 0: weight of the squared error of each column
+                within its block (llama.cpp's imatrix). In a block of zeros all weights are equal.
+                Formats without `encode_weighted` ignore it.
 
         Returns:
             u8[..., num_bytes], newly allocated.
@@ -140,8 +137,8 @@ class QuantFormat:
         Raises:
             UnsupportedError: this format has no encoder.
             ShapeError: the last dimension is not a whole number of blocks.
-            NumericsError: a block format was given NaN, infinity or numbers beyond its scale, or
-                an importance is negative or not finite.
+            NumericsError: values of a block format are not finite or beyond its scale, or an
+                importance is negative or not finite.
         """
         if self.encode_blocks is None:
             raise UnsupportedError(f"{self.name} has no encoder; encoders: {_encoders()}")
@@ -161,14 +158,14 @@ class QuantFormat:
         return out.reshape(*lead, self.num_bytes(values.shape[-1]))
 
     def max_error(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Bound the error of `encode` for these numbers, element by element.
+        """Bound the error of `encode` for each element.
 
         Args:
             values: f32[..., num_elements], finite.
 
         Returns:
-            f32[..., num_elements]: never less than |decode(encode(values)) - values|; infinity
-            where a number is beyond the range of the format.
+            f32[..., num_elements]: at least |decode(encode(values)) - values|; infinity for
+            numbers beyond the range of the format.
 
         Raises:
             UnsupportedError: this format has no encoder.
@@ -190,7 +187,7 @@ class QuantFormat:
         return blocks, values.shape[:-1]
 
     def _check_encodable(self, blocks: npt.NDArray[np.float32]) -> None:
-        # One NaN or one huge number would spoil the scale of its whole block without a trace.
+        # One NaN or huge number would silently spoil the scale of its whole block.
         if self.block_size == 1:
             return
         largest = float(np.abs(blocks).max(initial=0.0))
@@ -206,7 +203,7 @@ class QuantFormat:
 
 
 def check_importance(importance: npt.NDArray[np.float32], row_length: int) -> None:
-    """Refuse importances that `QuantFormat.encode` cannot take.
+    """Check the importances for `QuantFormat.encode`.
 
     Raises:
         ShapeError: they are not f32[row_length].
@@ -226,13 +223,13 @@ def check_importance(importance: npt.NDArray[np.float32], row_length: int) -> No
 
 
 def _relative_weights(blocks: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Importances relative to the largest of each block: f32[num_blocks, block_size] in (0, 1]."""
+    """Divide by the largest importance of each block: f32[num_blocks, block_size] in (0, 1]."""
     largest = blocks.max(axis=-1, keepdims=True)
     return np.where(largest > 0, np.maximum(blocks / largest, _LEAST_WEIGHT), np.float32(1))
 
 
 def format_names() -> tuple[str, ...]:
-    """Names of the formats of files that we compute with, sorted.
+    """Return the sorted names of the supported formats of files.
 
     Not called `formats`: importing the folder of that name would replace the function.
     """
@@ -240,7 +237,7 @@ def format_names() -> tuple[str, ...]:
 
 
 def internal_format_names() -> tuple[str, ...]:
-    """Names of the formats that exist in memory only, such as the copies of predictors; sorted."""
+    """Return the sorted names of formats used in memory only, for copies of predictors."""
     return tuple(name for name in _plugins.keys(_PACKAGE) if type_of_name(name) is None)
 
 
@@ -248,7 +245,7 @@ def get_format(name: str) -> QuantFormat:
     """Return the format of this name, internal ones included.
 
     Raises:
-        UnsupportedError: there is none; the message lists those of files.
+        UnsupportedError: the name is unknown; lists the formats of files.
     """
     if name not in _plugins.keys(_PACKAGE):
         raise _plugins.unsupported(_WHAT, name, format_names())
@@ -256,20 +253,6 @@ def get_format(name: str) -> QuantFormat:
     if not isinstance(found, QuantFormat):
         raise TypeError(f"{_PACKAGE}.{name}.FORMAT is a {type(found).__name__}")
     return found
-
-
-def format_of_ggml_type(ggml_type: int) -> QuantFormat:
-    """Return the format with this id in GGUF tensor tables.
-
-    Raises:
-        UnsupportedError: the id is unknown, or known and not implemented.
-    """
-    known = type_of_id(ggml_type)
-    if known is None:
-        raise UnsupportedError(
-            f"tensor type id {ggml_type} is unknown. Supported: {', '.join(format_names())}."
-        )
-    return get_format(known.name)
 
 
 def _encoders() -> str:

@@ -1,9 +1,8 @@
-"""Every tensor type id that a GGUF file may hold, with the size of its block.
+"""All tensor type ids of GGUF files, with the sizes of their blocks.
 
-A file that holds a type we cannot compute with must still open and list, and its size must be
-checked, so the sizes of all types are here; the types we do compute with are the plug-ins in
-``formats/``. Source: the enumeration ``ggml_type`` and the block structs of ggml, public facts of
-the file format; ids 4 and 5 were withdrawn before GGUF existed.
+Files with unsupported types can be opened, listed and checked, so the sizes of all types are here;
+supported types are the plug-ins in ``formats/``. Source: the enumeration ``ggml_type`` and the
+block structs of ggml, public facts of the format; ids 4 and 5 were withdrawn before GGUF existed.
 """
 
 from dataclasses import dataclass
@@ -58,7 +57,7 @@ _TYPES = (
     BlockType("f64", 28, 1, 8),
     BlockType("iq1_m", 29, 256, 56),
     BlockType("bf16", 30, 1, 2),
-    # 31-33 and 36-38 are row-interleaved forms that were written to files for some months of 2024.
+    # 31-33 and 36-38 are row-interleaved formats, written to files for some months of 2024.
     BlockType("q4_0_4_4", 31, 32, 18),
     BlockType("q4_0_4_8", 32, 32, 18),
     BlockType("q4_0_8_8", 33, 32, 18),
@@ -76,10 +75,10 @@ _BY_NAME = {block.name: block for block in _TYPES}
 
 
 def type_of_id(ggml_type: int) -> BlockType | None:
-    """Return the type with this id, or None where no type has it."""
+    """Return the type with this id, or None."""
     return _BY_ID.get(ggml_type)
 
 
 def type_of_name(name: str) -> BlockType | None:
-    """Return the type with this lower-case name, or None where no type has it."""
+    """Return the type with this lower-case name, or None."""
     return _BY_NAME.get(name)

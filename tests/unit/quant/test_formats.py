@@ -74,7 +74,6 @@ def test_layout_agrees_with_the_type_table_and_the_gguf_package(name: str) -> No
     fmt = quant.get_format(name)
     assert fmt.name == name
     assert fmt.ggml_type is not None
-    assert quant.format_of_ggml_type(fmt.ggml_type) is fmt
     listed = quant.type_of_name(name)
     assert listed is not None
     assert (fmt.ggml_type, fmt.block_size, fmt.block_bytes) == (
@@ -227,9 +226,9 @@ def test_types_we_cannot_compute_with_are_known_and_refused() -> None:
     known = quant.type_of_name("iq2_xxs")
     assert known is not None
     with pytest.raises(UnsupportedError, match=r"'iq2_xxs' is not supported.*q4_k, q5_0"):
-        quant.format_of_ggml_type(known.ggml_type)
-    with pytest.raises(UnsupportedError, match="id 4711 is unknown"):
-        quant.format_of_ggml_type(4711)
+        quant.get_format(known.name)
+    assert quant.type_of_id(known.ggml_type) is known
+    assert quant.type_of_id(4711) is None
     with pytest.raises(UnsupportedError, match="Did you mean 'q4_k'"):
         quant.get_format("q4_km")
 

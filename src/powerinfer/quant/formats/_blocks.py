@@ -1,6 +1,6 @@
-"""Pieces that several block layouts share: half-precision fields, nibbles, packed 6-bit scales.
+"""Fields shared by block layouts: halves, nibbles, packed 6-bit scales.
 
-All layouts are little-endian; every function takes and returns arrays with one row per block.
+All layouts are little-endian; arrays have one row per block.
 """
 
 import numpy as np
@@ -50,7 +50,7 @@ def nibble_pairs(packed: Bytes) -> Bytes:
 
 
 def code_bytes(codes: Floats, bits: int) -> Bytes:
-    """Pack codes of 32 elements as `high_bits`, where they have 5 bits, and `nibble_pairs` read."""
+    """Pack 32 codes for `nibble_pairs`, and the fifth bits, if any, for `high_bits`."""
     whole = codes.astype(np.uint8)
     nibbles = (whole[:, :16] & np.uint8(15)) | (whole[:, 16:] << np.uint8(4))
     if bits == 4:
@@ -59,7 +59,7 @@ def code_bytes(codes: Floats, bits: int) -> Bytes:
 
 
 def inverse_of(step: Floats) -> Floats:
-    """One over each step, or 0 where it would overflow: such a step is zero as a half."""
+    """Invert steps; 0 where that would overflow, as such a step is zero as a half."""
     return np.where(np.abs(step) < 2.0**-126, np.float32(0), np.float32(1) / step)
 
 
@@ -86,6 +86,6 @@ def packed_scales(blocks: Bytes, start: int) -> tuple[Bytes, Bytes]:
 
 
 def scale_error(scale: Floats) -> Floats:
-    """Bound what storing a scale as a half changes it by: same shape, infinity on overflow."""
+    """Bound the error of storing a scale as a half; infinity on overflow."""
     error = np.maximum(np.abs(scale) * np.float32(HALF_EPSILON), np.float32(HALF_TINY))
     return np.where(np.abs(scale) > MAX_HALF, np.float32(np.inf), error)

@@ -1,10 +1,10 @@
 """Encoders of Q4_K and Q5_K: eight groups of 32 elements whose 6-bit scales and minima share units.
 
 `fit_offset` finds scale and base of every group. The largest scale of a block is 63 units d, the
-lowest base 63 units dmin. Of the stored scales around the one found, and for each the minimum that
-fits its codes best, the group takes those with the smallest error, and then the nearest codes.
-Twice, d and dmin are fitted to codes, scales and minima by least squares, and these chosen anew; a
-block keeps what has the smallest error. Operations and their order are those of
+lowest base 63 units dmin. Each group tries the neighbouring stored scales, each with the minimum
+that fits its codes best, takes the one with the smallest error, and then the nearest codes. Twice,
+d and dmin are fitted to codes, scales and minima by least squares, and these are chosen again; a
+block keeps the choice with the smallest error. Operations and their order are those of
 cpp/kernels/isa/shared/encode_k-inl.h.
 """
 
@@ -45,7 +45,7 @@ GROUPS = 8
 """Groups of 32 in a block."""
 
 OFFSET_LIMIT = 63 * MAX_HALF
-"""Largest magnitude that Q4_K and Q5_K hold: of the lowest minimum."""
+"""Largest magnitude of Q4_K and Q5_K, that of the lowest minimum."""
 
 _LAST = 63
 _STEPS = tuple(np.float32(x) for x in (-1, 0, 1))
@@ -55,13 +55,13 @@ _LEAST_SPREAD = 1e-9
 
 
 def unweighted(encode: Callable[[Floats, Floats], Bytes]) -> Callable[[Floats], Bytes]:
-    """Return an encoder of blocks for weights that are all 1."""
+    """Return an encoder of blocks with all weights 1."""
     return lambda values: encode(values, np.ones_like(values))
 
 
 @dataclass(frozen=True)
 class StoredBlocks:
-    """What blocks of eight groups hold, before it is packed.
+    """Fields of blocks of eight groups, before packing.
 
     Attributes:
         halves: d and dmin, f16[num_blocks, 2].
@@ -78,7 +78,7 @@ class StoredBlocks:
 
 @dataclass(frozen=True)
 class _Groups:
-    """Groups, fitted without the rounding of their scales: f32[num_blocks, 8] each."""
+    """Groups fitted without rounding their scales: f32[num_blocks, 8] each."""
 
     scaled: Scaled
     fit: Fit
@@ -119,7 +119,7 @@ def encode_offset_groups(values: Floats, weights: Floats, last: int) -> StoredBl
 
 
 def _choose(groups: _Groups, unit: Floats, minimum_unit: Floats) -> _Choice:
-    """Scales, minima and codes for units f32[num_blocks, 1], which are rounded first."""
+    """Choose scales, minima and codes for units f32[num_blocks, 1], which are rounded first."""
     scaled, fit, last = groups.scaled, groups.fit, groups.last
     d_half, d = round_scale(unit, scaled)
     dmin_half, dmin = round_scale(minimum_unit, scaled)
@@ -145,7 +145,7 @@ def _codes(groups: _Groups, scale: Floats, minimum: Floats) -> Floats:
 
 
 def _fitted_units(groups: _Groups, choice: _Choice) -> tuple[Floats, Floats]:
-    """The d and dmin that fit codes, scales and minima best: f32[num_blocks, 1] each."""
+    """Fit d and dmin to codes, scales and minima by least squares: f32[num_blocks, 1] each."""
     scaled, shape = groups.scaled, choice.scales.shape
     weighted = scaled.weights * choice.codes
     total, squares, products = (
@@ -172,7 +172,7 @@ def _fitted_units(groups: _Groups, choice: _Choice) -> tuple[Floats, Floats]:
 
 
 def _better(best: _Choice, other: _Choice) -> _Choice:
-    """`other` for the blocks where its error is smaller."""
+    """Take `other` for the blocks where its error is smaller."""
     is_better = other.error < best.error
     by_row = is_better[:, np.newaxis]
     return _Choice(
@@ -212,12 +212,9 @@ def bound_of(values: Floats, step: Floats, low: Floats, high: Floats) -> Floats:
 
     Args:
         values: f32[num_blocks, groups, group_size].
-        step: of the chosen scales: f32[num_blocks, groups].
-        low: the lowest number that codes reach: as `step`.
-        high: the highest one: as `step`.
-
-    Returns:
-        As `values`.
+        step: f32[num_blocks, groups], step of the codes.
+        low: f32[num_blocks, groups], lowest number that codes reach.
+        high: f32[num_blocks, groups], highest number that codes reach.
     """
     step, low, high = (x[..., np.newaxis] for x in (np.abs(step), low, high))
     error = np.maximum(np.maximum(low - values, values - high), step / 2)

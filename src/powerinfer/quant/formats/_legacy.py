@@ -1,4 +1,4 @@
-"""Encoders of the blocks of 32 elements with 4 and 5 bits, as ggml's reference quantizer has them.
+"""Encoders of blocks of 32 elements with 4 and 5 bits, like ggml's reference quantizer.
 
 Signed codes (Q4_0, Q5_0): d = m / -half with m the number of largest magnitude, first of equals,
 and half = 8 or 16; code = trunc(x / d + half + 0.5), at most the last. The error is |d| / 2, but up
@@ -7,7 +7,7 @@ to |d| for numbers near -m (the code +half does not exist), plus `half` times th
 Offset codes (Q4_1, Q5_1): d = (largest - smallest) / last code and m = smallest; code =
 trunc((x - m) / d + 0.5). The error is d / 2, plus the roundings of m and, times the code, of d.
 
-Steps are rounded to halves only when they are stored.
+Steps are only rounded to halves for storage.
 """
 
 import numpy as np
@@ -38,7 +38,7 @@ def encode_signed(values: Floats, bits: int) -> Bytes:
 
 
 def bound_signed(values: Floats, bits: int) -> Floats:
-    """Bound the error of `encode_signed`, element by element."""
+    """Bound the error of `encode_signed` for each element."""
     half = np.float32(1 << (bits - 1))
     d = _signed_steps(values, bits)
     steps = np.where(d == 0, np.float32(0), values / d)
@@ -49,7 +49,7 @@ def bound_signed(values: Floats, bits: int) -> Floats:
 
 
 def _offset_steps(values: Floats, bits: int) -> tuple[Floats, Floats]:
-    # Of zeros the first decides the sign, which min and max leave open.
+    # The first of several zeros decides the sign, which min and max leave open.
     places = (values.argmin(axis=-1, keepdims=True), values.argmax(axis=-1, keepdims=True))
     smallest, largest = (np.take_along_axis(values, place, axis=-1) for place in places)
     return (largest - smallest) / np.float32((1 << bits) - 1), smallest
@@ -67,10 +67,10 @@ def encode_offset(values: Floats, bits: int) -> Bytes:
 
 
 def bound_offset(values: Floats, bits: int) -> Floats:
-    """Bound the error of `encode_offset`, element by element."""
+    """Bound the error of `encode_offset` for each element."""
     last = np.float32((1 << bits) - 1)
     d, smallest = _offset_steps(values, bits)
-    # Beside half a step: the roundings of the place of x, and of the sum of a decoded number.
+    # Besides half a step: rounding of the place of x, and of the sum of a decoded number.
     of_codes = d * (np.float32(0.5) + last * np.float32(2.0**-21))
     of_sum = np.abs(values).max(axis=-1, keepdims=True) * np.float32(2.0**-22)
     error = of_codes + last * scale_error(d) + scale_error(smallest) + of_sum

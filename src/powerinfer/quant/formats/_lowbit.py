@@ -1,13 +1,13 @@
-"""What ``lowbit2`` and ``lowbit3`` share: the order of codes and the choice of steps.
+"""Order of codes and choice of steps of ``lowbit2`` and ``lowbit3``.
 
-A superblock is 256 numbers, 8 blocks of 32, each with a step of its own; a number is
-step * (code - (2^bits - 1) / 2), so that there is no code for zero. Codes are ordered for vector
+A superblock is 256 numbers, 8 blocks of 32, each with its own step; a number is
+step * (code - (2^bits - 1) / 2), so there is no code for zero. Codes are ordered for vector
 instructions: number 4 v + k of block j has place 32 v + 4 j + k (v < 8, k < 4), and byte i of
 ``low`` holds in bits 2 p and 2 p + 1 the low bits of place 64 p + i.
 
-The encoder takes a step in proportion to the root mean square of the block, the one that is best
-for normally distributed numbers (J. Max, "Quantizing for minimum distortion", 1960), chooses
-codes, fits the step to them by least squares, and does both once more. All of it is f32 in a fixed
+The encoder starts with a step in proportion to the root mean square of the block, optimal for
+normally distributed numbers (J. Max, "Quantizing for minimum distortion", 1960), chooses codes,
+fits the step to them by least squares, and repeats both once. All of it is f32 in a fixed
 order, so the native encoder gives the same bytes.
 """
 
@@ -53,14 +53,14 @@ def unpack_low(packed: Bytes) -> Bytes:
 
 
 def decode(blocks: Bytes, codes: Bytes, bits: int) -> Floats:
-    """Numbers of superblocks that begin with eight half steps.
+    """Decode superblocks that start with eight half steps.
 
     Args:
         blocks: u8[n, block_bytes].
         codes: u8[n, 256] in order of places.
         bits: bits of a code.
     """
-    # Swapping blocks with groups of four is its own inverse.
+    # The permutation is its own inverse.
     centred = places(codes).astype(np.float32) - _centre(bits)
     numbers: Floats = halves(blocks, 0, 8)[:, :, None] * centred.reshape(-1, 8, 32)
     return numbers.reshape(-1, 256)
@@ -72,7 +72,7 @@ def choose_codes(values: Floats, bits: int, first_step: float) -> tuple[Bytes, B
     Args:
         values: f32[n, 256].
         bits: bits of a code.
-        first_step: the step to begin with, in units of the block's root mean square.
+        first_step: initial step, in units of the block's root mean square.
 
     Returns:
         steps as halves, u8[n, 16], and codes in order of places, u8[n, 256].
@@ -88,7 +88,7 @@ def choose_codes(values: Floats, bits: int, first_step: float) -> tuple[Bytes, B
 
 
 def bound(values: Floats, bits: int) -> Floats:
-    """Largest error of any number, f32[n, 256].
+    """Bound the error of each number, f32[n, 256].
 
     A fitted step is at most twice the root mean square (Cauchy and Schwarz, no centred code being
     below 1/2), and a number keeps its sign: its error is at most the larger of the two magnitudes.
@@ -114,7 +114,7 @@ def _codes(blocks: Floats, steps: Floats, bits: int) -> Floats:
 
 
 def _sums(terms: Floats) -> Floats:
-    """Sums of rows of 32 in the order of the native kernels: f32[n, 1]."""
+    """Sum rows of 32 in the order of the native kernels: f32[n, 1]."""
     lanes: Floats = terms[:, :16] + terms[:, 16:]
     for width in (8, 4, 2, 1):
         lanes = lanes[:, :width] + lanes[:, width:]

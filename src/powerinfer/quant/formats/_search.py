@@ -3,9 +3,9 @@
 Several starting scales choose codes, the scale (and a base) is fitted to the codes by least
 squares, and the fit with the smallest error is refined: codes chosen by it, fitted once more.
 
-Native encoders give the same bytes (cpp/kernels/isa/shared/encode_search-inl.h), so operations
-and their order are part of what is defined here: all in f32, sums over the numbers of a group one
-after the other. Arrays have the numbers of groups in front: f32[group_size, ...].
+Native encoders give the same bytes (cpp/kernels/isa/shared/encode_search-inl.h), so the order of
+operations is part of the definition: all in f32, sums over the numbers of a group sequential. The
+numbers of a group are the first dimension: f32[group_size, ...].
 """
 
 from dataclasses import dataclass
@@ -41,9 +41,8 @@ _TINY = np.float32(2.0**-60)
 # Floats of this size have no fraction.
 _WHOLE = np.float32(1.5 * 2.0**23)
 
-# Where the searches start, in codes: so much more than the whole range of numbers in all codes, and
-# so far above the smallest number as the first code. Found by trying; errors of weights fall slowly
-# with more of them.
+# Starting points of the searches, in codes: extension of the range of numbers, and offset of the
+# first code from the smallest number. Found by experiment; more of them reduce errors slightly.
 _MORE_CODES = tuple(np.float32(x) for x in (-1.0, -0.4, 0.2, 0.8, 1.4, 2.0))
 _FIRST_CODES = tuple(np.float32(x) for x in (-0.4, 0.0, 0.4, 0.8))
 _MORE_SIGNED_CODES = tuple(np.float32(x / 2) for x in range(-6, 7))
@@ -52,13 +51,13 @@ _REFINEMENTS = 2
 
 @dataclass(frozen=True)
 class Scaled:
-    """Numbers in units of a power of two with which they are below 2.
+    """Numbers in units of a power of two, below 2.
 
     Attributes:
         x: f32[group_size, ...].
         weights: f32[group_size, ...].
-        unit: the powers of two, 0 where all numbers are tiny: f32[...].
-        inverse: one over each, or 0.
+        unit: f32[...], powers of two; 0 where all numbers are tiny.
+        inverse: f32[...], their reciprocals, or 0.
     """
 
     x: Floats
@@ -76,7 +75,7 @@ class Fit:
     error: Floats
 
     def better_of(self, other: "Fit") -> "Fit":
-        """`other` where its error is smaller."""
+        """Take `other` where its error is smaller."""
         is_better = other.error < self.error
         return Fit(
             np.where(is_better, other.scale, self.scale),
@@ -86,7 +85,7 @@ class Fit:
 
 
 def summed(terms: npt.NDArray[Number], shape: tuple[int, ...]) -> npt.NDArray[Number]:
-    """Add arrays of this shape one after the other, in their own precision."""
+    """Add arrays of this shape sequentially, in their own precision."""
     total = np.zeros(shape, terms.dtype)
     for term in terms:
         total += term
@@ -94,11 +93,11 @@ def summed(terms: npt.NDArray[Number], shape: tuple[int, ...]) -> npt.NDArray[Nu
 
 
 def in_range(values: Floats, weights: Floats, group_size: int) -> Scaled:
-    """Cut blocks into groups whose numbers come first, in units of each block's range.
+    """Split blocks into groups, in units of each block's range.
 
     Args:
         values: f32[num_blocks, block_size].
-        weights: the same shape.
+        weights: f32[num_blocks, block_size].
         group_size: numbers in a group.
 
     Returns:
@@ -120,14 +119,14 @@ def in_range(values: Floats, weights: Floats, group_size: int) -> Scaled:
 
 
 def round_scale(scale: Floats, scaled: Scaled) -> tuple[Halves, Floats]:
-    """Round scales to the halves that are stored; also what these are in units of the range."""
+    """Round scales to halves; return these, and their values in units of the range."""
     whole = np.clip(scale * scaled.unit, np.float32(-MAX_HALF), np.float32(MAX_HALF))
     half = whole.astype("<f2")
     return half, half.astype(np.float32) * scaled.inverse
 
 
 def inverse_steps(step: Floats) -> Floats:
-    """One over each step; 0 for steps that are nothing beside numbers of size 1."""
+    """Invert steps; 0 for steps that are negligible for numbers of size 1."""
     return np.where(np.abs(step) > _TINY, np.float32(1) / step, _ZERO)
 
 
@@ -139,18 +138,18 @@ def nearest_whole(values: Floats, low: float, high: float) -> Floats:
 
 
 def nearest_codes(x: Floats, base: Floats, inverse: Floats, low: float, high: float) -> Floats:
-    """Return the codes in [low, high] that come nearest: f32[group_size, ...]."""
+    """Return the nearest codes in [low, high]: f32[group_size, ...]."""
     return nearest_whole((x - base) * inverse, low, high)
 
 
 def with_error(scaled: Scaled, codes: Floats, scale: Floats, base: Floats) -> Fit:
-    """Add the error of numbers with these codes to a scale and a base."""
+    """Return a fit with the error of these codes."""
     off = (scale * codes + base) - scaled.x
     return Fit(scale, base, summed(scaled.weights * off * off, scale.shape))
 
 
 def no_fit(shape: tuple[int, ...]) -> Fit:
-    """Return what every fit is better than."""
+    """Return a fit worse than any other."""
     zeros = np.zeros(shape, np.float32)
     return Fit(zeros, zeros, np.full(shape, np.finfo(np.float32).max))
 
@@ -158,7 +157,7 @@ def no_fit(shape: tuple[int, ...]) -> Fit:
 def _fit_to_codes(
     scaled: Scaled, codes: Floats, weights: Floats, numbers: Floats, *, is_bounded: bool
 ) -> Fit:
-    """Least squares for scale and base; where the base must be at most 0, it may be 0."""
+    """Fit scale and base by least squares; a bounded base is at most 0."""
     weighted = scaled.weights * codes
     total = summed(weighted, weights.shape)
     squares = summed(weighted * codes, weights.shape)
@@ -207,9 +206,9 @@ def fit_offset(scaled: Scaled, last: int, *, is_bounded: bool) -> tuple[Fit, Flo
 
 
 def fit_signed(scaled: Scaled, low: int, high: int) -> Fit:
-    """Find scales, of any sign, for codes from `low` to `high`; bases are 0.
+    """Find scales of either sign for codes from `low` to `high`; bases are 0.
 
-    The number of largest magnitude, the first of equals, has about the code `low`.
+    The number of largest magnitude, the first of equals, gets about the code `low`.
     """
     shape = scaled.x.shape[1:]
     place = np.abs(scaled.x).argmax(axis=0)[np.newaxis]

@@ -1,7 +1,7 @@
-"""Encoders of the blocks of 32 elements for errors that have weights.
+"""Encoders of blocks of 32 elements for weighted errors.
 
-`fit_signed` and `fit_offset` find the scale (and base) of a block, which is rounded to a half; then
-the nearest codes are taken. Operations and their order are those of
+`fit_signed` and `fit_offset` find the scale (and base) of a block, which is rounded to a half;
+codes are the nearest ones. Operations and their order are those of
 cpp/kernels/isa/shared/encode_weighted-inl.h.
 """
 
@@ -33,7 +33,7 @@ def encode_signed_weighted(values: Floats, weights: Floats, bits: int) -> Bytes:
 
 
 def encode_offset_weighted(values: Floats, weights: Floats, bits: int) -> Bytes:
-    """Encode f32[num_blocks, 32] as two halves and codes of 4 or 5 bits from the second one up."""
+    """Encode f32[num_blocks, 32] as two halves, scale and base, and codes of 4 or 5 bits."""
     last = (1 << bits) - 1
     scaled = in_range(values, weights, 32)
     fit, _, _ = fit_offset(scaled, last, is_bounded=False)

@@ -8,13 +8,7 @@ infinity, as the format prescribes.
 import numpy as np
 
 from powerinfer.quant.format import QuantFormat
-from powerinfer.quant.formats._blocks import (
-    HALF_EPSILON,
-    HALF_TINY,
-    MAX_HALF,
-    Bytes,
-    Floats,
-)
+from powerinfer.quant.formats._blocks import HALF_EPSILON, HALF_TINY, MAX_HALF, Bytes, Floats
 
 __all__ = ["FORMAT"]
 

@@ -2,8 +2,7 @@
 
 Element j is (low nibble of byte j - 8) * d, element j + 16 is (high nibble of byte j - 8) * d.
 Source: ggml type 2 (``block_q4_0``).
-The encoder without importances is that of signed codes in ``_legacy.py``, with them that in
-``_weighted.py``.
+Encoders: signed codes of ``_legacy.py``; with importances, ``_weighted.py``.
 """
 
 from functools import partial

@@ -3,8 +3,7 @@
 Element j is (low nibble of byte j) * d + m, element j + 16 uses the high nibble.
 Source: ggml type 3 (``block_q4_1``).
 
-The encoder without importances is that of offset codes in ``_legacy.py``, with them that in
-``_weighted.py``.
+Encoders: offset codes of ``_legacy.py``; with importances, ``_weighted.py``.
 """
 
 from functools import partial

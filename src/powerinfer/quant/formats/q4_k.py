@@ -1,9 +1,9 @@
 """Q4_K: 256 elements in 144 bytes: half d, half dmin, 12 bytes of scales, 128 bytes of codes.
 
-Eight groups of 32 elements, group g with a 6-bit scale s_g and a 6-bit minimum m_g (packed as
-`packed_scales` says). Bytes 32p .. 32p + 31 of the codes hold group 2p in their low and group
+Eight groups of 32 elements, group g with a 6-bit scale s_g and a 6-bit minimum m_g (see
+`packed_scales`). Bytes 32p .. 32p + 31 of the codes hold group 2p in their low and group
 2p + 1 in their high nibbles; the number is d * s_g * code - dmin * m_g.
-Source: ggml type 12 (``block_q4_K``). The encoder is that of ``_k_quants.py``.
+Source: ggml type 12 (``block_q4_K``). Encoder: ``_k_quants.py``.
 """
 
 from functools import partial
@@ -11,13 +11,7 @@ from functools import partial
 import numpy as np
 
 from powerinfer.quant.format import QuantFormat
-from powerinfer.quant.formats._blocks import (
-    Bytes,
-    Floats,
-    halves,
-    nibble_pairs,
-    packed_scales,
-)
+from powerinfer.quant.formats._blocks import Bytes, Floats, halves, nibble_pairs, packed_scales
 from powerinfer.quant.formats._k_quants import (
     OFFSET_LIMIT,
     bound_offset_groups,

@@ -3,8 +3,7 @@
 Element j has the low nibble of byte j and bit j of the u32, element j + 16 the high nibble and bit
 j + 16; the number is (code - 16) * d. Source: ggml type 6 (``block_q5_0``).
 
-The encoder without importances is that of signed codes in ``_legacy.py``, with them that in
-``_weighted.py``.
+Encoders: signed codes of ``_legacy.py``; with importances, ``_weighted.py``.
 """
 
 from functools import partial

@@ -3,8 +3,7 @@
 Element j has the low nibble of byte j and bit j of the u32, element j + 16 the high nibble and bit
 j + 16; the number is code * d + m. Source: ggml type 7 (``block_q5_1``).
 
-The encoder without importances is that of offset codes in ``_legacy.py``, with them that in
-``_weighted.py``.
+Encoders: offset codes of ``_legacy.py``; with importances, ``_weighted.py``.
 """
 
 from functools import partial

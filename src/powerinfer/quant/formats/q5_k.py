@@ -2,7 +2,7 @@
 
 Eight groups of 32 elements as in Q4_K; bit g of byte l of the high bytes is the fifth bit of
 element l of group g. The number is d * s_g * code - dmin * m_g.
-Source: ggml type 13 (``block_q5_K``). The encoder is that of ``_k_quants.py``.
+Source: ggml type 13 (``block_q5_K``). Encoder: ``_k_quants.py``.
 """
 
 from functools import partial
@@ -10,13 +10,7 @@ from functools import partial
 import numpy as np
 
 from powerinfer.quant.format import QuantFormat
-from powerinfer.quant.formats._blocks import (
-    Bytes,
-    Floats,
-    halves,
-    nibble_pairs,
-    packed_scales,
-)
+from powerinfer.quant.formats._blocks import Bytes, Floats, halves, nibble_pairs, packed_scales
 from powerinfer.quant.formats._k_quants import (
     OFFSET_LIMIT,
     bound_offset_groups,

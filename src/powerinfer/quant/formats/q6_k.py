@@ -5,10 +5,10 @@ group g (0..3) in half h has the low (g < 2) or high (g >= 2) nibble of low byte
 and bits 2g, 2g + 1 of high byte l; the number is d * scale[2g + l / 16] * (code - 32) and goes to
 128h + 32g + l. Source: ggml type 14 (``block_q6_K``).
 
-The encoder finds a scale for each sixteen elements (`fit_signed`). The largest is -128 units d; of
-the stored scales around each, that with the smallest error is taken, and then the nearest codes.
-Twice, d is fitted to codes and scales by least squares, and these are chosen anew; a block keeps
-what has the smallest error.
+The encoder finds a scale for each sixteen elements (`fit_signed`). The largest is -128 units d;
+each group takes the neighbouring stored scale with the smallest error, and then the nearest codes.
+Twice, d is fitted to codes and scales by least squares, and these are chosen again; a block keeps
+the choice with the smallest error.
 Operations and their order are those of cpp/kernels/isa/shared/encode_k-inl.h.
 """
 
@@ -81,7 +81,7 @@ def _stored(values: Floats, weights: Floats) -> _Choice:
 
 
 def _choose(scaled: Scaled, wanted: Floats, unit: Floats) -> _Choice:
-    """Scales and codes for a unit, which is rounded first."""
+    """Choose scales and codes for a unit, which is rounded first."""
     half, d = round_scale(unit, scaled)
     nearest = nearest_whole(wanted * inverse_steps(d), -128, 127)
     no_base = np.zeros_like(wanted)
@@ -96,7 +96,7 @@ def _choose(scaled: Scaled, wanted: Floats, unit: Floats) -> _Choice:
 
 
 def _fitted_unit(scaled: Scaled, choice: _Choice) -> Floats:
-    """The d that fits codes and scales best: f32[num_blocks, 1]."""
+    """Fit d to codes and scales by least squares: f32[num_blocks, 1]."""
     weighted = scaled.weights * choice.codes
     squares = summed(weighted * choice.codes, choice.scales.shape).astype(np.float64)
     products = summed(weighted * scaled.x, choice.scales.shape).astype(np.float64)

@@ -3,8 +3,8 @@
 Source: ggml type 8 (``block_q8_0``).
 
 The encoder takes d = (largest magnitude) / 127 and rounds x / d to nearest, ties away from zero,
-with d not yet rounded to a half. Its error is d / 2 plus 127 times the rounding of d. With
-importances it is that in ``_weighted.py``.
+with d not yet rounded to a half. Its error is d / 2 plus 127 times the rounding of d. Encoder with
+importances: ``_weighted.py``.
 """
 
 from functools import partial

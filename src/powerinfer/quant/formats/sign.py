@@ -1,7 +1,7 @@
-"""sign: 256 numbers in 34 bytes, our own: one bit each, then half d; the number is d or -d.
+"""sign: 256 numbers in 34 bytes, our own: one bit each, then half d; numbers are d or -d.
 
 Bit i % 8 of byte i / 8 is set where number i is negative. An exact zero counts as negative at odd
-places, so that zeros which pad a row add nothing to a product of signs. d is the mean magnitude of
+places, so that the padding of a row adds nothing to a product of signs. d is the mean magnitude of
 the superblock, not counting the zeros at its end; summed in f32 in the order of the native encoder.
 
 For the copies of weights that predictors read; no file stores it. The native kernels binarise the
