@@ -25,7 +25,7 @@ def physical_cores() -> int:
         allowed = sorted(os.sched_getaffinity(0))
     except AttributeError:  # not on macOS
         return max(1, os.cpu_count() or 1)
-    return max(1, len({_shared_prompts(cpu) for cpu in allowed}))
+    return max(1, len({_siblings(cpu) for cpu in allowed}))
 
 
 def _siblings(cpu: int) -> str:

@@ -1,8 +1,8 @@
-"""The sandbox of chat templates: no access to Python, and no text of absurd size.
+"""The sandbox in which chat templates run: no access to Python, and no text of absurd size.
 
-Jinja's sandbox keeps templates away from Python's internals. This one also bounds the size of
-results: repetitions, sums, joined, padded, formatted and replaced texts, and the output of a
-template. It does not bound time.
+Jinja's sandbox keeps templates away from Python's internals. This one also bounds what an
+expression can make of short inputs: repetitions, sums, joined, padded, formatted and replaced
+texts, and what a template writes altogether. It does not bound time.
 """
 
 import functools
@@ -19,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 __all__ = ["TemplateSandbox", "to_json"]
 
-# Far more characters or elements than any prompt of a conversation has.
+# No prompt of a conversation is near these many characters or elements.
 _MAX_REPEATED = 1 << 20
 _MAX_LENGTH = 1 << 24
 _MAX_BITS = 1 << 14
@@ -37,7 +37,7 @@ def _length(value: object) -> int:
 
 
 def _nested_size(value: object) -> int:
-    """Count the elements of a nested list or mapping and the characters of its texts."""
+    """Elements of a list or mapping, as often as they are in it, and characters of its texts."""
     size, elements, waiting = 0, 0, [value]
     while waiting and size <= _MAX_LENGTH:
         found = waiting.pop()
@@ -54,7 +54,7 @@ def _nested_size(value: object) -> int:
 
 
 def _shown(value: object) -> object:
-    """Return a value about to become text, after a check of its size."""
+    """What is about to become text, unless that would never end."""
     if isinstance(value, list | tuple | dict):
         _checked(_nested_size(value), "the text of a value")
     return value
@@ -65,14 +65,18 @@ def _text(value: object) -> str:
 
 
 def to_json(value: object, encoder: json.JSONEncoder) -> str:
-    """Encode a value as JSON; raises SecurityError if it is too long."""
+    """JSON of a value, with the bounds of the sandbox.
+
+    Raises:
+        SecurityError: it would be too long.
+    """
     _checked(_nested_size(value), "the text of a value")
     _checked(_length(encoder.indent) or int(encoder.indent or 0), "indents")
     return _joined(encoder.iterencode(value))
 
 
 def _joined(pieces: Iterable[str]) -> str:
-    """Join with a check of the size."""
+    """`"".join`, which stops in time."""
     kept, size = [], 0
     for piece in pieces:
         size += len(piece)
@@ -82,7 +86,7 @@ def _joined(pieces: Iterable[str]) -> str:
 
 
 def _formatted_size(pattern: str, values: Iterable[object]) -> int:
-    """Bound the length of a text of `%` or `str.format`: every number in it may be a width."""
+    """At most so long is a text of `%` or `str.format`: every number in it may be a width."""
     given = list(values)
     longest = max(map(_nested_size, given), default=0)
     if "*" in pattern or re.search(r"\{[^{}]*\{", pattern):
@@ -105,7 +109,7 @@ def _indented_size(text: str, width: int | str = 4, *_: object, **__: object) ->
     return (len(width) if isinstance(width, str) else width) * (str(text).count("\n") + 1)
 
 
-# Sizes of the results of filters.
+# What filters make of their arguments.
 _FILTERS: _Sizes = {
     "string": _nested_size,
     "pprint": _nested_size,
@@ -119,7 +123,7 @@ _FILTERS: _Sizes = {
         len(text) * len(wrapstring or "\n")
     ),
 }
-# Sizes of the results of methods of texts.
+# What methods of texts make of them and of their arguments.
 _METHODS: _Sizes = {
     "center": lambda text, width, *_: width,
     "expandtabs": lambda text, tabsize=8: text.count("\t") * tabsize,
@@ -161,10 +165,10 @@ def _join(
 
 
 class _Generator(CodeGenerator):
-    """Compiles `~` to a checked sum."""
+    """Writes `~` as a sum that is checked."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802  jinja2's name
-        """Call the environment's `concat`, as jinja2 calls its own."""
+        """Like jinja2's, but for the function's name."""
         self.write("environment.concat(map(environment.text, (")
         for part in node.nodes:
             self.visit(part, frame)
@@ -173,21 +177,24 @@ class _Generator(CodeGenerator):
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox with bounds on the results of operators, filters and methods of texts."""
+    """Jinja's sandbox with bounds on what operators, filters and methods of texts may produce."""
 
     code_generator_class = _Generator
     concat = staticmethod(_joined)
     text = staticmethod(_text)
     intercepted_binops = frozenset(("*", "**", "+", "%"))
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(finalize=_shown, **options)
+    def __init__(self, extensions: Sequence[str | type[Extension]]) -> None:
+        """Make an environment that treats white space around blocks as transformers does."""
+        super().__init__(
+            finalize=_shown, trim_blocks=True, lstrip_blocks=True, extensions=extensions
+        )
         for name, size_of in _FILTERS.items():
             self.filters[name] = _bounded_filter(name, size_of)
         self.filters["join"] = _join
 
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Refuse repetitions, sums, formats and powers of absurd size."""
+    def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
+        """Refuse to repeat, add or format a sequence, or raise a number, beyond any use."""
         if operator == "**" and isinstance(right, int | float) and abs(right) > 64:
             raise SecurityError(f"{right} is too large an exponent")
         if operator in ("*", "**") and isinstance(left, int) and isinstance(right, int):
@@ -206,14 +213,14 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             _checked(_formatted_size(text, values), "a formatted text")
         return super().call_binop(context, operator, left, right)
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **named: Any) -> Any:  # noqa: N805
-        """Refuse calls of a text's method with a result of absurd size."""
-        method = getattr(__obj, "__wrapped__", __obj)
+    def call(self, context: Context, function: object, /, *args: object, **named: object) -> object:
+        """Refuse calls of a text's method that would make a far longer one."""
+        method = getattr(function, "__wrapped__", function)
         owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
         if isinstance(owner, str) and name in _METHODS:
             if name == "join" and args and isinstance(args[0], Iterable):
                 args = (list(args[0]), *args[1:])
-            # jinja2 passes variables of loops to every call.
+            # jinja2 gives every call what a loop has set.
             given = {key: value for key, value in named.items() if not key.startswith("_")}
             _checked(_METHODS[name](owner, *args, **given), f"a result of '{name}'")
         return super().call(context, function, *args, **named)

@@ -48,7 +48,7 @@ def pin_to_node(pci_address: str, cpu: NativeOps, sys: Path = _SYS) -> bool:
         device, or it has fewer cores for this process than threads, whose number the user chose.
     """
     cpus = cpus_of_node(pci_address, sys) & _allowed_cpus()
-    if len({_shared_prompts(number, sys) for number in cpus}) < cpu.threads:
+    if len({_siblings(number, sys) for number in cpus}) < cpu.threads:
         return False
     return cpu.pin(cpus)
 
@@ -74,7 +74,7 @@ def _parse_list(text: str) -> frozenset[int]:
     return frozenset(cpus)
 
 
-def _shared_prompts(cpu: int, sys: Path) -> str:
+def _siblings(cpu: int, sys: Path) -> str:
     """Return the system's name of the core of a CPU, or the CPU if it has none."""
     path = sys / "devices" / "system" / "cpu" / f"cpu{cpu}" / "topology" / "thread_siblings_list"
     try:
