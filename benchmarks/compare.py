@@ -23,8 +23,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from powerinfer.bench.machine import describe_machine
-from sides import (
+from comparing.sides import (
     Run,
     alternate,
     drop_cached_pages,
@@ -34,7 +33,8 @@ from sides import (
     rates,
     ratio,
 )
-from sparse_comparison import compare_sparse, print_sparse
+from comparing.sparse import compare_sparse, print_sparse
+from powerinfer.bench.machine import describe_machine
 
 
 def _options() -> argparse.Namespace:

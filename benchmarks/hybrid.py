@@ -2,11 +2,11 @@ r"""Measures decoding on CPU and GPU together against layer offload, over budget
 
     python benchmarks/hybrid.py --shape relullama-7b --device cuda -o hybrid-relullama-7b.json
 
-The model is planted in memory (see planting/in_memory.py). Sides: hybrid_sides.py. All of them run
-in one process on the same weights, one after the other; a step is timed by itself, the median
-counts. Budgets are shares of the model's bytes, for weights, keys and values; what using a GPU
-takes by itself comes on top, for every side. ``--device cpu`` runs the same code
-with interpreted kernels, for testing the benchmark.
+The model is planted in memory (see planting/in_memory.py). Sides: two_devices/sides.py. All of
+them run in one process on the same weights, one after the other; a step is timed by itself, the
+median counts. Budgets are shares of the model's bytes, for weights, keys and values; what using a
+GPU takes by itself comes on top, for every side. ``--device cpu`` runs the same code with
+interpreted kernels, for testing the benchmark.
 """
 
 import argparse
@@ -24,8 +24,6 @@ import numpy as np
 from gpu_check.launches import Launches, counting
 from gpu_check.planted_models import place_by_plan
 from gpu_machine import describe_gpu
-from hybrid_parts import MeasuredSpeeds, Sizes, measured_speeds, predicted_frequencies, sizes_of
-from hybrid_sides import SIDES, Side, plan_of
 from planting.in_memory import planted_in_memory
 from planting.recipe import Knobs, format_named
 from planting.shapes import SHAPES
@@ -33,6 +31,14 @@ from powerinfer.models import Model, load_model
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.step_time import step_s
+from two_devices.parts import (
+    MeasuredSpeeds,
+    Sizes,
+    measured_speeds,
+    predicted_frequencies,
+    sizes_of,
+)
+from two_devices.sides import SIDES, Side, plan_of
 
 CONTEXT = 128
 WARM_UP_STEPS = 6

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hybrid_sides import SIDES
 from planting.shapes import SHAPES, PlantedShape
 from powerinfer.ops.gpu.formats import device_bytes
 from powerinfer.placement.activation_stats import ActivationStats
@@ -28,6 +27,7 @@ from powerinfer.placement.solvers._choices import Choices, PartOptions
 from powerinfer.placement.solvers._paths import hull_path
 from powerinfer.placement.step_time import num_runs, step_s
 from powerinfer.values import FloatArray
+from two_devices.sides import SIDES
 
 # The RTX 4090 that `powerinfer plan` assumes, and a server's CPU.
 COST = CostModel(

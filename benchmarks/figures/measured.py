@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
-from sides import Run, rates
+from comparing.sides import Run, rates
 
 __all__ = [
     "AMD_FOLDER",

@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bounds import ModelBytes, bytes_of_file, densities, sparse_bytes
-from planting.shapes import SHAPES
-from powerinfer.gguf import GGUFFile, open_gguf
-from sides import (
+from comparing.sides import (
     Run,
     alternate,
     drop_cached_pages,
@@ -17,6 +15,8 @@ from sides import (
     rates,
     ratio,
 )
+from planting.shapes import SHAPES
+from powerinfer.gguf import GGUFFile, open_gguf
 
 __all__ = ["compare_sparse", "print_sparse"]
 

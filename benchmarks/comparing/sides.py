@@ -21,7 +21,7 @@ __all__ = [
     "run",
 ]
 
-PEERS = Path(__file__).parent / "peers"
+PEERS = Path(__file__).parent.parent / "peers"
 Run = dict[str, Any]
 
 
