@@ -1,11 +1,13 @@
-"""Makes what the pages show: pictures in docs/images, and the lines and tables that quote results.
+"""Makes what the pages show: plots in docs/images, and the lines and tables that quote results.
 
-scripts/make-pages             the drawing, the chart and the quoted figures
-scripts/make-pages --check     change nothing; fail where a file is not what this would make
+scripts/make-pages             the plots and the quoted figures; needs the extra `plot`
+scripts/make-pages --check     change nothing; fail if a file does not show the results
 scripts/make-pages --terminal [--plan-model FILE]
                                also the pictures of a terminal: `run` on the embedded model, and
                                `plan` on FILE, for instance one that this makes:
 python benchmarks/planted.py --shape relullama-7b --layers 8 --format q4_0 -o synthetic-7b-8L.gguf
+
+docs/images/idea.svg is drawn by hand.
 """
 
 import argparse
@@ -13,12 +15,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from figures.chart import draw_chart
-from figures.idea import draw_idea
-from figures.measured import load_measured
-from figures.quoted import fill
-from figures.sparsify import draw_budgets
-from figures.terminal import TerminalPicture
+# The modules of tables register their parts.
+from figures import models, quality, serving, sparsify, speed  # noqa: F401
+from figures.parts import fill
+from figures.pictures import PICTURES
+from figures.terminal import draw_terminal
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
@@ -30,41 +31,33 @@ PAGES = (
     "docs/sparsify/quality.md",
     "docs/speed.md",
 )
-RUN = ["run", "-p", "Once upon a time", "-n", "90", "--seed", "7"]
-PLAN_BUDGET = "1.6"
 
 
-def made_from_results() -> dict[Path, str]:
-    """Every file that follows from the results and this code, and what it should contain."""
-    measured = load_measured(ROOT / "benchmarks" / "results")
-    files = {
-        IMAGES / "idea.svg": draw_idea(),
-        IMAGES / "decode-speed.svg": draw_chart(measured),
-        IMAGES / "sparsify-budgets.svg": draw_budgets(),
-    }
-    for name in PAGES:
-        page = ROOT / name
-        files[page] = fill(page.read_text(encoding="utf-8"), measured)
-    return files
+def check() -> None:
+    """Compare pages and plots with the results."""
+    texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in PAGES}
+    stale = [name for name, text in texts.items() if fill(text) != text]
+    for name, picture in PICTURES.items():
+        if not picture().is_shown_by((IMAGES / name).read_text(encoding="utf-8")):
+            stale.append(f"docs/images/{name}")
+    if stale:
+        sys.exit(f"error: run scripts/make-pages: {', '.join(stale)}")
 
 
-def terminal_pictures(plan_model: Path | None) -> dict[Path, str]:
-    """What the commands print on this machine now.
-
-    Args:
-        plan_model: what `plan` is shown with; None leaves its picture as it is.
-    """
-    files = {}
+def draw_terminals(plan_model: Path | None) -> None:
+    """Draw what the commands print on this machine now; without a model no `plan`."""
+    run = ["run", "-p", "Once upon a time", "-n", "90", "--seed", "7"]
     with tempfile.TemporaryDirectory() as folder:
-        picture = TerminalPicture("run")
-        picture.run(RUN, Path(folder))
-        files[IMAGES / "run.svg"] = str(picture)
+        _write(IMAGES / "run.svg", draw_terminal(run, Path(folder)))
         if plan_model is not None:
             (Path(folder) / plan_model.name).symlink_to(plan_model.resolve())
-            picture = TerminalPicture("plan", columns=100)
-            picture.run(["plan", "-m", plan_model.name, "--vram-budget", PLAN_BUDGET], Path(folder))
-            files[IMAGES / "plan.svg"] = str(picture)
-    return files
+            plan = ["plan", "-m", plan_model.name, "--vram-budget", "1.6"]
+            _write(IMAGES / "plan.svg", draw_terminal(plan, Path(folder), columns=100))
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+    print(path.relative_to(ROOT))
 
 
 def main() -> None:
@@ -76,21 +69,15 @@ def main() -> None:
     parser.add_argument("--terminal", action="store_true")
     parser.add_argument("--plan-model", type=Path)
     options = parser.parse_args()
-    files = made_from_results()
     if options.check:
-        stale = [
-            str(path.relative_to(ROOT))
-            for path, wanted in files.items()
-            if not path.exists() or path.read_text(encoding="utf-8") != wanted
-        ]
-        if stale:
-            sys.exit(f"error: run scripts/make-pages: {', '.join(stale)}")
+        check()
         return
+    for name in PAGES:
+        _write(ROOT / name, fill((ROOT / name).read_text(encoding="utf-8")))
+    for name, picture in PICTURES.items():
+        _write(IMAGES / name, picture().svg())
     if options.terminal:
-        files |= terminal_pictures(options.plan_model)
-    for path, text in files.items():
-        path.write_text(text, encoding="utf-8")
-        print(path.relative_to(ROOT))
+        draw_terminals(options.plan_model)
 
 
 if __name__ == "__main__":

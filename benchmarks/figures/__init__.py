@@ -1,1 +1,1 @@
-"""What the pages show of the results: pictures and the lines that quote figures."""
+"""Pictures, tables and lines of the pages, made from `benchmarks/results`."""

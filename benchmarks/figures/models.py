@@ -1,177 +1,198 @@
-"""The tables that answer which model to take: facts from the models' cards, gains as measured."""
+"""The headline of README.md and the tables of docs/models/README.md: decode and prompt speeds."""
 
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
-from figures.measured import FORMAT_NAMES, MODEL_NAMES, Measured
+from comparing.sides import rates
+from figures.parts import Json, Row, load, load_model, part, ratio_text, table
 
-__all__ = ["MODELS", "Model", "long_rows", "short_rows"]
+__all__ = [
+    "DENSE",
+    "SPARSE",
+    "Rates",
+    "Speed",
+    "amd_dense",
+    "intel_dense",
+    "intel_sparse",
+    "original",
+]
+
+SPARSE = {
+    "relullama-7b": "ReluLLaMA-7B",
+    "turbosparse-mistral-7b": "TurboSparse-Mistral-7B",
+    "opt-6.7b": "OPT-6.7B",
+    "falcon-40b": "Falcon-40B",
+}
+DENSE = "Llama-7B"
+_SUBJECTS = {"prefill 128": "prompt of 128", "decode": "decode"}
 
 
 @dataclass(frozen=True)
-class Model:
-    """One model or family of models.
+class Rates:
+    """A speed or ratio: what is quoted, and the range that was measured."""
+
+    value: float
+    low: float
+    high: float
+
+    def over(self, peer: "Rates") -> "Rates":
+        """Ratio of two speeds; its range is the widest that both ranges allow."""
+        return Rates(self.value / peer.value, self.low / peer.high, self.high / peer.low)
+
+    def __str__(self) -> str:
+        """The range, `22.5 to 24.9`; one number if only one was measured."""
+        low, high = f"{self.low:.3g}", f"{self.high:.3g}"
+        return low if low == high else f"{low} to {high}"
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Our speed and llama.cpp's on the Intel machine.
 
     Attributes:
-        name: as people call it.
-        size: parameters.
-        hub: repositories of its weights on Hugging Face.
-        zeros: share of the FFN neurons that do not fire, as its authors publish it.
-        file: where a GGUF file comes from.
-        shape: the measured shape that is its own, a key of `MODEL_NAMES`.
-        bound: ratio that bytes allow, where no shape was measured at its share of zeros.
-        is_short: in the short table too.
+        model: name.
+        layers: number of the model's layers that were measured.
+        format: of the weights, in capitals.
+        row: `ours`, `peer`, `ratio`, `ratio_min` and `ratio_max`.
+        active: share of the neurons that fired.
     """
 
-    name: str
-    size: str
-    hub: tuple[str, ...]
-    zeros: str
-    file: str
-    shape: str | None = None
-    bound: str | None = None
-    is_short: bool = False
+    model: str
+    layers: int
+    format: str
+    row: Json
+    active: float = 1
+
+    @property
+    def ratio(self) -> Rates:
+        """Our speed over llama.cpp's."""
+        return Rates(*(self.row[key] for key in ("ratio", "ratio_min", "ratio_max")))
 
 
-def _hub(*names: str) -> str:
-    return ", ".join(f"[{name}](https://huggingface.co/{name})" for name in names)
+def intel_sparse() -> list[Speed]:
+    """Decode speeds of sparse models with the predictors of their files."""
+    found = []
+    for model, name in SPARSE.items():
+        for layers, form, result in load_model(model):
+            row = next(row for kind, row in result["kinds"].items() if kind.startswith("mlp"))
+            decode = row["against"]["llama.cpp"]["decode"]
+            found.append(Speed(name, layers, form, decode, row["active_share"]))
+    return found
 
 
-MODELS = (
-    Model(
-        "ProSparse-LLaMA-2",
-        "7B, 13B",
-        ("SparseLLM/prosparse-llama-2-7b", "SparseLLM/prosparse-llama-2-13b"),
-        "89 %",
-        _hub("PowerInfer/prosparse-llama-2-7b-gguf", "PowerInfer/prosparse-llama-2-13b-gguf")
-        + "; add `--activation fatrelu:0.01`",
-        shape="relullama-7b",
-        is_short=True,
-    ),
-    Model(
-        "Bamboo",
-        "7B",
-        ("PowerInfer/Bamboo-base-v0_1", "PowerInfer/Bamboo-DPO-v0_1"),
-        "85 to 90 %",
-        _hub("PowerInfer/Bamboo-base-v0.1-gguf", "PowerInfer/Bamboo-DPO-v0.1-gguf"),
-        shape="turbosparse-mistral-7b",
-        is_short=True,
-    ),
-    Model(
-        "TurboSparse-Mistral",
-        "7B",
-        ("PowerInfer/TurboSparse-Mistral-Instruct",),
-        "90 %",
-        "convert it, see below",
-        shape="turbosparse-mistral-7b",
-    ),
-    Model(
-        "ReluFalcon",
-        "40B",
-        ("SparseLLM/ReluFalcon-40B",),
-        "95 %",
-        _hub("PowerInfer/ReluFalcon-40B-PowerInfer-GGUF") + "; asks you to accept its terms",
-        shape="falcon-40b",
-        is_short=True,
-    ),
-    Model(
-        "ReluLLaMA",
-        "7B, 13B, 70B",
-        ("SparseLLM/ReluLLaMA-7B", "SparseLLM/ReluLLaMA-13B", "SparseLLM/ReluLLaMA-70B"),
-        "67 to 82 %",
-        _hub(
-            "PowerInfer/ReluLLaMA-7B-PowerInfer-GGUF",
-            "PowerInfer/ReluLLaMA-13B-PowerInfer-GGUF",
-            "PowerInfer/ReluLLaMA-70B-PowerInfer-GGUF",
-        ),
-        bound="1.5 to 1.8 in F16",
-        is_short=True,
-    ),
-    Model(
-        "OPT",
-        "6.7B",
-        ("facebook/opt-6.7b",),
-        "96 to 98 %",
-        "none known: PowerInfer's converter asks for predictors, and we know of none",
-        shape="opt-6.7b",
-    ),
-    Model(
-        "AFM",
-        "4.5B",
-        ("arcee-ai/AFM-4.5B",),
-        "not published",
-        _hub("arcee-ai/AFM-4.5B-GGUF") + ", then `powerinfer pack`",
-    ),
-    Model(
-        "SmallThinker, experts",
-        "4B, 21B",
-        ("PowerInfer/SmallThinker-4BA0.6B-Instruct", "PowerInfer/SmallThinker-21BA3B-Instruct"),
-        "over 60 % in the chosen experts",
-        _hub(
-            "PowerInfer/SmallThinker-4BA0.6B-Instruct-GGUF",
-            "PowerInfer/SmallThinker-21BA3B-Instruct-GGUF",
-        )
-        + ", those for llama.cpp; then `powerinfer pack`",
-    ),
-    Model(
-        "TurboSparse-Mixtral, experts",
-        "47B",
-        ("PowerInfer/TurboSparse-Mixtral",),
-        "85 % in the chosen experts",
-        "none known; a `llama` file with experts runs with `--activation drelu`",
-    ),
-    Model(
-        "Nemotron-Mini, Minitron",
-        "4B",
-        ("nvidia/Nemotron-Mini-4B-Instruct", "nvidia/Minitron-4B-Base"),
-        "not published",
-        "convert it, see below",
-    ),
-)
+def intel_dense(what: str) -> list[Speed]:
+    """Speeds of an ordinary Llama, `prefill 128` or `decode`."""
+    found = load_model("llama-7b")
+    return [Speed(DENSE, layers, form, result["summary"][what]) for layers, form, result in found]
 
 
-def short_rows(measured: Measured) -> Iterator[tuple[str, ...]]:
-    """Headings, then name, size, zeros and gain of the best known."""
-    yield ("model", "size", "neurons that do not fire", "decode speed at its shape, llama.cpp = 1")
-    for model in MODELS:
-        if model.is_short:
-            yield (
-                f"[{model.name}](https://huggingface.co/{model.hub[0]})",
-                model.size,
-                model.zeros,
-                _gain(model, measured),
-            )
+def amd_dense(what: str) -> dict[str, dict[str, Rates]]:
+    """Speeds of an ordinary Llama on the AMD Zen 4, by format and engine."""
+    found: dict[str, dict[str, Rates]] = {}
+    for _, form, result in load_model("llama-7b", "amd-zen4"):
+        for engine in result["pairs"][0]:
+            speeds = [rates(pair[engine])[what] for pair in result["pairs"]]
+            quoted = Rates(statistics.median(speeds), min(speeds), max(speeds))
+            found.setdefault(form, {})[engine] = quoted
+    return found
 
 
-def long_rows(measured: Measured) -> Iterator[tuple[str, ...]]:
-    """Headings, then everything about each model."""
-    yield (
-        "model",
-        "size",
-        "weights",
-        "neurons that do not fire",
-        "GGUF file",
-        "decode speed at its shape",
-    )
-    for model in MODELS:
+def original() -> Iterator[tuple[Json, dict[str, Rates]]]:
+    """Rows of the comparison with the original PowerInfer, with the speeds of each engine."""
+    for row in load("peers-amd-zen5.json")["rows"]:
+        medians = row.get("median", {})
         yield (
-            model.name,
-            model.size,
-            _hub(*model.hub),
-            model.zeros,
-            model.file,
-            _gain(model, measured),
+            row,
+            {
+                engine: Rates(medians.get(engine, (low + high) / 2), low, high)
+                for engine, (low, high) in row["tokens_per_s"].items()
+            },
         )
 
 
-def _gain(model: Model, measured: Measured) -> str:
-    """Measured ratios at its shape; else what bytes allow, marked as such."""
-    if model.shape is None:
-        return f"byte bound: {model.bound}" if model.bound else "not measured"
-    ratios = ", ".join(
-        f"{FORMAT_NAMES[pair.format]} {pair.ratio.value:.1f}"
-        for pair in measured.intel
-        if pair.model == model.shape
+def _span(values: Iterable[float], digits: int = 1) -> str:
+    """`1.7 to 3.7`."""
+    found = sorted(values)
+    return f"{found[0]:.{digits}f} to {found[-1]:.{digits}f}"
+
+
+@part("headline")
+def _headline() -> str:
+    sparse, dense = intel_sparse(), intel_dense("decode")
+    f16, q4_0 = (
+        _span(speed.ratio.value for speed in sparse if speed.format == form)
+        for form in ("F16", "Q4_0")
     )
-    named = MODEL_NAMES[model.shape]
-    return f"{ratios} ({named})"
+    quoted, peers = {}, {}
+    for row, found in original():
+        quoted[row["format"]] = f"{found['ours'].value:.3g}"
+        peers[row["format"]] = f"(llama.cpp {found['llama.cpp']}, the original {found['original']})"
+    decode, prompt = (
+        _span(found["ours"].over(found["llama.cpp"]).value for found in amd_dense(what).values())
+        for what in ("decode", "prefill 128")
+    )
+    return (
+        "- **Intel Xeon, 2 cores, against llama.cpp:** models in which "
+        f"{_span((100 * speed.active for speed in sparse), 0)} % of the neurons fire decode\n"
+        f"  {f16} times as fast in F16 and {q4_0} times in Q4_0.\n"
+        "- **AMD Zen 5, 2 cores, against llama.cpp and the original PowerInfer:** 12 of the 32 "
+        f"layers of ReluLLaMA-7B\n  decode {quoted['q4_0']} tokens/s in Q4_0 {peers['q4_0']} and "
+        f"{quoted['f16']} in F16\n  {peers['f16']}.\n"
+        "- **An ordinary Llama (SwiGLU) has nothing to skip:** it decodes at "
+        f"{_span(speed.ratio.value for speed in dense)} times llama.cpp's speed on the Intel\n"
+        f"  machine and at {decode} times on an AMD Zen 4, where prompts run at {prompt} times.\n"
+    )
+
+
+def _gain(name: str) -> str:
+    gains = (
+        f"{speed.format} {speed.row['ratio']:.1f}"
+        for speed in intel_sparse()
+        if speed.model == name
+    )
+    return f"{', '.join(gains)} ({name})"
+
+
+for _model, _name in SPARSE.items():
+    part(f"gain-{_model}")(partial(_gain, _name))
+
+
+@table("sparse", "shape | format | neurons that fire | tokens/s | llama.cpp | ratio (range)")
+def _sparse() -> Iterator[Row]:
+    for speed in intel_sparse():
+        yield (
+            f"{speed.model}, {speed.layers} layers",
+            speed.format,
+            f"{100 * speed.active:.0f} %",
+            f"{speed.row['ours']:.1f}",
+            f"{speed.row['peer']:.1f}",
+            ratio_text(speed.row),
+        )
+
+
+@table("original", "format | ours | llama.cpp | original | ours / llama.cpp | ours / original")
+def _original() -> Iterator[Row]:
+    for row, found in original():
+        ours, peers = found["ours"], (found["llama.cpp"], found["original"])
+        ratios = (f"{ours.over(peer).value:.2f}" for peer in peers)
+        quoted = f"{ours}, quoted {ours.value:.3g}"
+        yield row["format"].upper(), quoted, *map(str, peers), *ratios
+
+
+@table("dense", "machine | format | what | ours | llama.cpp | ik_llama.cpp | ours / llama.cpp")
+def _dense() -> Iterator[Row]:
+    for what, subject in _SUBJECTS.items():
+        for speed in intel_dense(what):
+            row = speed.row
+            cells = (f"{row['ours']:.1f}", f"{row['peer']:.1f}", "", f"{row['ratio']:.2f}")
+            yield "Intel", speed.format, subject, *cells
+    for what, subject in _SUBJECTS.items():
+        for form, found in amd_dense(what).items():
+            ours, peer = found["ours"], found["llama.cpp"]
+            # The better of its two ways to lay out the weights.
+            ik = [each for engine, each in found.items() if engine.startswith("ik_")]
+            best = str(max(ik, key=lambda each: each.value)) if ik else ""
+            ratio = f"{ours.over(peer).value:.2f}"
+            yield "AMD", form, subject, str(ours), str(peer), best, ratio

@@ -1,66 +1,23 @@
-"""The tables of docs/sparsify/quality.md, from what `powerinfer bench --quality -o` wrote.
+"""Tables of docs/sparsify/quality.md, from what `powerinfer bench --quality -o` wrote.
 
-Files of `benchmarks/results/quality`:
-
-    stories.json         all settings, with tasks
-    stories-speed.json   the same settings on a machine where nothing else ran, without tasks
+`quality/stories.json` has all settings, with tasks; `stories-speed.json` the same settings on a
+machine where nothing else ran, without tasks.
 """
 
-import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import TypedDict
+from collections.abc import Iterator
 
-from figures.amd import NOT_MEASURED, Row, table_of
+from figures.parts import Json, Row, load, table
 
-__all__ = ["QUALITY_PARTS"]
-
-FOLDER = Path(__file__).resolve().parent.parent / "results" / "quality"
 _KIB = 1024
 _DIALS = {"0.005": "0.005", "0.01": "0.01", "0.02": "0.02", "default": "its own threshold"}
 
 
-class TaskRow(TypedDict):
-    """What is read of a setting's figures on a task."""
-
-    accuracy: float
-    standard_error: float
-    items: int
-    difference: float | None
-    difference_standard_error: float | None
-    equal_answers: float | None
-
-
-class SettingRow(TypedDict):
-    """What is read of a row."""
-
-    setting: str
-    sparsity: str
-    decode_tokens_per_s: float
-    speedup: float
-    speedup_range: list[float]
-    bytes_per_token: float
-    predictor_bytes_per_token: float | None
-    predicted_share: float | None
-    active_share: float
-    recall: list[float | None]
-    ffn_error: list[float | None]
-    perplexity: float
-    standard_error: float
-    perplexity_ratio: float
-    agreement: float
-    tasks: dict[str, TaskRow]
-
-
-def _rows(name: str) -> list[SettingRow]:
-    path = FOLDER / name
-    if not path.exists():
-        return []
-    rows: list[SettingRow] = json.loads(path.read_text(encoding="utf-8"))["rows"]
+def _rows(name: str = "stories") -> list[Json]:
+    rows: list[Json] = load(f"quality/{name}.json")["rows"]
     return rows
 
 
-def _shown(row: SettingRow) -> str:
+def _setting(row: Json) -> str:
     """`mlp`, 0.01 for the setting `mlp @ 0.01`."""
     kind, _, dial = row["setting"].partition(" @ ")
     if kind == "default":
@@ -68,42 +25,35 @@ def _shown(row: SettingRow) -> str:
     return f"`{kind}`{', ' if dial else ''}{_DIALS.get(dial, dial)}"
 
 
-def _share(value: float | None, digits: int = 1) -> str:
+def _percent(value: float | None, digits: int = 1) -> str:
     return "-" if value is None else f"{100 * value:.{digits}f} %"
 
 
-def _worst(values: list[float | None], choose: Callable[[list[float]], float]) -> float:
-    return choose([value for value in values if value is not None])
+@table(
+    "quality_text",
+    "setting | predictor, KiB/token | all, MiB/token | density | recall | FFN error "
+    "| perplexity | change | agreement | tokens/s | / dense (range)",
+)
+def _text() -> Iterator[Row]:
+    speeds = {row["setting"]: row for row in _rows("stories-speed")}
+    for row in _rows():
+        own = row["predictor_bytes_per_token"]
+        yield (
+            _setting(row),
+            "-" if own is None else f"{own / _KIB:.0f}",
+            f"{row['bytes_per_token'] / _KIB**2:.2f}",
+            _percent(row["predicted_share"]),
+            _percent(min(value for value in row["recall"] if value is not None)),
+            f"{max(value for value in row['ffn_error'] if value is not None):.4f}",
+            f"{row['perplexity']:.4f}",
+            f"{100 * (row['perplexity_ratio'] - 1):+.2f} %",
+            _percent(row["agreement"], 2),
+            *_speed(speeds.get(row["setting"])),
+        )
 
 
-def _text_table() -> str:
-    speeds = {row["setting"]: row for row in _rows("stories-speed.json")}
-
-    def rows() -> Iterator[Row]:
-        for row in _rows("stories.json"):
-            own = row["predictor_bytes_per_token"]
-            yield (
-                _shown(row),
-                "-" if own is None else f"{own / _KIB:.0f}",
-                f"{row['bytes_per_token'] / _KIB**2:.2f}",
-                _share(row["predicted_share"]),
-                _share(_worst(row["recall"], min)),
-                f"{_worst(row['ffn_error'], max):.4f}",
-                f"{row['perplexity']:.4f}",
-                f"{100 * (row['perplexity_ratio'] - 1):+.2f} %",
-                _share(row["agreement"], 2),
-                *_speed(speeds.get(row["setting"])),
-            )
-
-    return table_of(
-        "setting | predictor, KiB/token | all, MiB/token | density | recall | FFN error "
-        "| perplexity | change | agreement | tokens/s | / dense (range)",
-        rows(),
-    )
-
-
-def _speed(row: SettingRow | None) -> Row:
-    """Tokens per second, and the ratio to the dense model; nothing where it was not measured."""
+def _speed(row: Json | None) -> Row:
+    """Tokens per second, and the ratio to the dense model."""
     if row is None:
         return "", ""
     low, high = row["speedup_range"]
@@ -111,56 +61,28 @@ def _speed(row: SettingRow | None) -> Row:
     return f"{row['decode_tokens_per_s']:.0f}", f"{row['speedup']:.2f}{spread}"
 
 
-def _task_table() -> str:
-    found = _rows("stories.json")
-    if not found:
-        return NOT_MEASURED
-    names = list(found[0]["tasks"])
-
-    def rows() -> Iterator[Row]:
-        for row in found:
-            cells: list[str] = []
-            for name in names:
-                task = row["tasks"][name]
-                error = task["difference_standard_error"]
-                difference = task["difference"]
-                cells.append(_share(task["accuracy"]))
-                cells.append(
-                    "-"
-                    if difference is None or error is None
-                    else f"{100 * difference:+.1f} ± {100 * error:.1f}"
-                )
-                cells.append(_share(task["equal_answers"], 0))
-            yield _shown(row), *cells
-
-    heads = " | ".join(f"`{name}` | difference | equal" for name in names)
-    return table_of(f"setting | {heads}", rows())
+@table("quality_tasks")
+def _tasks() -> Iterator[Row]:
+    rows = _rows()
+    names = list(rows[0]["tasks"])
+    yield "setting", *(cell for name in names for cell in (f"`{name}`", "difference", "equal"))
+    for row in rows:
+        cells: list[str] = []
+        for task in (row["tasks"][name] for name in names):
+            change, error = task["difference"], task["difference_standard_error"]
+            cells.append(_percent(task["accuracy"]))
+            is_known = change is not None and error is not None
+            cells.append(f"{100 * change:+.1f} ± {100 * error:.1f}" if is_known else "-")
+            cells.append(_percent(task["equal_answers"], 0))
+        yield _setting(row), *cells
 
 
-def _winners() -> str:
-    """Of the kinds at each dial those that read least."""
-    quality = _rows("stories.json")
-
-    def rows() -> Iterator[Row]:
-        for dial, name in _DIALS.items():
-            own = [row for row in quality if row["setting"].endswith(f" @ {dial}")]
-            if own:
-                ranked = sorted(own, key=lambda row: row["bytes_per_token"])
-                yield name, *(_with_bytes(row) for row in ranked[:4])
-
-    return table_of("dial | fewest bytes, MiB/token | second | third | fourth", rows())
-
-
-def _kind(row: SettingRow) -> str:
-    return f"`{row['setting'].partition(' @ ')[0]}`"
-
-
-def _with_bytes(row: SettingRow) -> str:
-    return f"{_kind(row)}, {row['bytes_per_token'] / _KIB**2:.2f}"
-
-
-QUALITY_PARTS: dict[str, Callable[[], str]] = {
-    "quality_text": _text_table,
-    "quality_tasks": _task_table,
-    "quality_winners": _winners,
-}
+@table("quality_winners", "dial | fewest bytes, MiB/token | second | third | fourth")
+def _winners() -> Iterator[Row]:
+    """At each dial the kinds that read least."""
+    for dial, name in _DIALS.items():
+        own = [row for row in _rows() if row["setting"].endswith(f" @ {dial}")]
+        ranked = sorted(own, key=lambda row: row["bytes_per_token"])[:4]
+        kinds = (f"`{row['setting'].partition(' @ ')[0]}`" for row in ranked)
+        sizes = (f"{row['bytes_per_token'] / _KIB**2:.2f}" for row in ranked)
+        yield name, *map(", ".join, zip(kinds, sizes, strict=True))

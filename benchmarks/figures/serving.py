@@ -1,99 +1,70 @@
-"""The tables of docs/serving/speed.md, from the results of `PARTS=serve scripts/bench`.
+"""Tables of docs/serving/speed.md: what `powerinfer bench serve --json` printed."""
 
-Files of `benchmarks/results/serve` are what `powerinfer bench serve --json` printed.
-"""
+from collections.abc import Iterator
 
-import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from figures.parts import Json, Row, load, part, ratio_text, table
 
-from figures.amd import NOT_MEASURED, Row, ratio_text, table_of
-
-__all__ = ["SERVING_PARTS"]
-
-FOLDER = Path(__file__).resolve().parent.parent / "results" / "serve"
 PEER = "llama-server"
 
 
-def _reports() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Name of the format and report, Q4_0 before F16."""
+def _reports() -> Iterator[tuple[str, Json]]:
     for name in ("q4_0", "f16"):
-        path = FOLDER / f"relullama-7b-8L-{name}.json"
-        if path.exists():
-            yield name.upper(), json.loads(path.read_text(encoding="utf-8"))
+        yield name.upper(), load(f"serve/relullama-7b-8L-{name}.json")
 
 
-def _speeds() -> str:
-    def rows() -> Iterator[Row]:
-        for name, report in _reports():
-            for number, sides in report["clients"].items():
-                for kind, side in sides.items():
-                    against = side["against"]
-                    bound, union = side["byte_bound"], side["union_share"]
-                    yield (
-                        name,
-                        number,
-                        kind if kind == PEER else f"`{kind}`",
-                        f"{side['tokens_per_s']:.1f}",
-                        ratio_text(against[PEER]) if PEER in against else "",
-                        f"{against['off']['ratio']:.2f}" if "off" in against else "",
-                        "" if union is None or kind == "off" else f"{union:.2f}",
-                        "" if bound is None or kind == "off" else f"{bound:.2f}",
-                    )
-
-    return table_of(
-        f"format | clients | server | tokens/s | / {PEER} | / our dense | union | byte bound",
-        rows(),
-    )
+def _sides() -> Iterator[tuple[Row, str, Json]]:
+    """First cells of a row, kind of the server, and its figures."""
+    for name, report in _reports():
+        for number, sides in report["clients"].items():
+            for kind, side in sides.items():
+                yield (name, number, kind if kind == PEER else f"`{kind}`"), kind, side
 
 
-def _latency() -> str:
-    def rows() -> Iterator[Row]:
-        for name, report in _reports():
-            for number, sides in report["clients"].items():
-                for kind, side in sides.items():
-                    times = (side["first_token_s"], side["gap_s"], side["gap_p99_s"])
-                    cells = ("" if s is None else f"{1e3 * s:.0f}" for s in times)
-                    yield name, number, kind if kind == PEER else f"`{kind}`", *cells
-
-    return table_of("format | clients | server | first token, ms | gap, ms | p99, ms", rows())
-
-
-def _scenarios() -> str:
-    def rows() -> Iterator[Row]:
-        for name, report in _reports():
-            for kind, found in report.get("scenarios", {}).items():
-                long, turn = found["long_prompt"], found["second_turn"]
-                alone, beside = long["first_token_alone_s"], long["first_token_beside_s"]
-                fresh, second = turn["first_token_of_fresh_prompt_s"], turn["first_token_s"]
-                yield (
-                    name,
-                    f"`{kind}`",
-                    f"{found['single_tokens_per_s'] / found['bench_tokens_per_s']:.3f}",
-                    f"{1e3 * long['streams_gap_before_s']:.0f}",
-                    f"{1e3 * long['streams_largest_gap_s']:.0f}",
-                    f"{beside / alone:.2f}",
-                    f"{fresh / second:.1f}",
-                )
-
-    return table_of(
-        "format | kind | one stream / `bench` | gap of three streams, ms | largest beside a long "
-        "prompt, ms | its first token / alone | second turn sooner by",
-        rows(),
-    )
+@table(
+    "serve_speed",
+    f"format | clients | server | tokens/s | / {PEER} | / our dense | union | byte bound",
+)
+def _speeds() -> Iterator[Row]:
+    for cells, kind, side in _sides():
+        against = side["against"]
+        shares = (None if kind == "off" else side[key] for key in ("union_share", "byte_bound"))
+        yield (
+            *cells,
+            f"{side['tokens_per_s']:.1f}",
+            ratio_text(against.get(PEER)),
+            f"{against['off']['ratio']:.2f}" if "off" in against else "",
+            *("" if share is None else f"{share:.2f}" for share in shares),
+        )
 
 
+@table("serve_latency", "format | clients | server | first token, ms | gap, ms | p99, ms")
+def _latency() -> Iterator[Row]:
+    for cells, _, side in _sides():
+        times = (side[key] for key in ("first_token_s", "gap_s", "gap_p99_s"))
+        yield *cells, *("" if s is None else f"{1e3 * s:.0f}" for s in times)
+
+
+@table(
+    "serve_scenarios",
+    "format | kind | one stream / `bench` | gap of three streams, ms | largest beside a long "
+    "prompt, ms | its first token / alone | second turn sooner by",
+)
+def _scenarios() -> Iterator[Row]:
+    for name, report in _reports():
+        for kind, found in report.get("scenarios", {}).items():
+            long, turn = found["long_prompt"], found["second_turn"]
+            yield (
+                name,
+                f"`{kind}`",
+                f"{found['single_tokens_per_s'] / found['bench_tokens_per_s']:.3f}",
+                f"{1e3 * long['streams_gap_before_s']:.0f}",
+                f"{1e3 * long['streams_largest_gap_s']:.0f}",
+                f"{long['first_token_beside_s'] / long['first_token_alone_s']:.2f}",
+                f"{turn['first_token_of_fresh_prompt_s'] / turn['first_token_s']:.1f}",
+            )
+
+
+@part("serve_peer")
 def _peer() -> str:
-    for _, report in _reports():
-        if info := report.get("peer_system_info"):
-            return f"```text\n{info}\n```\n"
-    return NOT_MEASURED
-
-
-SERVING_PARTS: dict[str, Callable[[], str]] = {
-    "serve_speed": _speeds,
-    "serve_latency": _latency,
-    "serve_scenarios": _scenarios,
-    "serve_peer": _peer,
-}
+    infos = (report.get("peer_system_info") for _, report in _reports())
+    return f"```text\n{next(filter(None, infos))}\n```\n"

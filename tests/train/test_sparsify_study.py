@@ -173,17 +173,18 @@ def test_a_folder_of_another_study_is_refused(data: Path, tmp_path: Path) -> Non
 
 
 def test_the_page_says_what_was_measured(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from figures import sparsify
+    from figures import pictures, sparsify
+    from figures.parts import PARTS
 
     report = _report(finished)
-    monkeypatch.setattr(sparsify, "_FILE", finished / "report.json")
+    monkeypatch.setattr(sparsify, "_report", lambda: report)
     runs = {
         run["variant"]: run
         for run in report["runs"]
         if run["recipe"]["tokens"] == 512 and not run["is_trial"]
     }
     ratio = runs["drelu"]["perplexity"] / runs["swiglu"]["perplexity"] - 1
-    parts = {name: part() for name, part in sparsify.SPARSIFY_PARTS.items()}
+    parts = {name: write() for name, write in PARTS.items() if name.startswith("sparsify")}
     assert f"| {100 * ratio:+.2f} % |" in parts["sparsify_budgets"]
     assert parts["sparsify_budgets"].count("\n") == 2 + 8
     assert f"{runs['reglu']['top']['0.1']:.2f} |" in parts["sparsify_top"]
@@ -192,4 +193,4 @@ def test_the_page_says_what_was_measured(finished: Path, monkeypatch: pytest.Mon
         *("0", "1") * 2
     ]
     assert f"{report['base']['perplexity']:.2f}" in parts["sparsify_setting"]
-    assert f"{100 * ratio:+.2f} %" in sparsify.draw_budgets()
+    assert f"{100 * ratio:+.2f} %" in pictures.PICTURES["sparsify-budgets.svg"]().svg()

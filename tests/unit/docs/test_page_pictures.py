@@ -14,7 +14,13 @@ IMAGES = ROOT / "docs" / "images"
 RESULTS = ROOT / "benchmarks" / "results"
 SVG = "{http://www.w3.org/2000/svg}"
 # Drawn by matplotlib, whose background is a path.
-PLOTS = ("activation-frequency", "error-by-density", "sparsity-per-layer")
+PLOTS = (
+    "activation-frequency",
+    "decode-speed",
+    "error-by-density",
+    "sparsify-budgets",
+    "sparsity-per-layer",
+)
 PICTURES = sorted(IMAGES.glob("*.svg"))
 
 pictures = pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.name)
@@ -83,15 +89,35 @@ def test_the_chart_shows_every_measured_ratio() -> None:
 
 def test_bars_are_as_long_as_their_ratios() -> None:
     drawn = ElementTree.parse(IMAGES / "decode-speed.svg").getroot()
-    bars = [each for each in drawn.iter(f"{SVG}rect") if each.get("class") in ("cpu", "other")]
+    paths = [
+        path.attrib["d"]
+        for group in drawn.iter(f"{SVG}g")
+        if group.get("id", "").startswith("bar: ")
+        for path in group.iter(f"{SVG}path")
+    ]
     values = [
         float(words[:-1])
         for each in drawn.iter(f"{SVG}text")
-        if each.get("font-weight") and (words := "".join(each.itertext())).endswith("×")
+        if "700" in each.get("style", "") and (words := "".join(each.itertext())).endswith("×")
     ]
-    assert len(bars) == len(values) > 10
-    units = [float(bar.get("width", 0)) / value for bar, value in zip(bars, values, strict=True)]
+    assert len(paths) == len(values) > 10
+    corners = [[float(number) for number in re.findall(r"[\d.]+", path)] for path in paths]
+    lengths = [max(numbers[::2]) - min(numbers[::2]) for numbers in corners]
+    units = [length / value for length, value in zip(lengths, values, strict=True)]
     assert max(units) == pytest.approx(min(units), rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["decode-speed.svg", "sparsify-budgets.svg"])
+def test_plots_of_results_are_the_same_bytes_each_time(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from figures.pictures import PICTURES
+
+    picture = PICTURES[name]()
+    assert picture.svg() == picture.svg()
+    assert picture.is_shown_by((IMAGES / name).read_text(encoding="utf-8"))
+    assert not picture.is_shown_by((IMAGES / "idea.svg").read_text(encoding="utf-8"))
 
 
 def test_the_plan_says_that_its_gpu_is_assumed() -> None:
