@@ -1,11 +1,11 @@
 """Chat templates: a list of messages to the text of a prompt, in a Jinja sandbox.
 
 A template comes with a model file, so it is untrusted code: it runs without access to
-Python's internals, cannot change its arguments, and cannot ask for a text of absurd size
-(`template_sandbox.py`). Templates get what transformers' `apply_chat_template` gives them:
+Python's internals, cannot change its arguments, and cannot request a text of absurd size
+(`template_sandbox.py`). Templates get the environment of transformers' `apply_chat_template`:
 `raise_exception`, `strftime_now`, `tojson` without HTML escapes, `break` and `continue`,
-`generation` blocks, `tools` and `documents` that are None, and what a model has thought under each
-of the names in use. As there, messages reach a template as plain JSON values only.
+`generation` blocks, `tools` and `documents` that are None, and the reasoning of a message under
+each of the names in use. As there, messages reach a template as plain JSON values only.
 """
 
 import json
@@ -27,7 +27,7 @@ from powerinfer.tokenizer.template_sandbox import TemplateSandbox, to_json
 __all__ = ["FALLBACK_TEMPLATE", "render_chat"]
 
 # For models without a template of their own, such as base models: a plain dialogue. The first
-# system message stands above it; no token but BOS is special, so any vocabulary can write it.
+# system message comes first; only BOS is a special token, so any vocabulary can encode it.
 FALLBACK_TEMPLATE = """\
 {{ bos_token }}
 {%- for message in messages %}
@@ -53,17 +53,17 @@ def render_chat(
     add_generation_prompt: bool = True,
     **extra: object,
 ) -> str:
-    """Write a conversation the way a model has learned to read it.
+    """Render a conversation in the format a model was trained on.
 
     Encode the result with ``parse_special=True`` and ``add_bos=False``: templates write BOS.
 
     Args:
         template: Jinja source, `Tokenizer.chat_template`; None takes `FALLBACK_TEMPLATE`.
         messages: each a mapping with ``role`` (system, user, assistant ...) and ``content``;
-            what an assistant has thought may stand beside it as ``reasoning_content``.
+            the reasoning of an assistant may be in ``reasoning_content``.
         bos_token: text of BOS, empty if there is none.
         eos_token: text of EOS, empty if there is none.
-        add_generation_prompt: end with what opens the assistant's turn.
+        add_generation_prompt: end with the beginning of the assistant's turn.
         **extra: more variables for the template (tools, documents, enable_thinking ...).
 
     Raises:
@@ -86,7 +86,7 @@ def render_chat(
     except jinja2.TemplateSyntaxError as error:
         raise PromptError(f"the chat template is broken in line {error.lineno}: {error}") from None
     except SecurityError as error:
-        raise PromptError(f"the chat template does what it may not: {error}") from None
+        raise PromptError(f"the chat template tries something forbidden: {error}") from None
     except Exception as error:  # noqa: BLE001  a template can raise anything
         error_type = type(error).__name__
         raise PromptError(
@@ -99,15 +99,15 @@ def _check(messages: Sequence[Mapping[str, object]]) -> None:
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise PromptError(
-                f"message {index} is {message!r:.80}; a mapping with 'role' and 'content' is needed"
+                f"message {index} is {message!r:.80}; expected a mapping with 'role' and 'content'"
             )
 
 
 def _plain(value: object) -> Any:
-    """A copy of JSON's types alone: methods of other objects are none of a template's business."""
+    """Copy as JSON's types only: templates must not call methods of other objects."""
     if value is None or type(value) in (str, int, float, bool):
         return value
-    # Subclasses may have methods of their own, and other words for themselves.
+    # Subclasses may have their own methods and representations.
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):
@@ -126,7 +126,7 @@ def _plain(value: object) -> Any:
 
 
 def _with_thoughts(message: dict[str, object]) -> dict[str, object]:
-    """What was thought, under the names that templates read: Qwen3's and gpt-oss's."""
+    """Add the reasoning under the names of Qwen3's and gpt-oss's templates."""
     found = [message[name] for name in _NAMES_OF_THOUGHTS if message.get(name) is not None]
     if not found:
         return message
@@ -139,7 +139,7 @@ class _GenerationBlocks(Extension):
     tags = {"generation"}  # noqa: RUF012  jinja2 declares it so
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Keep the content and forget the mark; as in transformers, what it sets ends with it."""
+        """Keep the content without the mark; as in transformers, it is a scope."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return [nodes.Scope(list(body), lineno=line)]
@@ -156,13 +156,13 @@ def _compile(template: str) -> jinja2.Template:
         "namespace": _Namespace,
     }
     environment.globals.update(helpers)
-    # As much random text as a template asks for.
+    # Makes as much random text as a template requests.
     del environment.globals["lipsum"]
     return environment.from_string(template)
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """Variables that a loop can set; names with an underscore in front are Python's."""
+    """Variables that a loop can set; names with a leading underscore are Python's."""
 
     def __init__(self, /, *args: Mapping[str, object], **kwargs: object) -> None:
         """Set variables as `dict` does; one may be called `self`."""
@@ -172,7 +172,6 @@ class _Namespace(jinja2.utils.Namespace):
         super().__init__(attributes)
 
     def __setitem__(self, name: str, value: object) -> None:
-        """Set a variable."""
         _check_attribute(name)
         super().__setitem__(name, value)
 
@@ -201,7 +200,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,  # noqa: FBT001, FBT002  likewise
 ) -> str:
-    """The options that transformers gives templates, in its order."""
+    """Encode as JSON, with the options of transformers in its order."""
     encoder = json.JSONEncoder(
         indent=indent, ensure_ascii=ensure_ascii, separators=separators, sort_keys=sort_keys
     )
@@ -213,5 +212,5 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _strftime_now(pattern: str) -> str:
-    # A time without a zone, as transformers gives it.
+    # A time without a zone, like transformers.
     return datetime.now().astimezone().replace(tzinfo=None).strftime(pattern)

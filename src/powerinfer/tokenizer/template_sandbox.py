@@ -1,8 +1,8 @@
-"""The sandbox in which chat templates run: no access to Python, and no text of absurd size.
+"""The sandbox of chat templates: no access to Python, and no text of absurd size.
 
-Jinja's sandbox keeps templates away from Python's internals. This one also bounds what an
-expression can make of short inputs: repetitions, sums, joined, padded, formatted and replaced
-texts, and what a template writes altogether. It does not bound time.
+Jinja's sandbox keeps templates away from Python's internals. This one also bounds the size of
+results: repetitions, sums, joined, padded, formatted and replaced texts, and the output of a
+template. It does not bound time.
 """
 
 import functools
@@ -19,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 __all__ = ["TemplateSandbox", "to_json"]
 
-# No prompt of a conversation is near these many characters or elements.
+# Far more characters or elements than any prompt of a conversation has.
 _MAX_REPEATED = 1 << 20
 _MAX_LENGTH = 1 << 24
 _MAX_BITS = 1 << 14
@@ -37,7 +37,7 @@ def _length(value: object) -> int:
 
 
 def _nested_size(value: object) -> int:
-    """Elements of a list or mapping, as often as they are in it, and characters of its texts."""
+    """Count the elements of a nested list or mapping and the characters of its texts."""
     size, elements, waiting = 0, 0, [value]
     while waiting and size <= _MAX_LENGTH:
         found = waiting.pop()
@@ -54,7 +54,7 @@ def _nested_size(value: object) -> int:
 
 
 def _shown(value: object) -> object:
-    """What is about to become text, unless that would never end."""
+    """Return a value about to become text, after a check of its size."""
     if isinstance(value, list | tuple | dict):
         _checked(_nested_size(value), "the text of a value")
     return value
@@ -65,18 +65,14 @@ def _text(value: object) -> str:
 
 
 def to_json(value: object, encoder: json.JSONEncoder) -> str:
-    """JSON of a value, with the bounds of the sandbox.
-
-    Raises:
-        SecurityError: it would be too long.
-    """
+    """Encode a value as JSON; raises SecurityError if it is too long."""
     _checked(_nested_size(value), "the text of a value")
     _checked(_length(encoder.indent) or int(encoder.indent or 0), "indents")
     return _joined(encoder.iterencode(value))
 
 
 def _joined(pieces: Iterable[str]) -> str:
-    """`"".join`, which stops in time."""
+    """Join with a check of the size."""
     kept, size = [], 0
     for piece in pieces:
         size += len(piece)
@@ -86,7 +82,7 @@ def _joined(pieces: Iterable[str]) -> str:
 
 
 def _formatted_size(pattern: str, values: Iterable[object]) -> int:
-    """At most so long is a text of `%` or `str.format`: every number in it may be a width."""
+    """Bound the length of a text of `%` or `str.format`: every number in it may be a width."""
     given = list(values)
     longest = max(map(_nested_size, given), default=0)
     if "*" in pattern or re.search(r"\{[^{}]*\{", pattern):
@@ -109,7 +105,7 @@ def _indented_size(text: str, width: int | str = 4, *_: object, **__: object) ->
     return (len(width) if isinstance(width, str) else width) * (str(text).count("\n") + 1)
 
 
-# What filters make of their arguments.
+# Sizes of the results of filters.
 _FILTERS: _Sizes = {
     "string": _nested_size,
     "pprint": _nested_size,
@@ -123,7 +119,7 @@ _FILTERS: _Sizes = {
         len(text) * len(wrapstring or "\n")
     ),
 }
-# What methods of texts make of them and of their arguments.
+# Sizes of the results of methods of texts.
 _METHODS: _Sizes = {
     "center": lambda text, width, *_: width,
     "expandtabs": lambda text, tabsize=8: text.count("\t") * tabsize,
@@ -165,10 +161,10 @@ def _join(
 
 
 class _Generator(CodeGenerator):
-    """Writes `~` as a sum that is checked."""
+    """Compiles `~` to a checked sum."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802  jinja2's name
-        """Like jinja2's, but for the function's name."""
+        """Call the environment's `concat`, as jinja2 calls its own."""
         self.write("environment.concat(map(environment.text, (")
         for part in node.nodes:
             self.visit(part, frame)
@@ -177,7 +173,7 @@ class _Generator(CodeGenerator):
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox with bounds on what operators, filters and methods of texts may produce."""
+    """Jinja's sandbox with bounds on the results of operators, filters and methods of texts."""
 
     code_generator_class = _Generator
     concat = staticmethod(_joined)
@@ -220,7 +216,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if isinstance(owner, str) and name in _METHODS:
             if name == "join" and args and isinstance(args[0], Iterable):
                 args = (list(args[0]), *args[1:])
-            # jinja2 gives every call what a loop has set.
+            # jinja2 passes variables of loops to every call.
             given = {key: value for key, value in named.items() if not key.startswith("_")}
             _checked(_METHODS[name](owner, *args, **given), f"a result of '{name}'")
         return super().call(context, function, *args, **named)

@@ -126,7 +126,7 @@ def test_a_character_the_limit_cuts_is_left_out(
 
 @pytest.mark.parametrize("path", [3, "", b"x", ["model.gguf"]])
 def test_a_value_that_is_no_path_is_refused(path: Any) -> None:
-    with pytest.raises(GGUFError, match="named by the path of a GGUF file"):
+    with pytest.raises(GGUFError, match="expected the path of a GGUF file"):
         LLM(path)
 
 
