@@ -13,9 +13,10 @@ from powerinfer.options.llm_options import LLMOptions
 from powerinfer.options.option import Option, OptionTable
 from powerinfer.options.vram_budget import VramBudget, read_vram_budget
 
-__all__ = ["EngineOptions", "check_dials", "engine_options"]
+__all__ = ["MOST_KV_TOKENS", "EngineOptions", "check_dials", "engine_options"]
 
 MAX_THREADS = 512
+MOST_KV_TOKENS = 1 << 31
 OFF, AUTO, CPU, REFERENCE = "off", "auto", "cpu", "reference"
 _WITHOUT_DIAL = (OFF, "exact", "oracle")
 _FOR_GPU = ("vram_budget", "gpu_index", "reset_gpu_index", "disable_gpu_index", "online", "solver")
@@ -194,7 +195,7 @@ class EngineOptions(OptionTable):
     # Maximum number of texts computed at once.
     parallel: Annotated[int, Option(kinds.WholeNumber(1, 1 << 16))] = 8
     # Capacity of the KV cache, shared by all texts; None holds one context.
-    kv_tokens: Annotated[int | None, Option(kinds.WholeNumber(1, 1 << 31))] = None
+    kv_tokens: Annotated[int | None, Option(kinds.WholeNumber(1, MOST_KV_TOKENS))] = None
 
     mmap: Annotated[
         bool,

@@ -9,7 +9,7 @@ from powerinfer.loading import loader
 from powerinfer.loading.loader import Progress
 from powerinfer.models import default_context
 from powerinfer.options.llm_options import LLMOptions
-from powerinfer.options.options import engine_options
+from powerinfer.options.options import MOST_KV_TOKENS, engine_options
 from powerinfer.serve.context import ServedModel
 
 if TYPE_CHECKING:
@@ -44,7 +44,9 @@ def load_served(
     opened = loader.open_model(path, checked, downloading)
     if checked.kv_tokens is None:
         per_text = checked.context_length or default_context(opened.config)
-        checked = replace(checked, kv_tokens=checked.parallel * per_text)
+        # More than the option allows is more than any memory holds, as the loader then says.
+        wanted = min(checked.parallel * per_text, MOST_KV_TOKENS)
+        checked = replace(checked, kv_tokens=wanted)
     loaded = loader.load(opened, checked, progress, calibrating, placing)
     return ServedModel(
         engine=Engine(loaded),
