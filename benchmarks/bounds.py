@@ -7,8 +7,8 @@ Bytes are those of weights that one decode step reads: attention, head, FFN rows
 cache, no embedding row. A predictor lets `predicted` of the neurons pass; their gate rows (ungated:
 up rows) are read, then up and down rows only of those that fire. A bound of 2.0 says that an engine
 which reads at the peer's bandwidth decodes at twice the peer's speed. With `--read THREADS` the
-weights of MODEL are read too, in the fastest of several ways, and each line says how many tokens/s
-that would allow.
+weights of MODEL are read too, with the fastest of several settings, and each line says how many
+tokens/s that would allow.
 """
 
 import argparse
@@ -260,7 +260,7 @@ def _read_bytes_per_s(file: GGUFFile, threads: int) -> float:
     weights = [tensor.data.reshape(-1) for tensor in file.tensors.values()]
     reader = PlainReader(threads)
     rate = sum(array.nbytes for array in weights) / min(reader.read_s(weights) for _ in range(3))
-    print(f"plain read: {rate / 1e9:.2f} GB/s ({reader.way})")
+    print(f"plain read: {rate / 1e9:.2f} GB/s ({reader.settings})")
     return rate
 
 

@@ -13,12 +13,12 @@ import pytest
 
 import gguf_bytes as gb
 from command_line import assert_error, invoke
-from powerinfer.bench.read_bandwidth import PLAIN_WAYS
+from powerinfer.bench.read_bandwidth import PLAIN_READ_SETTINGS
 from powerinfer.cli.report import machine
 from powerinfer.gguf import open_gguf, write_gguf
-from powerinfer.loading.reading_speeds import READ_WAYS, read_way_name
-from powerinfer.ops.cpu import read_way, way_speed
-from powerinfer.ops.cpu.read_way import PlainWay, ReadWay
+from powerinfer.loading.reading_speeds import PREFETCH_SETTINGS, prefetch_settings_name
+from powerinfer.ops.cpu import prefetch_settings, prefetch_speed
+from powerinfer.ops.cpu.prefetch_settings import PlainReadSettings, PrefetchSettings
 from powerinfer.store import memory
 from powerinfer.store.threads import default_threads
 from tiny_models import TINY_MODELS, wide, write_model
@@ -243,28 +243,37 @@ def test_inspect_machine_names_products_and_reads(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(way_speed, "has_a_core", lambda: True)
-    monkeypatch.setattr(read_way, "is_steady", lambda _: True)
+    monkeypatch.setattr(prefetch_speed, "has_a_core", lambda: True)
+    monkeypatch.setattr(prefetch_settings, "is_steady", lambda _: True)
     threads = default_threads(beside_gpu=False)
     found = _machine("--kernels", "portable")
     names = {"quantized": "int8 portable", "floats": "f32 portable", "bf16": "f32 portable"}
     assert found["products"] == names
     assert found["read_gb_per_s"] > 0
-    assert PlainWay(**found["read_way"]) in PLAIN_WAYS
+    assert PlainReadSettings(**found["read_way"]) in PLAIN_READ_SETTINGS
     assert found["read_problem"] is None
-    default = {"format": None, "threads": threads, "is_measured": False, **asdict(ReadWay())}
+    default = {
+        "format": None,
+        "threads": threads,
+        "is_measured": False,
+        **asdict(PrefetchSettings()),
+    }
     assert found["read_ways"] == [default]
-    faster = ReadWay(ahead=512)
-    READ_WAYS.keep(read_way_name(threads, "portable", "q8_0", in_place=True), faster)
-    READ_WAYS.keep(read_way_name(threads, "portable", "f16", in_place=True), ReadWay())
-    ways = _machine("--kernels", "portable")["read_ways"]
-    assert {"format": "q8_0", "threads": threads, "is_measured": True, **asdict(faster)} in ways
-    assert [way["format"] for way in ways] == ["f16", "q8_0", None]
+    faster = PrefetchSettings(ahead=512)
+    PREFETCH_SETTINGS.keep(
+        prefetch_settings_name(threads, "portable", "q8_0", in_place=True), faster
+    )
+    PREFETCH_SETTINGS.keep(
+        prefetch_settings_name(threads, "portable", "f16", in_place=True), PrefetchSettings()
+    )
+    measured = _machine("--kernels", "portable")["read_ways"]
+    assert {"format": "q8_0", "threads": threads, "is_measured": True, **asdict(faster)} in measured
+    assert [each["format"] for each in measured] == ["f16", "q8_0", None]
     lines = invoke("inspect", "--machine", "--kernels", "portable").stdout.splitlines()
     assert any("f32 portable for prompts of F16, BF16 and F32 weights" in line for line in lines)
     start = next(i for i, line in enumerate(lines) if line.startswith("read_ways"))
-    # One line a way; what was measured and is the default is no news.
-    assert lines[start].split(None, 1)[1] == f"{ReadWay()} (default)"
+    # One line for each; what was measured and is the default is no news.
+    assert lines[start].split(None, 1)[1] == f"{PrefetchSettings()} (default)"
     assert lines[start + 1].strip() == (
         f"q8_0: {faster} (measured with {threads} threads, for models of 1 GiB or more whose "
         "weights are mostly q8_0)"
@@ -278,12 +287,12 @@ def _no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _no_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(way_speed, "has_a_core", lambda: False)
+    monkeypatch.setattr(prefetch_speed, "has_a_core", lambda: False)
 
 
 def _unsteady(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(way_speed, "has_a_core", lambda: True)
-    monkeypatch.setattr(read_way, "is_steady", lambda _: False)
+    monkeypatch.setattr(prefetch_speed, "has_a_core", lambda: True)
+    monkeypatch.setattr(prefetch_settings, "is_steady", lambda _: False)
 
 
 @pytest.mark.parametrize(
@@ -338,4 +347,4 @@ def test_inspect_machine_without_the_extension(monkeypatch: pytest.MonkeyPatch) 
 def test_bench_says_in_fields_how_the_plain_read_read(model: Path) -> None:
     few = ("--prefill", "2", "--decode", "1", "--repeats", "1")
     report = json.loads(invoke("bench", "-m", model, *few, "--json").stdout)
-    assert PlainWay(**report["read_way"]) in PLAIN_WAYS
+    assert PlainReadSettings(**report["read_way"]) in PLAIN_READ_SETTINGS

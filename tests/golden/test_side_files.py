@@ -9,10 +9,10 @@ import pytest
 
 from powerinfer.calibration.files import find_brief_calibration, find_calibration
 from powerinfer.gguf import GGUFFile, model_identity, open_gguf
-from powerinfer.loading.reading_speeds import READ_WAYS
+from powerinfer.loading.reading_speeds import PREFETCH_SETTINGS
 from powerinfer.models import load_model, uniform, with_predictors
 from powerinfer.offload import activation_profile, device_speeds
-from powerinfer.ops.cpu.read_way import ReadWay
+from powerinfer.ops.cpu.prefetch_settings import PrefetchSettings
 from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.placement.cost_model import DeviceSpeed
 from powerinfer.placement.plan_json import PLAN
@@ -128,9 +128,11 @@ def test_speeds_of_both_sides(cache: Path) -> None:
 def test_a_way_of_reading(cache: Path) -> None:
     name = "reads-cc6f0093e91745ba.json"
     _put(name, cache / "speeds" / name)
-    way = READ_WAYS.recall(CPU)
-    assert way == ReadWay(ahead=4096, chunk_bytes=1 << 20, gather_ahead=8192, add_ahead=4096)
+    settings = PREFETCH_SETTINGS.recall(CPU)
+    assert settings == PrefetchSettings(
+        ahead=4096, chunk_bytes=1 << 20, gather_ahead=8192, add_ahead=4096
+    )
     (cache / "speeds" / name).unlink()
-    READ_WAYS.keep(CPU, way)
+    PREFETCH_SETTINGS.keep(CPU, settings)
     written = json.loads((cache / "speeds" / name).read_text())
     assert written == json.loads((FOLDER / name).read_text())

@@ -5,32 +5,32 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from powerinfer.ops.cpu.read_way import PlainWay
+from powerinfer.ops.cpu.prefetch_settings import PlainReadSettings
 from powerinfer.ops.cpu.speed import RowReader
 from powerinfer.values import ByteArray
 
-__all__ = ["PLAIN_WAYS", "PlainReader", "gather_read_gb_per_s"]
+__all__ = ["PLAIN_READ_SETTINGS", "PlainReader", "gather_read_gb_per_s"]
 
-PLAIN_WAYS = (
-    PlainWay(),
-    PlainWay(chunk_bytes=256 << 10),
-    PlainWay(chunk_bytes=8 << 20),
-    *(PlainWay(ahead=ahead) for ahead in (512, 1024, 2048, 4096, 8192)),
-    PlainWay(streams=2),
-    PlainWay(streams=4),
-    PlainWay(ahead=2048, streams=4),
+PLAIN_READ_SETTINGS = (
+    PlainReadSettings(),
+    PlainReadSettings(chunk_bytes=256 << 10),
+    PlainReadSettings(chunk_bytes=8 << 20),
+    *(PlainReadSettings(ahead=ahead) for ahead in (512, 1024, 2048, 4096, 8192)),
+    PlainReadSettings(streams=2),
+    PlainReadSettings(streams=4),
+    PlainReadSettings(ahead=2048, streams=4),
 )
 """The fastest of them differs between processors, by a quarter and more."""
 
 _GATHERED_AHEAD = (0, 4 << 10, 12 << 10, 24 << 10)
 
-# Ways are compared on at most this many bytes, more than caches hold.
+# Settings are compared on at most this many bytes, more than caches hold.
 _SAMPLE_BYTES = 512 << 20
 _ROUNDS = 3
 
 
 class PlainReader:
-    """Reads every byte of arrays once, in the fastest of several ways.
+    """Reads every byte of arrays once, with the fastest of several settings.
 
     Bytes are combined as 64-bit words, far faster than memory delivers them.
     """
@@ -39,40 +39,40 @@ class PlainReader:
         """Start the threads.
 
         Args:
-            threads: size of the native team, 1 to 512.
-            compared_bytes: maximum bytes read to compare the ways.
+            threads: of the native team, 1 to 512.
+            compared_bytes: read at most with each of the settings.
         """
         self._reader = RowReader(threads)
         self._compared_bytes = compared_bytes
-        self._way: PlainWay | None = None
+        self._settings: PlainReadSettings | None = None
 
     @property
-    def way(self) -> PlainWay:
-        """The fastest way; a default before anything was read."""
-        return self._way or PLAIN_WAYS[0]
+    def settings(self) -> PlainReadSettings:
+        """The fastest settings; the first ones before anything was read."""
+        return self._settings or PLAIN_READ_SETTINGS[0]
 
     def read_s(self, arrays: Sequence[ByteArray]) -> float:
         """Read all arrays and return the seconds it took.
 
-        The first call compares the ways on a part of the arrays.
+        The first call compares the settings on a part of the arrays.
 
         Args:
             arrays: u8[n] each.
         """
-        if self._way is None:
-            self._way = self._fastest(_sample(arrays, self._compared_bytes))
-        # Decoding does not read file pages it has a copy of, so they may have been evicted.
-        self._reader.read_all_s(arrays, self._way)
-        return self._reader.read_all_s(arrays, self._way)
+        if self._settings is None:
+            self._settings = self._fastest(_sample(arrays, self._compared_bytes))
+        # Pages of the file that decoding does not read, as it has a copy, may have gone meanwhile.
+        self._reader.read_all_s(arrays, self._settings)
+        return self._reader.read_all_s(arrays, self._settings)
 
-    def _fastest(self, arrays: Sequence[ByteArray]) -> PlainWay:
-        # Fault in the pages first.
-        self._reader.read_all_s(arrays, PLAIN_WAYS[0])
-        seconds: dict[PlainWay, list[float]] = {way: [] for way in PLAIN_WAYS}
+    def _fastest(self, arrays: Sequence[ByteArray]) -> PlainReadSettings:
+        # Pages that are not in memory are read from the file first.
+        self._reader.read_all_s(arrays, PLAIN_READ_SETTINGS[0])
+        seconds: dict[PlainReadSettings, list[float]] = {each: [] for each in PLAIN_READ_SETTINGS}
         for _ in range(_ROUNDS):
-            for way in PLAIN_WAYS:
-                seconds[way].append(self._reader.read_all_s(arrays, way))
-        return min(seconds, key=lambda way: statistics.median(seconds[way]))
+            for each in PLAIN_READ_SETTINGS:
+                seconds[each].append(self._reader.read_all_s(arrays, each))
+        return min(seconds, key=lambda each: statistics.median(seconds[each]))
 
 
 def gather_read_gb_per_s(
@@ -80,7 +80,7 @@ def gather_read_gb_per_s(
 ) -> float:
     """Measure GB/s of reading random rows in ascending order, without and with prefetching.
 
-    Returns the fastest of several prefetch distances.
+    The rate of the fastest of several settings: without prefetching, and with rows prefetched.
 
     Args:
         matrices: u8[rows, row_bytes] each, read in a call of its own.
@@ -93,7 +93,7 @@ def gather_read_gb_per_s(
     reader = RowReader(threads)
 
     def seconds(ahead: int) -> float:
-        # Read all matrices before trying the next distance, so that caches do not hold them.
+        # All matrices before the next distance: what was read before has left the caches.
         return sum(
             reader.read_s(rows.reshape(-1), rows.shape[1], ids, ahead)
             for rows, ids in zip(matrices, chosen, strict=True)

@@ -9,12 +9,11 @@ from typing import TypedDict
 import numpy as np
 
 from powerinfer.bench.machine import Machine, describe_machine
-from powerinfer.bench.quality_row import DECODE_PROMPT_LENGTH
-from powerinfer.bench.read_bandwidth import PLAIN_WAYS, PlainReader
+from powerinfer.bench.read_bandwidth import PLAIN_READ_SETTINGS, PlainReader
 from powerinfer.engine.llm import LLM
 from powerinfer.errors import PromptError
 from powerinfer.models.metrics import NeuronTally
-from powerinfer.ops.cpu.read_way import PlainWay
+from powerinfer.ops.cpu.prefetch_settings import PlainReadSettings
 from powerinfer.sampling.sampler import Sampler
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.values import ByteArray
@@ -81,7 +80,8 @@ class SpeedResult:
         decode_s: seconds per step, averaged over the steps of a repeat.
         native_s: the native core's part of it; empty if not counted.
         read_s: seconds of a plain read of the weights.
-        read_way: the fastest way of a plain read.
+        read_way: the fastest settings of the plain read on this machine.
+        read_bytes: bytes of that read.
         decode_bytes: bytes a decode step read, averaged.
         active_share: share of the FFN neurons used in decoding; None without decode.
         predicted_share: share selected by predictors; None without predictors.
@@ -91,7 +91,7 @@ class SpeedResult:
     decode_s: list[float] = field(default_factory=list)
     native_s: list[float] = field(default_factory=list)
     read_s: list[float] = field(default_factory=list)
-    read_way: PlainWay = PLAIN_WAYS[0]
+    read_way: PlainReadSettings = PLAIN_READ_SETTINGS[0]
     read_bytes: int = 0
     decode_bytes: float = 0.0
     active_share: float | None = None
@@ -189,7 +189,7 @@ def _round(
     weights = _weights_read(llm)
     result.read_bytes = sum(array.nbytes for array in weights)
     result.read_s.append(reader.read_s(weights))
-    result.read_way = reader.way
+    result.read_way = reader.settings
 
 
 def _random_tokens(llm: LLM, count: int, random: np.random.Generator) -> list[int]:

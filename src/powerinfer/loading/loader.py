@@ -13,7 +13,7 @@ from powerinfer.calibration.sparsity import Sparsity, attach_sparsity, may_skip_
 from powerinfer.errors import DeviceError, NumericsError, PromptError
 from powerinfer.gguf import GGUFFile
 from powerinfer.kvcache import KVCache
-from powerinfer.loading.reading_speeds import use_measured_ways
+from powerinfer.loading.reading_speeds import use_measured_settings
 from powerinfer.loading.step import TokenSequence
 from powerinfer.loading.turns import FairLock
 from powerinfer.models import (
@@ -245,7 +245,7 @@ def load(
 
         placement = place(sparsity, file, tokenizer, options, device, placing)
     if kernels != REFERENCE_KERNELS and (placement is None or not placement.plan.has_everything):
-        use_measured_ways(
+        use_measured_settings(
             cast("NativeOps", ops),
             file,
             in_place=options.mmap,

@@ -1,8 +1,8 @@
-"""Lets a large model read its weights in the way that is fastest on this machine.
+"""Measured prefetch settings for the weights of large models.
 
-What to prefetch, and how far ahead, differs between processors of one vendor. It is measured when a
-large model is loaded first, which takes a second or two, and kept in the user's cache folder like
-the speeds of devices. No result depends on it.
+The best distances differ between processors of one vendor. They are measured when a large model is
+first loaded, which takes a second or two, and stored in the user's cache folder like the speeds of
+devices. No result depends on them.
 """
 
 import logging
@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from powerinfer.gguf import GGUFFile
-from powerinfer.ops.cpu.read_way import LEAST_CHUNK, MOST_AHEAD, ReadWay
+from powerinfer.ops.cpu.prefetch_settings import LEAST_CHUNK, MOST_AHEAD, PrefetchSettings
 from powerinfer.sidecar import Field
 from powerinfer.store.measurements import MeasurementFile, cpu_title
 from powerinfer.store.memory import available_memory_bytes
@@ -20,78 +20,77 @@ from powerinfer.store.memory import available_memory_bytes
 if TYPE_CHECKING:
     from powerinfer.ops.cpu.ops import NativeOps
 
-__all__ = ["READ_WAYS", "read_way_name", "stored_read_ways", "use_measured_ways"]
+__all__ = [
+    "PREFETCH_SETTINGS",
+    "prefetch_settings_name",
+    "stored_prefetch_settings",
+    "use_measured_settings",
+]
 
-# Below, a whole load takes less time than measuring, and caches hold much of the weights.
+# Smaller models load faster than we measure, and caches hold much of their weights.
 _LARGE_MODEL_BYTES = 1 << 30
-# Kinds of kernels that read less of a model do not matter for its speed.
+# Kinds of kernels that read a smaller share of a model do not matter for its speed.
 _LEAST_SHARE = 0.1
 
 _log = logging.getLogger(__name__)
 
 
-def use_measured_ways(
+def use_measured_settings(
     ops: "NativeOps",
     file: GGUFFile,
     *,
     in_place: bool,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Let `ops` read the weights of a file in the fastest way, measured now unless it is stored.
+    """Set the fastest prefetch settings for a file's weights; measure them unless stored.
 
-    Small models keep the default; so does every model where the machine is too busy to measure, or
+    Small models keep the defaults; so does every model if the machine is too busy to measure or
     has no memory left for it.
 
     Args:
-        ops: the backend that will run the file's model.
-        file: its weights.
-        in_place: they are read where the file is mapped.
-        progress: told (steps done, steps in all) while something is measured.
+        ops: the backend that will run the model.
+        in_place: weights are read from the mapped file.
+        progress: called with (steps done, steps in all) during a measurement.
     """
     from powerinfer.ops.cpu.weights import REPACKED_FORMATS
 
     for kind, format_name in _main_formats(file).items():
-        # What is repacked is copied in any case.
+        # Repacked formats are always copied.
         is_mapped = in_place and format_name not in REPACKED_FORMATS
-        name = read_way_name(ops.threads, ops.kernels, format_name, in_place=is_mapped)
-        way = READ_WAYS.recall(name)
-        if way is None:
-            way = _measure(ops, format_name, in_place=is_mapped, progress=progress)
-            if way is None:
+        name = prefetch_settings_name(ops.threads, ops.kernels, format_name, in_place=is_mapped)
+        settings = PREFETCH_SETTINGS.recall(name)
+        if settings is None:
+            settings = _measure(ops, format_name, in_place=is_mapped, progress=progress)
+            if settings is None:
                 continue
-            READ_WAYS.keep(name, way)
-        ops.set_read_way(kind, way)
+            PREFETCH_SETTINGS.keep(name, settings)
+        ops.set_prefetch_settings(kind, settings)
 
 
-def stored_read_ways(threads: int, kernels: str) -> dict[str, ReadWay]:
-    """What was measured before, by format; of copies in memory as `q8_0 in memory`."""
+def stored_prefetch_settings(threads: int, kernels: str) -> dict[str, PrefetchSettings]:
+    """Return stored settings by format; those of copies in memory as `q8_0 in memory`."""
     from powerinfer.ops.cpu.weights import FORMATS, REPACKED_FORMATS
 
-    found: dict[str, ReadWay] = {}
+    found: dict[str, PrefetchSettings] = {}
     for name in FORMATS:
         is_repacked = name in REPACKED_FORMATS
         for in_place in (False,) if is_repacked else (True, False):
-            way = READ_WAYS.recall(read_way_name(threads, kernels, name, in_place=in_place))
-            if way is not None:
-                found[name if in_place or is_repacked else f"{name} in memory"] = way
+            settings = PREFETCH_SETTINGS.recall(
+                prefetch_settings_name(threads, kernels, name, in_place=in_place)
+            )
+            if settings is not None:
+                found[name if in_place or is_repacked else f"{name} in memory"] = settings
     return found
 
 
-def read_way_name(threads: int, kernels: str, format_name: str, *, in_place: bool) -> str:
-    """What is stored in READ_WAYS for weights of a format.
-
-    Args:
-        threads: of the team that reads.
-        kernels: that read.
-        format_name: of the weights.
-        in_place: they are read where the file is mapped.
-    """
+def prefetch_settings_name(threads: int, kernels: str, format_name: str, *, in_place: bool) -> str:
+    """Key in `PREFETCH_SETTINGS` for weights of a format; `in_place`: read from the mapped file."""
     place = "" if in_place else " in memory"
     return f"{cpu_title(threads, kernels)}, {format_name} weights{place}"
 
 
 def _main_formats(file: GGUFFile) -> dict[str, str]:
-    """Of each kind of kernels that reads much of a large model, the format with most bytes."""
+    """Format with the most bytes for each kind of kernels that reads much of a large model."""
     from powerinfer.ops.cpu.machine import read_kind
     from powerinfer.ops.cpu.weights import FORMATS
 
@@ -118,29 +117,29 @@ def _measure(
     *,
     in_place: bool,
     progress: Callable[[int, int], None] | None,
-) -> ReadWay | None:
-    from powerinfer.ops.cpu.way_speed import WAY_BYTES, measure_read_way
+) -> PrefetchSettings | None:
+    from powerinfer.ops.cpu.prefetch_speed import MEASURING_BYTES, measure_prefetch_settings
 
     available = available_memory_bytes()
-    if available is None or available < 2 * WAY_BYTES:
+    if available is None or available < 2 * MEASURING_BYTES:
         return None
     _log.info("measuring how this CPU reads %s weights fastest", format_name)
     try:
-        way = measure_read_way(
+        settings = measure_prefetch_settings(
             ops.threads, ops.kernels, format_name, in_place=in_place, progress=progress
         )
     except (MemoryError, OSError) as error:
-        # A limit of this process may be lower than what the system has.
+        # This process may have a lower limit than the system.
         _log.info("no memory to measure (%s): %s weights are read as usual", error, format_name)
         return None
-    if way is None:
+    if settings is None:
         _log.info("this machine is too busy to measure: %s weights are read as usual", format_name)
-    return way
+    return settings
 
 
-def _decode(field: Field) -> ReadWay:
+def _decode(field: Field) -> PrefetchSettings:
     distance = {"least": 0, "most": MOST_AHEAD}
-    return ReadWay(
+    return PrefetchSettings(
         field["ahead"].integer(**distance),
         field["chunk_bytes"].integer(LEAST_CHUNK, MOST_AHEAD),
         field["gather_ahead"].integer(**distance),
@@ -148,5 +147,5 @@ def _decode(field: Field) -> ReadWay:
     )
 
 
-READ_WAYS = MeasurementFile("reads", asdict, _decode, version=3)
-"""How this machine reads a format fastest, under the names of `read_way_name`."""
+PREFETCH_SETTINGS = MeasurementFile("reads", asdict, _decode, version=3)
+"""Fastest settings of this machine by format, under the names of `prefetch_settings_name`."""

@@ -34,7 +34,7 @@ def test_ways_of_reading_are_compared_while_decoding() -> None:
         append=lambda token: calls.append(("decode", token)),
     )
     llm = SimpleNamespace(new_sequence=lambda: sequence)
-    assert import_module("read_ways")._decode_s(llm, 3) >= 0
+    assert import_module("prefetch_settings")._decode_s(llm, 3) >= 0
     assert calls == [("prompt", 8), ("decode", 100), ("decode", 101), ("decode", 102)]
 
 

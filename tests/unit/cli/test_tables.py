@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from command_line import invoke
-from powerinfer.bench.read_bandwidth import PLAIN_WAYS, PlainReader
+from powerinfer.bench.read_bandwidth import PLAIN_READ_SETTINGS, PlainReader
 from powerinfer.calibration.recall import LayerRecall
 from powerinfer.cli.report import machine
 from powerinfer.cli.report.calibration import Written, print_report
@@ -17,7 +17,7 @@ from powerinfer.cli.report.placement import print_budgets, print_layers, print_p
 from powerinfer.cli.report.sparsity import print_recall
 from powerinfer.cli.report.tables import print_paragraph, print_table
 from powerinfer.offload import devices
-from powerinfer.ops.cpu.read_way import PlainWay
+from powerinfer.ops.cpu.prefetch_settings import PlainReadSettings
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 from powerinfer.placement.report import LayerReport, PlacementReport
 from powerinfer.placement.sweep import BudgetPoint
@@ -203,14 +203,14 @@ def test_commands(
     _assert_narrow(result.output)
 
 
-@pytest.mark.parametrize("way", PLAIN_WAYS, ids=str)
+@pytest.mark.parametrize("settings", PLAIN_READ_SETTINGS, ids=str)
 def test_bench_is_narrow_however_the_plain_read_reads(
-    model: Path, monkeypatch: pytest.MonkeyPatch, way: PlainWay
+    model: Path, monkeypatch: pytest.MonkeyPatch, settings: PlainReadSettings
 ) -> None:
-    monkeypatch.setattr(PlainReader, "way", property(lambda _: way))
+    monkeypatch.setattr(PlainReader, "settings", property(lambda _: settings))
     result = invoke("bench", "-m", model, "--prefill", "8", "--decode", "0")
     assert result.exit_code == 0, result.output
-    assert str(way) in " ".join(result.output.split())
+    assert str(settings) in " ".join(result.output.split())
     _assert_narrow(result.output)
 
 

@@ -14,22 +14,27 @@ from powerinfer.cli.cached_files import cached_files
 from powerinfer.gguf import GGUFFile
 from powerinfer.loading import loader, reading_speeds
 from powerinfer.loading.reading_speeds import (
-    READ_WAYS,
-    read_way_name,
-    stored_read_ways,
-    use_measured_ways,
+    PREFETCH_SETTINGS,
+    prefetch_settings_name,
+    stored_prefetch_settings,
+    use_measured_settings,
 )
 from powerinfer.offload import place as offload_place
 from powerinfer.offload.devices import Device
-from powerinfer.ops.cpu import way_speed
+from powerinfer.ops.cpu import prefetch_speed
 from powerinfer.ops.cpu.machine import read_kind
 from powerinfer.ops.cpu.ops import NativeOps
-from powerinfer.ops.cpu.read_way import PlainWay, ReadWay, choose, is_steady
+from powerinfer.ops.cpu.prefetch_settings import (
+    PlainReadSettings,
+    PrefetchSettings,
+    choose,
+    is_steady,
+)
 from powerinfer.options.options import engine_options
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 from powerinfer.store import measurements
 
-FAST = ReadWay(ahead=512, chunk_bytes=1 << 20, gather_ahead=8192, add_ahead=4096)
+FAST = PrefetchSettings(ahead=512, chunk_bytes=1 << 20, gather_ahead=8192, add_ahead=4096)
 
 
 @pytest.mark.parametrize(
@@ -83,8 +88,8 @@ def test_a_machine_is_steady_when_all_but_one_say_the_same() -> None:
 
 
 def test_ways_have_names() -> None:
-    assert str(PlainWay()) == "no prefetch, chunks of 2 MiB"
-    assert str(PlainWay(2048, 256 << 10, 4)) == (
+    assert str(PlainReadSettings()) == "no prefetch, chunks of 2 MiB"
+    assert str(PlainReadSettings(2048, 256 << 10, 4)) == (
         "prefetch 2048 bytes ahead, chunks of 256 KiB, 4 streams a thread"
     )
     assert str(FAST) == (
@@ -105,13 +110,13 @@ class _File:
 class _Measuring:
     """Stands in for the measurement."""
 
-    def __init__(self, answer: ReadWay | None) -> None:
+    def __init__(self, answer: PrefetchSettings | None) -> None:
         self.answer = answer
         self.calls: list[tuple[str, bool]] = []
 
     def __call__(
         self, threads: int, kernels: str, format_name: str, *, in_place: bool, progress: Any
-    ) -> ReadWay | None:
+    ) -> PrefetchSettings | None:
         self.calls.append((format_name, in_place))
         return self.answer
 
@@ -124,14 +129,14 @@ def _cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def measuring(monkeypatch: pytest.MonkeyPatch) -> _Measuring:
     found = _Measuring(FAST)
-    monkeypatch.setattr(way_speed, "measure_read_way", found)
+    monkeypatch.setattr(prefetch_speed, "measure_prefetch_settings", found)
     monkeypatch.setattr(reading_speeds, "available_memory_bytes", lambda: 1 << 40)
     return found
 
 
 def _use(file: _File, *, in_place: bool = True) -> NativeOps:
     ops = NativeOps(1)
-    use_measured_ways(ops, cast("GGUFFile", file), in_place=in_place)
+    use_measured_settings(ops, cast("GGUFFile", file), in_place=in_place)
     return ops
 
 
@@ -139,12 +144,12 @@ def test_a_large_model_is_measured_once(measuring: _Measuring) -> None:
     file = _File(q4_k=3 << 30, q6_k=1 << 30, f32=1 << 20)
     for _ in range(2):
         ops = _use(file)
-        assert ops.read_way("packed") == FAST
+        assert ops.prefetch_settings("packed") == FAST
         # Norms are no reason to measure floats.
-        assert ops.read_way("floats") == ReadWay()
+        assert ops.prefetch_settings("floats") == PrefetchSettings()
     # Repacked in memory, whatever is mapped.
     assert measuring.calls == [("q4_k", False)]
-    assert stored_read_ways(1, ops.kernels) == {"q4_k": FAST}
+    assert stored_prefetch_settings(1, ops.kernels) == {"q4_k": FAST}
     assert [each.kind for each in cached_files()] == ["speeds"]
 
 
@@ -152,22 +157,24 @@ def test_each_kind_that_reads_much_is_measured(measuring: _Measuring) -> None:
     ops = _use(_File(q4_0=3 << 30, f16=1 << 30), in_place=True)
     # Q4_0 is repacked in memory, whatever is mapped.
     assert measuring.calls == [("q4_0", False), ("f16", True)]
-    assert ops.read_way("packed") == ops.read_way("floats") == FAST
+    assert ops.prefetch_settings("packed") == ops.prefetch_settings("floats") == FAST
     _use(_File(f16=2 << 30), in_place=False)
     assert measuring.calls[2:] == [("f16", False)]
-    assert set(stored_read_ways(1, ops.kernels)) == {"q4_0", "f16", "f16 in memory"}
+    assert set(stored_prefetch_settings(1, ops.kernels)) == {"q4_0", "f16", "f16 in memory"}
 
 
 def test_small_models_are_not_measured(measuring: _Measuring) -> None:
-    assert _use(_File(f16=1 << 29)).read_way("floats") == ReadWay()
+    assert _use(_File(f16=1 << 29)).prefetch_settings("floats") == PrefetchSettings()
     assert measuring.calls == []
 
 
 def test_nothing_is_measured_without_memory_for_it(
     measuring: _Measuring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading_speeds, "available_memory_bytes", lambda: way_speed.WAY_BYTES)
-    assert _use(_File(f16=2 << 30)).read_way("floats") == ReadWay()
+    monkeypatch.setattr(
+        reading_speeds, "available_memory_bytes", lambda: prefetch_speed.MEASURING_BYTES
+    )
+    assert _use(_File(f16=2 << 30)).prefetch_settings("floats") == PrefetchSettings()
     assert measuring.calls == []
 
 
@@ -180,17 +187,17 @@ def test_a_limit_of_memory_ends_no_load(
     def fail(*arguments: object, **options: object) -> None:
         raise error
 
-    monkeypatch.setattr(way_speed, "measure_read_way", fail)
-    assert _use(_File(f16=2 << 30)).read_way("floats") == ReadWay()
+    monkeypatch.setattr(prefetch_speed, "measure_prefetch_settings", fail)
+    assert _use(_File(f16=2 << 30)).prefetch_settings("floats") == PrefetchSettings()
     assert cached_files() == []
 
 
 def test_a_busy_machine_keeps_the_default_until_the_next_time(measuring: _Measuring) -> None:
     measuring.answer = None
-    assert _use(_File(f16=2 << 30)).read_way("floats") == ReadWay()
+    assert _use(_File(f16=2 << 30)).prefetch_settings("floats") == PrefetchSettings()
     assert cached_files() == []
     measuring.answer = FAST
-    assert _use(_File(f16=2 << 30)).read_way("floats") == FAST
+    assert _use(_File(f16=2 << 30)).prefetch_settings("floats") == FAST
 
 
 @pytest.mark.parametrize(
@@ -212,7 +219,7 @@ def test_a_damaged_file_is_measured_anew(measuring: _Measuring, damage: Any) -> 
     text = stored.path.read_text()
     assert damage(text) != text
     stored.path.write_text(damage(text))
-    assert _use(file).read_way("floats") == FAST
+    assert _use(file).prefetch_settings("floats") == FAST
     assert len(measuring.calls) == 2
     assert stored.path.read_text() == text
 
@@ -227,27 +234,27 @@ def test_a_cache_that_cannot_be_written_is_no_error(
     blocked.write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
     with caplog.at_level(logging.WARNING):
-        assert _use(_File(f16=2 << 30)).read_way("floats") == FAST
+        assert _use(_File(f16=2 << 30)).prefetch_settings("floats") == FAST
     assert "cannot be cached and will be repeated" in caplog.text
 
 
 def test_the_stored_way_belongs_to_a_processor_its_threads_and_kernels(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    READ_WAYS.keep(read_way_name(2, "avx2", "f16", in_place=True), FAST)
-    assert stored_read_ways(2, "avx2") == {"f16": FAST}
-    assert stored_read_ways(1, "avx2") == stored_read_ways(2, "portable") == {}
+    PREFETCH_SETTINGS.keep(prefetch_settings_name(2, "avx2", "f16", in_place=True), FAST)
+    assert stored_prefetch_settings(2, "avx2") == {"f16": FAST}
+    assert stored_prefetch_settings(1, "avx2") == stored_prefetch_settings(2, "portable") == {}
     monkeypatch.setattr(measurements, "_cpu_name", lambda: "another")
-    assert stored_read_ways(2, "avx2") == {}
+    assert stored_prefetch_settings(2, "avx2") == {}
 
 
 @pytest.mark.parametrize("format_name", ["f16", "q8_0", "q4_0"])
 def test_the_measurement_tries_ways_and_returns_one(
     monkeypatch: pytest.MonkeyPatch, format_name: str
 ) -> None:
-    """With small matrices, by a clock in which one way is twice as fast."""
-    monkeypatch.setattr(way_speed, "_MATRIX_BYTES", 1 << 20)
-    monkeypatch.setattr(way_speed, "has_a_core", lambda: True)
+    """With small matrices, by a clock by which one of the settings is twice as fast."""
+    monkeypatch.setattr(prefetch_speed, "_MATRIX_BYTES", 1 << 20)
+    monkeypatch.setattr(prefetch_speed, "has_a_core", lambda: True)
     kind = read_kind(format_name)
     teams: list[NativeOps] = []
 
@@ -257,29 +264,29 @@ def test_the_measurement_tries_ways_and_returns_one(
 
     def seconds(call: Any) -> float:
         call()
-        way = teams[-1].read_way(kind)
-        return 1.0 / (1 + (way.ahead == 512) + (way.add_ahead == 4 << 10))
+        settings = teams[-1].prefetch_settings(kind)
+        return 1.0 / (1 + (settings.ahead == 512) + (settings.add_ahead == 4 << 10))
 
-    monkeypatch.setattr(way_speed, "NativeOps", make)
-    monkeypatch.setattr(way_speed, "_seconds", seconds)
+    monkeypatch.setattr(prefetch_speed, "NativeOps", make)
+    monkeypatch.setattr(prefetch_speed, "_seconds", seconds)
     told: list[tuple[int, int]] = []
-    way = way_speed.measure_read_way(
+    settings = prefetch_speed.measure_prefetch_settings(
         1,
         NativeOps(1).kernels,
         format_name,
         in_place=True,
         progress=lambda done, total: told.append((done, total)),
     )
-    assert way == ReadWay(ahead=512, add_ahead=4 << 10)
+    assert settings == PrefetchSettings(ahead=512, add_ahead=4 << 10)
     assert told == [(done, 4) for done in range(5)]
 
 
 def test_a_measurement_on_a_busy_machine_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(way_speed, "_MATRIX_BYTES", 1 << 20)
-    monkeypatch.setattr(way_speed, "has_a_core", lambda: True)
+    monkeypatch.setattr(prefetch_speed, "_MATRIX_BYTES", 1 << 20)
+    monkeypatch.setattr(prefetch_speed, "has_a_core", lambda: True)
     times = iter([1.0] * 2 + [1.0, 2.0, 3.0, 4.0])
-    monkeypatch.setattr(way_speed, "_seconds", lambda _: next(times))
-    assert way_speed.measure_read_way(1, NativeOps(1).kernels, "f16") is None
+    monkeypatch.setattr(prefetch_speed, "_seconds", lambda _: next(times))
+    assert prefetch_speed.measure_prefetch_settings(1, NativeOps(1).kernels, "f16") is None
 
 
 @pytest.mark.parametrize(("share", "is_free"), [(1.0, True), (0.92, True), (0.5, False)])
@@ -293,12 +300,12 @@ def test_a_thread_that_has_to_wait_measures_nothing(
         return now[0]
 
     clock = SimpleNamespace(perf_counter=wall, thread_time=lambda: share * now[0])
-    monkeypatch.setattr(way_speed, "time", clock)
-    assert way_speed.has_a_core() == is_free
+    monkeypatch.setattr(prefetch_speed, "time", clock)
+    assert prefetch_speed.has_a_core() == is_free
     if not is_free:
         # It would take minutes with matrices as large as this.
-        monkeypatch.setattr(way_speed, "_MATRIX_BYTES", 1 << 60)
-        assert way_speed.measure_read_way(1, "portable", "f16") is None
+        monkeypatch.setattr(prefetch_speed, "_MATRIX_BYTES", 1 << 60)
+        assert prefetch_speed.measure_prefetch_settings(1, "portable", "f16") is None
 
 
 @pytest.mark.parametrize(
@@ -310,7 +317,7 @@ def test_nothing_is_measured_for_a_model_that_a_gpu_holds(
 ) -> None:
     """It takes seconds and much memory; without a GPU (None) it is always worth it."""
     calls: list[object] = []
-    monkeypatch.setattr(loader, "use_measured_ways", lambda *_, **__: calls.append(1))
+    monkeypatch.setattr(loader, "use_measured_settings", lambda *_, **__: calls.append(1))
     if num_hot is not None:
         layer = LayerPlacement(True, True, np.arange(num_hot, dtype=np.int32))
         plan = PlacementPlan("", "test", 0, 8, has_output, (layer,))

@@ -4,11 +4,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from powerinfer.ops.cpu.read_way import PlainWay, ReadWay
+    from powerinfer.ops.cpu.prefetch_settings import PlainReadSettings, PrefetchSettings
 
 __all__ = ["Lines", "MachineReport", "machine_report"]
 
-# More than caches hold; ways are compared on a part, so that it takes a fraction of a second.
+# More than caches hold; settings are compared on a part, so that it takes a fraction of a second.
 _READ_BYTES = 384 << 20
 _COMPARED_BYTES = 64 << 20
 _READS = 4
@@ -26,7 +26,7 @@ class _PlainRead:
     """Fastest rate of reading memory, or the reason why it was not measured."""
 
     gb_per_s: float | None = None
-    way: "PlainWay | None" = None
+    settings: "PlainReadSettings | None" = None
     problem: str | None = None
 
 
@@ -37,10 +37,11 @@ class MachineReport:
     Attributes:
         cpu_features: instruction-set extensions found and usable.
         available_kernels: best first.
-        selected_kernels: the kernels that a run would use.
-        products: kernels that multiply prompts, for quantized weights, F16 and F32, and BF16.
-        threads: the number that a run would use.
-        read_ways: measured ways of reading weights, by format; None without native kernels.
+        selected_kernels: those that a run would use.
+        products: what multiplies prompts: quantized weights, F16 and F32, and BF16.
+        threads: that a run would use.
+        read: of memory.
+        read_ways: measured prefetch settings by format; None: the kernels are not ours.
         gpus: a line each.
     """
 
@@ -50,7 +51,7 @@ class MachineReport:
     products: tuple[str, str, str]
     threads: int
     read: _PlainRead
-    read_ways: "dict[str, ReadWay] | None"
+    read_ways: "dict[str, PrefetchSettings] | None"
     gpus: tuple[str, ...]
 
     def as_json(self) -> dict[str, object]:
@@ -63,9 +64,9 @@ class MachineReport:
             "products": {"quantized": quantized, "floats": floats, "bf16": bf16},
             "threads": self.threads,
             "read_gb_per_s": self.read.gb_per_s,
-            "read_way": None if self.read.way is None else asdict(self.read.way),
+            "read_way": None if self.read.settings is None else asdict(self.read.settings),
             "read_problem": self.read.problem,
-            "read_ways": self._ways_as_json(),
+            "read_ways": self._settings_as_json(),
             "gpus": self.gpus,
         }
 
@@ -74,7 +75,8 @@ class MachineReport:
         read = (
             f"not measured: {self.read.problem}"
             if self.read.problem
-            else f"{self.read.gb_per_s} GB/s, measured now: {self.threads} threads, {self.read.way}"
+            else f"{self.read.gb_per_s} GB/s, measured now: "
+            f"{self.threads} threads, {self.read.settings}"
         )
         return {
             "cpu_features": self.cpu_features,
@@ -82,7 +84,7 @@ class MachineReport:
             "selected_kernels": self.selected_kernels,
             "products": self._product_lines(),
             "plain_read": read,
-            "read_ways": self._way_lines() or None,
+            "read_ways": self._settings_lines() or None,
             "gpus": self.gpus,
         }
 
@@ -96,34 +98,29 @@ class MachineReport:
             lines.append(f"{bf16} for prompts of BF16 weights")
         return Lines(lines)
 
-    def _ways_as_json(self) -> list[dict[str, object]]:
-        from powerinfer.ops.cpu.read_way import ReadWay
+    def _settings_as_json(self) -> list[dict[str, object]]:
+        from powerinfer.ops.cpu.prefetch_settings import PrefetchSettings
 
         if self.read_ways is None:
             return []
-        ways = [*self.read_ways.items(), (None, ReadWay())]
+        measured = [*((name, True, each) for name, each in self.read_ways.items())]
         return [
-            {
-                "format": name,
-                "threads": self.threads,
-                "is_measured": bool(name),
-                **asdict(way),
-            }
-            for name, way in ways
+            {"format": name, "threads": self.threads, "is_measured": is_measured, **asdict(each)}
+            for name, is_measured, each in (*measured, (None, False, PrefetchSettings()))
         ]
 
-    def _way_lines(self) -> Lines:
-        """The default way, and those that were measured to be faster."""
-        from powerinfer.ops.cpu.read_way import ReadWay
+    def _settings_lines(self) -> Lines:
+        """The default, and what was measured to be faster."""
+        from powerinfer.ops.cpu.prefetch_settings import PrefetchSettings
 
         if self.read_ways is None:
             return Lines()
-        usual = ReadWay()
+        usual = PrefetchSettings()
         faster = (
-            f"{name}: {way} (measured with {self.threads} threads, for models of 1 GiB or more "
+            f"{name}: {each} (measured with {self.threads} threads, for models of 1 GiB or more "
             f"whose weights are mostly {name})"
-            for name, way in self.read_ways.items()
-            if way != usual
+            for name, each in self.read_ways.items()
+            if each != usual
         )
         return Lines((f"{usual} (default)", *faster))
 
@@ -141,7 +138,7 @@ def machine_report(kernels: str | None) -> MachineReport:
         from powerinfer.ops.cpu import machine as native
     except ImportError as error:
         raise DeviceError(f"the native extension is not installed: {error}") from error
-    from powerinfer.loading.reading_speeds import stored_read_ways
+    from powerinfer.loading.reading_speeds import stored_prefetch_settings
     from powerinfer.offload.devices import describe_gpus
     from powerinfer.store.threads import default_threads
 
@@ -156,7 +153,7 @@ def machine_report(kernels: str | None) -> MachineReport:
         products=native.product_names(selected) if is_native else ("numpy",) * 3,
         threads=threads,
         read=_plain_read(threads),
-        read_ways=stored_read_ways(threads, selected) if is_native else None,
+        read_ways=stored_prefetch_settings(threads, selected) if is_native else None,
         gpus=tuple(describe_gpus()),
     )
 
@@ -166,13 +163,13 @@ def _plain_read(threads: int) -> _PlainRead:
 
     from powerinfer.bench.read_bandwidth import PlainReader
     from powerinfer.cli.report.progress import ProgressBar
-    from powerinfer.ops.cpu import read_way, way_speed
+    from powerinfer.ops.cpu import prefetch_settings, prefetch_speed
     from powerinfer.store.memory import available_memory_bytes
 
     available = available_memory_bytes()
     if available is not None and available < 2 * _READ_BYTES:
         return _PlainRead(problem=_NO_MEMORY)
-    if not way_speed.has_a_core():
+    if not prefetch_speed.has_a_core():
         return _PlainRead(problem=_IS_BUSY)
     try:
         data = np.ones(_READ_BYTES, np.uint8)
@@ -184,6 +181,6 @@ def _plain_read(threads: int) -> _PlainRead:
         for number in range(_READS):
             say(number, _READS)
             seconds.append(reader.read_s([data]))
-    if not read_way.is_steady(seconds):
+    if not prefetch_settings.is_steady(seconds):
         return _PlainRead(problem=_IS_BUSY)
-    return _PlainRead(round(_READ_BYTES / min(seconds) / 1e9, 1), reader.way)
+    return _PlainRead(round(_READ_BYTES / min(seconds) / 1e9, 1), reader.settings)

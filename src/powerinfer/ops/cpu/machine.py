@@ -36,7 +36,7 @@ def product_names(kernels: str) -> tuple[str, str, str]:
 
 
 def read_kind(format_name: str) -> str:
-    """Return the element of `ops.cpu.read_way.READ_KINDS` that reads a format."""
+    """Return the element of `ops.cpu.prefetch_settings.READ_KINDS` that reads a format."""
     return _core.read_kind(format_name)
 
 

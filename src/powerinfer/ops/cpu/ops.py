@@ -29,7 +29,7 @@ from powerinfer.ops.cpu.handles import (
     new_batch,
 )
 from powerinfer.ops.cpu.machine import start_team
-from powerinfer.ops.cpu.read_way import ReadWay
+from powerinfer.ops.cpu.prefetch_settings import PrefetchSettings
 from powerinfer.ops.cpu.weights import NativeWeights
 from powerinfer.ops.protocol import (
     ActiveIds,
@@ -107,13 +107,13 @@ class NativeOps(NativeWeights):
         """Name of the team's kernel table."""
         return self._team.kernels
 
-    def read_way(self, kind: str) -> ReadWay:
+    def prefetch_settings(self, kind: str) -> PrefetchSettings:
         """Return how kernels of a kind (`READ_KINDS`) read weights."""
-        return ReadWay(*_core.read_way(self._team, kind))
+        return PrefetchSettings(*_core.read_way(self._team, kind))
 
-    def set_read_way(self, kind: str, way: ReadWay) -> None:
+    def set_prefetch_settings(self, kind: str, settings: PrefetchSettings) -> None:
         """Change how kernels of a kind read weights, in this instance only; no result changes."""
-        values = (way.ahead, way.chunk_bytes, way.gather_ahead, way.add_ahead)
+        values = (settings.ahead, settings.chunk_bytes, settings.gather_ahead, settings.add_ahead)
         _core.set_read_way(self._team, kind, values)
 
     def pin(self, cpus: Collection[int]) -> bool:

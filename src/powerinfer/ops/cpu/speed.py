@@ -12,7 +12,7 @@ from powerinfer import _core
 from powerinfer.gguf import Tensor
 from powerinfer.ops.cpu.handles import NativeLinear
 from powerinfer.ops.cpu.ops import NativeOps
-from powerinfer.ops.cpu.read_way import PlainWay
+from powerinfer.ops.cpu.prefetch_settings import PlainReadSettings
 from powerinfer.ops.protocol import FFN, ActiveIds, Linear, MatrixUse
 from powerinfer.quant import get_format
 from powerinfer.values import Activation, ActivationKind, ByteArray, FloatArray, IntArray
@@ -139,9 +139,9 @@ class RowReader:
         _core.gather_rows(self._team, data, row_bytes, row_ids, ahead)
         return time.perf_counter() - started
 
-    def read_all_s(self, arrays: Sequence[ByteArray], way: PlainWay) -> float:
+    def read_all_s(self, arrays: Sequence[ByteArray], settings: PlainReadSettings) -> float:
         """Measure the seconds to read every byte of the arrays, u8[n] each, once."""
         known = list(arrays)
         started = time.perf_counter()
-        _core.read_bytes(self._team, known, way.ahead, way.chunk_bytes, way.streams)
+        _core.read_bytes(self._team, known, settings.ahead, settings.chunk_bytes, settings.streams)
         return time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""Measures the fastest way of reading weights on this machine, for each kind of kernels."""
+"""Measurement of the fastest prefetch settings on this machine, for each kind of kernels."""
 
 import mmap
 import time
@@ -12,16 +12,16 @@ from powerinfer.gguf import Tensor
 from powerinfer.ops.cpu.handles import NativeFFN, NativeLinear
 from powerinfer.ops.cpu.machine import read_kind
 from powerinfer.ops.cpu.ops import NativeOps
-from powerinfer.ops.cpu.read_way import ReadWay, choose, is_steady
+from powerinfer.ops.cpu.prefetch_settings import PrefetchSettings, choose, is_steady
 from powerinfer.ops.protocol import FFN, ActiveIds, Linear, MatrixUse
 from powerinfer.quant import get_format
 from powerinfer.values import Activation, ActivationKind, ByteArray
 
-__all__ = ["WAY_BYTES", "has_a_core", "measure_read_way"]
+__all__ = ["MEASURING_BYTES", "has_a_core", "measure_prefetch_settings"]
 
 # Per matrix; two of them exceed the caches of most processors.
 _MATRIX_BYTES = 192 << 20
-WAY_BYTES = 4 * _MATRIX_BYTES
+MEASURING_BYTES = 4 * _MATRIX_BYTES
 """Most memory that measuring takes."""
 
 _COLUMNS = 4096
@@ -39,17 +39,17 @@ _CHUNKS = (512 << 10, 1 << 20, 2 << 20, 4 << 20)
 _SCATTERED = (4 << 10, 8 << 10, 12 << 10, 16 << 10, 24 << 10)
 
 
-def measure_read_way(
+def measure_prefetch_settings(
     threads: int,
     kernels: str,
     format_name: str,
     *,
     in_place: bool = True,
     progress: Callable[[int, int], None] | None = None,
-) -> ReadWay | None:
-    """Find the fastest way of reading a format, with temporary matrices.
+) -> PrefetchSettings | None:
+    """Find the fastest settings for a format with temporary matrices.
 
-    Takes a second or two and `WAY_BYTES` of memory. With `in_place` the matrices lie in small
+    Takes a second or two and `MEASURING_BYTES` of memory. With `in_place` the matrices lie in small
     pages, like a mapped file. Calls `progress` with (steps done, steps in all). Returns None if the
     machine is too busy to tell.
     """
@@ -65,28 +65,28 @@ def measure_read_way(
         ("gather_ahead", _SCATTERED, trials.gather_s),
         ("add_ahead", _SCATTERED, trials.gather_s),
     )
-    way = ReadWay()
+    settings = PrefetchSettings()
     for number, (field, values, measure) in enumerate(steps):
         say(number, len(steps))
-        ways = [_with(way, field, value) for value in values]
-        seconds = trials.compare(ways, measure)
-        if not is_steady(seconds[way]):
+        candidates = [_with(settings, field, value) for value in values]
+        seconds = trials.compare(candidates, measure)
+        if not is_steady(seconds[settings]):
             return None
-        way = choose(seconds, way)
+        settings = choose(seconds, settings)
     say(len(steps), len(steps))
-    return way
+    return settings
 
 
 def has_a_core() -> bool:
-    """Test whether this thread gets a whole core; far cheaper than a measurement of ways."""
+    """Test whether this thread gets a whole core; far cheaper than a measurement of settings."""
     started, computed = time.perf_counter(), time.thread_time()
     while time.perf_counter() - started < _SPIN_S:
         pass
     return time.thread_time() - computed >= _LEAST_SHARE_OF_CORE * _SPIN_S
 
 
-def _with(way: ReadWay, field: str, value: int) -> ReadWay:
-    return replace(way, **{field: value})
+def _with(settings: PrefetchSettings, field: str, value: int) -> PrefetchSettings:
+    return replace(settings, **{field: value})
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ class _Block:
 
 
 class _Trials:
-    """Measures ways on its own team."""
+    """Measures settings on its own team."""
 
     def __init__(self, ops: NativeOps, format_name: str, *, in_place: bool) -> None:
         self._ops = ops
@@ -108,32 +108,32 @@ class _Trials:
         self._block = _make_block(ops, format_name, in_place=in_place)
         self._random = np.random.default_rng(1)
         for _ in range(2):  # touches the pages
-            self.stream_s(ReadWay())
+            self.stream_s(PrefetchSettings())
 
     def is_idle(self) -> bool:
-        """Test whether repeated runs of the default way take about the same time."""
-        return is_steady([self.stream_s(ReadWay()) for _ in range(_TRIAL_ROUNDS)])
+        """Test whether repeated runs with the default settings take about the same time."""
+        return is_steady([self.stream_s(PrefetchSettings()) for _ in range(_TRIAL_ROUNDS)])
 
     def compare(
-        self, ways: Sequence[ReadWay], measure: Callable[[ReadWay], float]
-    ) -> dict[ReadWay, list[float]]:
-        """Measure the seconds of each way in rounds of random order."""
-        seconds: dict[ReadWay, list[float]] = {way: [] for way in ways}
+        self, candidates: Sequence[PrefetchSettings], measure: Callable[[PrefetchSettings], float]
+    ) -> dict[PrefetchSettings, list[float]]:
+        """Measure the seconds of each candidate in rounds of random order."""
+        seconds: dict[PrefetchSettings, list[float]] = {each: [] for each in candidates}
         for _ in range(_ROUNDS):
-            for place in self._random.permutation(len(ways)):
-                seconds[ways[place]].append(measure(ways[place]))
+            for place in self._random.permutation(len(candidates)):
+                seconds[candidates[place]].append(measure(candidates[place]))
         return seconds
 
-    def stream_s(self, way: ReadWay) -> float:
+    def stream_s(self, settings: PrefetchSettings) -> float:
         """Measure a product with the matrix that was not used last, so that it is in no cache."""
-        self._ops.set_read_way(self._kind, way)
+        self._ops.set_prefetch_settings(self._kind, settings)
         parts = self._block.parts
         self._block.parts = (parts[1], parts[0])
         return _seconds(lambda: self._ops.linear(self._x, [parts[0]]))
 
-    def gather_s(self, way: ReadWay) -> float:
+    def gather_s(self, settings: PrefetchSettings) -> float:
         """Measure multiplying and adding the rows of randomly chosen neurons."""
-        self._ops.set_read_way(self._kind, way)
+        self._ops.set_prefetch_settings(self._kind, settings)
         is_active = np.zeros((1, self._block.num_neurons), np.bool_)
         # The same number each time, so that times are comparable.
         count = int(_ACTIVE_SHARE * self._block.num_neurons)

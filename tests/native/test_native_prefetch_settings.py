@@ -17,28 +17,28 @@ from native_cases import (
     use_kernels,
 )
 from powerinfer import _core
-from powerinfer.bench.read_bandwidth import PLAIN_WAYS, PlainReader
+from powerinfer.bench.read_bandwidth import PLAIN_READ_SETTINGS, PlainReader
 from powerinfer.ops.cpu.machine import read_kind
 from powerinfer.ops.cpu.ops import NativeOps
-from powerinfer.ops.cpu.read_way import READ_KINDS, PlainWay, ReadWay
+from powerinfer.ops.cpu.prefetch_settings import READ_KINDS, PlainReadSettings, PrefetchSettings
 from powerinfer.ops.protocol import ActiveIds
 from powerinfer.values import Activation, ActivationKind, ByteArray, FloatArray
 
-WAYS = (
-    ReadWay(0, 1, 0, 0),
-    ReadWay(64, 4096, 100, 1 << 20),
-    ReadWay(512, 1 << 20, 4096, 4096),
-    ReadWay(8192, 8 << 20, 24 << 10, 24 << 10),
-    ReadWay(1 << 20, 1000, 1 << 20, 0),
+SETTINGS = (
+    PrefetchSettings(0, 1, 0, 0),
+    PrefetchSettings(64, 4096, 100, 1 << 20),
+    PrefetchSettings(512, 1 << 20, 4096, 4096),
+    PrefetchSettings(8192, 8 << 20, 24 << 10, 24 << 10),
+    PrefetchSettings(1 << 20, 1000, 1 << 20, 0),
 )
 COLUMNS = 512
 
 
-def with_way(kernels: str, way: ReadWay) -> NativeOps:
-    """A backend that reads everything in one way."""
+def with_settings(kernels: str, settings: PrefetchSettings) -> NativeOps:
+    """A backend that reads everything with the same settings."""
     ops = use_kernels(kernels)
     for kind in READ_KINDS:
-        ops.set_read_way(kind, way)
+        ops.set_prefetch_settings(kind, settings)
     return ops
 
 
@@ -81,28 +81,30 @@ def _marks(kernels: str, format_name: str) -> tuple[pytest.MarkDecorator, ...]:
 )
 def test_no_way_changes_a_bit(kernels: str, format_name: str) -> None:
     usual = results(use_kernels(kernels), format_name)
-    for way in WAYS:
-        for ours, other in zip(results(with_way(kernels, way), format_name), usual, strict=True):
+    for settings in SETTINGS:
+        for ours, other in zip(
+            results(with_settings(kernels, settings), format_name), usual, strict=True
+        ):
             assert same_bits(ours, other)
 
 
 def test_a_way_is_that_of_one_kind_of_one_team() -> None:
     ops, other = NativeOps(1), NativeOps(1)
     for kind in READ_KINDS:
-        assert ops.read_way(kind) == ReadWay()
-    way = WAYS[1]
-    ops.set_read_way("bytes", way)
-    assert ops.read_way("bytes") == way
-    assert ops.read_way("packed") == ops.read_way("floats") == ReadWay()
-    assert other.read_way("bytes") == ReadWay()
+        assert ops.prefetch_settings(kind) == PrefetchSettings()
+    settings = SETTINGS[1]
+    ops.set_prefetch_settings("bytes", settings)
+    assert ops.prefetch_settings("bytes") == settings
+    assert ops.prefetch_settings("packed") == ops.prefetch_settings("floats") == PrefetchSettings()
+    assert other.prefetch_settings("bytes") == PrefetchSettings()
 
 
 @pytest.mark.parametrize("values", [(-1, 1, 0, 0), (0, 0, 0, 0), (0, 1, 0, 1 << 40)])
 def test_a_way_that_cannot_be_is_refused(values: tuple[int, int, int, int]) -> None:
     with pytest.raises(ValueError, match="distances must be"):
-        NativeOps(1).set_read_way("bytes", ReadWay(*values))
+        NativeOps(1).set_prefetch_settings("bytes", PrefetchSettings(*values))
     with pytest.raises(ValueError, match="named bits"):
-        NativeOps(1).set_read_way("bits", ReadWay())
+        NativeOps(1).set_prefetch_settings("bits", PrefetchSettings())
 
 
 def test_every_format_has_a_kind() -> None:
@@ -127,27 +129,27 @@ def test_a_plain_read_reads_every_word_once(sizes: tuple[int, ...]) -> None:
                 assert _core.read_bytes(team, arrays, ahead, chunk_bytes, streams) == wanted
 
 
-@pytest.mark.parametrize("way", [(-1, 64, 1), (0, 0, 1), (0, 100, 1), (0, 64, 0), (0, 64, 17)])
-def test_a_plain_read_that_cannot_be_is_refused(way: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("settings", [(-1, 64, 1), (0, 0, 1), (0, 100, 1), (0, 64, 0), (0, 64, 17)])
+def test_a_plain_read_that_cannot_be_is_refused(settings: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="must"):
-        _core.read_bytes(_core.ThreadTeam(1), [], *way)
+        _core.read_bytes(_core.ThreadTeam(1), [], *settings)
 
 
 def test_the_plain_read_that_is_reported_is_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = PlainReader(1)
-    times = dict.fromkeys(PLAIN_WAYS, 2.0) | {PLAIN_WAYS[4]: 1.0}
+    times = dict.fromkeys(PLAIN_READ_SETTINGS, 2.0) | {PLAIN_READ_SETTINGS[4]: 1.0}
     read = []
 
-    def read_all_s(arrays: list[ByteArray], way: PlainWay) -> float:
+    def read_all_s(arrays: list[ByteArray], settings: PlainReadSettings) -> float:
         read.append(sum(array.nbytes for array in arrays))
-        return times[way]
+        return times[settings]
 
     monkeypatch.setattr(reader._reader, "read_all_s", read_all_s)
     data = np.zeros(600 << 20, np.uint8)
     assert reader.read_s([data[: 500 << 20], data[500 << 20 :]]) == 1.0
-    assert reader.way == PLAIN_WAYS[4]
+    assert reader.settings == PLAIN_READ_SETTINGS[4]
     # Ways are compared on a part, and only once.
-    assert read[:-2] == [512 << 20] * (1 + 3 * len(PLAIN_WAYS))
+    assert read[:-2] == [512 << 20] * (1 + 3 * len(PLAIN_READ_SETTINGS))
     assert read[-2:] == [data.nbytes] * 2
     # Every time the pages are fetched before the read that counts.
     reader.read_s([data])
@@ -161,5 +163,5 @@ def test_pages_are_fetched_before_the_plain_read_that_counts(
     data = np.zeros(1 << 10, np.uint8)
     reader.read_s([data])
     times = iter([9.0, 1.0])
-    monkeypatch.setattr(reader._reader, "read_all_s", lambda arrays, way: next(times))
+    monkeypatch.setattr(reader._reader, "read_all_s", lambda arrays, settings: next(times))
     assert reader.read_s([data]) == 1.0

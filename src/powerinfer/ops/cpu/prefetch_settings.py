@@ -1,4 +1,4 @@
-"""How kernels read weights from memory; affects only the speed (kernels/read_way.h)."""
+"""Prefetch settings of the kernels (kernels/read_way.h), which affect only the speed."""
 
 import statistics
 from collections.abc import Hashable, Mapping, Sequence
@@ -9,8 +9,8 @@ __all__ = [
     "LEAST_CHUNK",
     "MOST_AHEAD",
     "READ_KINDS",
-    "PlainWay",
-    "ReadWay",
+    "PlainReadSettings",
+    "PrefetchSettings",
     "choose",
     "is_steady",
 ]
@@ -24,7 +24,7 @@ READ_KINDS = ("floats", "bytes", "packed")
 MOST_AHEAD = 64 << 20
 LEAST_CHUNK = 4 << 10
 
-# A way replaces the default if it is faster by this factor, and in this share of the rounds.
+# Settings replace the default if they are faster by this factor, and in this share of the rounds.
 # Smaller differences are noise of a machine that does other work.
 _MARGIN = 1.03
 _ROUNDS_WON = 0.75
@@ -33,8 +33,8 @@ _MOST_SPREAD = 1.25
 
 
 @dataclass(frozen=True, slots=True)
-class ReadWay:
-    """How the kernels of one kind read; the defaults are those of C++.
+class PrefetchSettings:
+    """Prefetching of the kernels of one kind, by default as in C++.
 
     Attributes:
         ahead: prefetch distance of dot products in bytes; 0: no prefetch.
@@ -57,13 +57,13 @@ class ReadWay:
 
 
 @dataclass(frozen=True, slots=True)
-class PlainWay:
-    """How bytes are read without computing anything.
+class PlainReadSettings:
+    """Prefetching of a plain read, which computes nothing.
 
     Attributes:
         ahead: prefetch distance in bytes; 0: no prefetch.
         chunk_bytes: bytes handed to a thread at a time.
-        streams: places of a chunk that a thread reads alternately.
+        streams: positions of a chunk that a thread reads in turn.
     """
 
     ahead: int = 0
@@ -78,22 +78,22 @@ class PlainWay:
 
 
 def choose(seconds: Mapping[W, Sequence[float]], default: W) -> W:
-    """Choose the fastest way, or the default unless it is clearly slower.
+    """Choose the fastest settings, or the default unless it is clearly slower.
 
-    `seconds` has one figure per round for each way; only figures of the same round are compared.
+    `seconds` has one figure per round and candidate; only those of the same round are compared.
     """
     gains = {
-        way: [usual / own for usual, own in zip(seconds[default], times, strict=True)]
-        for way, times in seconds.items()
-        if way != default
+        each: [usual / own for usual, own in zip(seconds[default], times, strict=True)]
+        for each, times in seconds.items()
+        if each != default
     }
     better = {
-        way: statistics.median(ratios)
-        for way, ratios in gains.items()
+        each: statistics.median(ratios)
+        for each, ratios in gains.items()
         if statistics.median(ratios) >= _MARGIN
         and sum(ratio > 1 for ratio in ratios) >= _ROUNDS_WON * len(ratios)
     }
-    return max(better, key=lambda way: better[way]) if better else default
+    return max(better, key=lambda each: better[each]) if better else default
 
 
 def is_steady(seconds: Sequence[float]) -> bool:

@@ -1,10 +1,10 @@
-"""Decoding with the default ways of reading against those measured on this machine.
+"""Decoding with the default prefetch settings against those measured on this machine.
 
-    python benchmarks/read_ways.py MODEL.gguf [MODEL.gguf ...] [--decode 24] [--rounds 5]
+    python benchmarks/prefetch_settings.py MODEL.gguf [MODEL.gguf ...] [--decode 24] [--rounds 5]
 
-For every model: the ways that its load measured (or found in the cache), and GB/s of decoding with
-the default ways and with those, in alternating rounds, beside the fastest plain read of the same
-run. A model below 1 GiB, and any on a busy machine, has no measured ways.
+Prints for every model the settings that its load measured (or found in the cache), and GB/s of
+decoding with the default and with those, in alternating rounds, next to the fastest plain read of
+the same run. A model below 1 GiB, and any on a busy machine, has no measured settings.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from typing import cast
 from powerinfer import LLM
 from powerinfer.bench.read_bandwidth import PlainReader
 from powerinfer.ops.cpu.ops import NativeOps
-from powerinfer.ops.cpu.read_way import READ_KINDS, ReadWay
+from powerinfer.ops.cpu.prefetch_settings import READ_KINDS, PrefetchSettings
 
 
 def main() -> None:
@@ -35,24 +35,24 @@ def main() -> None:
 def _compare(path: Path, steps: int, rounds: int) -> None:
     llm = LLM(path, context_length=steps + 32, device="cpu")
     ops = cast("NativeOps", llm.loaded.model.ops)
-    measured = {kind: ops.read_way(kind) for kind in READ_KINDS}
-    usual = dict.fromkeys(READ_KINDS, ReadWay())
+    measured = {kind: ops.prefetch_settings(kind) for kind in READ_KINDS}
+    usual = dict.fromkeys(READ_KINDS, PrefetchSettings())
     reader = PlainReader(llm.loaded.threads)
     weights = [tensor.data.reshape(-1) for tensor in llm.loaded.file.tensors.values()]
     num_bytes = sum(array.nbytes for array in weights)
     rates: dict[str, list[float]] = {"default": [], "measured": [], "plain read": []}
     _decode_s(llm, steps)
     for _ in range(rounds):
-        for name, ways in (("default", usual), ("measured", measured)):
-            for kind, way in ways.items():
-                ops.set_read_way(kind, way)
+        for name, chosen in (("default", usual), ("measured", measured)):
+            for kind, settings in chosen.items():
+                ops.set_prefetch_settings(kind, settings)
             rates[name].append(llm.loaded.dense_bytes / _decode_s(llm, steps) / 1e9)
         rates["plain read"].append(num_bytes / reader.read_s(weights) / 1e9)
     print(f"{path.name}, {llm.loaded.threads} threads, {llm.loaded.kernels}")
-    for kind, way in measured.items():
-        if way != ReadWay():
-            print(f"  {kind}: {way}")
-    print(f"  plain read: {reader.way}")
+    for kind, settings in measured.items():
+        if settings != PrefetchSettings():
+            print(f"  {kind}: {settings}")
+    print(f"  plain read: {reader.settings}")
     for name, found in rates.items():
         print(
             f"  {name:10} {statistics.median(found):6.2f} GB/s ({min(found):.2f}-{max(found):.2f})"
