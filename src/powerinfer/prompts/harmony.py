@@ -1,7 +1,8 @@
-"""Answers in the format "harmony" of gpt-oss, split into reasoning and text.
+"""The harmony answer format of gpt-oss: reasoning and text as separate parts.
 
-An answer is a sequence of parts such as `<|channel|>analysis<|message|>...<|end|>`, and the last is
-`<|start|>assistant<|channel|>final<|message|>...`. The template takes reasoning and text apart.
+An answer is a row of parts such as `<|channel|>analysis<|message|>...<|end|>`, and the last one is
+`<|start|>assistant<|channel|>final<|message|>...`. Its template expects
+reasoning and text as separate fields.
 """
 
 import re
@@ -12,7 +13,7 @@ __all__ = ["HarmonyPart", "HarmonyReader", "shown_parts", "split_parts"]
 
 _MARKS = ("start", "channel", "constrain", "message", "end", "return", "call")
 _MARK = re.compile(f"<\\|({'|'.join(_MARKS)})\\|>")
-_THOUGHTS = "analysis"
+_REASONING = "analysis"
 _RECIPIENT = re.compile(r"\bto=(\S+)")
 
 
@@ -21,34 +22,34 @@ class HarmonyPart:
     """A piece of one part of an answer.
 
     Attributes:
-        is_thought: True for reasoning, False for text to the user.
-        starts: True for the first piece of its part.
-        text: never empty.
-        recipient: receiver of the part, such as `functions.weather`; None for the user.
+        is_reasoning: not part of the text that the user gets.
+        starts: nothing of this part came before.
+        text: is not empty.
+        recipient: whom the part is for, such as `functions.weather`; None for the user.
     """
 
-    is_thought: bool
+    is_reasoning: bool
     starts: bool
     text: str
     recipient: str | None
 
 
 def shown_parts(pieces: Iterable[str]) -> Iterator[str]:
-    """Yield a streamed answer without its marks, reasoning between `<think>` and `</think>`."""
+    """Strip the marks of a streamed answer; put reasoning between `<think>` and `</think>`."""
     is_thinking, is_first = False, True
     for part in _read(pieces):
-        if part.is_thought is not is_thinking:
-            yield "<think>\n" if part.is_thought else "\n</think>\n\n"
+        if part.is_reasoning is not is_thinking:
+            yield "<think>\n" if part.is_reasoning else "\n</think>\n\n"
         elif part.starts and not is_first:
-            yield "\n" if part.is_thought else "\n\n"
-        is_thinking, is_first = part.is_thought, False
+            yield "\n" if part.is_reasoning else "\n\n"
+        is_thinking, is_first = part.is_reasoning, False
         yield part.text
     if is_thinking:
         yield "\n</think>\n"
 
 
 def split_parts(message: Mapping[str, object]) -> Mapping[str, object]:
-    """Split an assistant message with marks into reasoning and text, as the template takes it."""
+    """Split an assistant message into reasoning and text; without marks return it unchanged."""
     content = message.get("content")
     if message.get("role") != "assistant" or not isinstance(content, str):
         return message
@@ -57,11 +58,11 @@ def split_parts(message: Mapping[str, object]) -> Mapping[str, object]:
     texts: dict[bool, list[str]] = {True: [], False: []}
     for part in _read([content]):
         if part.starts:
-            texts[part.is_thought].append("")
-        texts[part.is_thought][-1] += part.text
-    thoughts, said = (("\n\n".join(map(str.strip, texts[kind]))).strip() for kind in (True, False))
+            texts[part.is_reasoning].append("")
+        texts[part.is_reasoning][-1] += part.text
+    reasoning, said = (("\n\n".join(map(str.strip, texts[kind]))).strip() for kind in (True, False))
     split = {**message, "content": said}
-    return {**split, "reasoning_content": thoughts} if thoughts else split
+    return {**split, "reasoning_content": reasoning} if reasoning else split
 
 
 def _read(pieces: Iterable[str]) -> Iterator[HarmonyPart]:
@@ -72,22 +73,22 @@ def _read(pieces: Iterable[str]) -> Iterator[HarmonyPart]:
 
 
 class HarmonyReader:
-    """Incremental reader of an answer; text before the first mark is not reasoning."""
+    """Parser of an answer's marks; text before the first mark is no reasoning."""
 
     def __init__(self) -> None:
         self._held = ""
-        # Text between the mark that begins a part and the one that begins its content.
+        # Text between the mark that begins a part and the one that begins its text.
         self._header: str | None = None
-        self._is_thought = False
+        self._is_reasoning = False
         self._recipient: str | None = None
         self._starts = True
 
     def push(self, piece: str) -> list[HarmonyPart]:
-        """Read a piece; an end that may become a mark is held back."""
+        """Parse the next piece; hold back an end that may become a mark."""
         return list(self._split(self._hold(self._held + piece)))
 
     def finish(self) -> list[HarmonyPart]:
-        """Return the text held back at the end of the answer."""
+        """Parse what was held back, at the end of the answer."""
         held, self._held = self._held, ""
         return list(self._split(held))
 
@@ -112,7 +113,7 @@ class HarmonyReader:
         if self._header is not None:
             self._header += text
             return
-        yield HarmonyPart(self._is_thought, self._starts, text, self._recipient)
+        yield HarmonyPart(self._is_reasoning, self._starts, text, self._recipient)
         self._starts = False
 
     def _note(self, mark: str) -> None:
@@ -121,15 +122,15 @@ class HarmonyReader:
             self._recipient = self._named() if mark == "channel" else None
             self._header = ""
         elif mark == "message":
-            # A header is a channel and perhaps a recipient, or a role.
-            self._is_thought = (self._header or "").split()[:1] == [_THOUGHTS]
+            # A header is a channel, perhaps with the recipient of a call; without a channel a role.
+            self._is_reasoning = (self._header or "").split()[:1] == [_REASONING]
             self._recipient = self._named()
             self._header, self._starts = None, True
         elif mark != "constrain":
-            self._header, self._is_thought, self._starts = None, False, True
+            self._header, self._is_reasoning, self._starts = None, False, True
             self._recipient = None
 
     def _named(self) -> str | None:
-        """The recipient in the header so far."""
+        """Recipient in the header so far."""
         found = _RECIPIENT.search(self._header or "")
         return found[1] if found else self._recipient

@@ -4,8 +4,8 @@ A template comes with a model file, so it is untrusted code: it runs without acc
 Python's internals, cannot change its arguments, and cannot request a text of absurd size
 (`template_sandbox.py`). Templates get the environment of transformers' `apply_chat_template`:
 `raise_exception`, `strftime_now`, `tojson` without HTML escapes, `break` and `continue`,
-`generation` blocks, `tools` and `documents` that are None, and the reasoning of a message under
-each of the names in use. As there, messages reach a template as plain JSON values only.
+`generation` blocks, `tools` and `documents` that are None, and the reasoning of a model under each
+of the names in use. As there, messages reach a template as plain JSON values only.
 """
 
 import json
@@ -41,7 +41,7 @@ FALLBACK_TEMPLATE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}Assistant:{% endif %}"""
 
-_NAMES_OF_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 
 def render_chat(
@@ -60,7 +60,7 @@ def render_chat(
     Args:
         template: Jinja source, `Tokenizer.chat_template`; None takes `FALLBACK_TEMPLATE`.
         messages: each a mapping with ``role`` (system, user, assistant ...) and ``content``;
-            the reasoning of an assistant may be in ``reasoning_content``.
+            an assistant message may also have ``reasoning_content``.
         bos_token: text of BOS, empty if there is none.
         eos_token: text of EOS, empty if there is none.
         add_generation_prompt: end with the beginning of the assistant's turn.
@@ -73,7 +73,7 @@ def render_chat(
     _check(messages)
     try:
         variables = _plain({"tools": None, "documents": None, **extra})
-        written = [_with_thoughts(_plain(message)) for message in messages]
+        written = [_with_reasoning(_plain(message)) for message in messages]
         text = _compile(template or FALLBACK_TEMPLATE).render(
             messages=written,
             bos_token=bos_token,
@@ -125,9 +125,9 @@ def _plain(value: object) -> Any:
     return f"<{type(value).__name__}>"
 
 
-def _with_thoughts(message: dict[str, object]) -> dict[str, object]:
-    """Add the reasoning under the names of Qwen3's and gpt-oss's templates."""
-    found = [message[name] for name in _NAMES_OF_THOUGHTS if message.get(name) is not None]
+def _with_reasoning(message: dict[str, object]) -> dict[str, object]:
+    """Copy the reasoning to the keys that templates read: Qwen3's and gpt-oss's."""
+    found = [message[name] for name in _REASONING_KEYS if message.get(name) is not None]
     if not found:
         return message
     return {"thinking": found[0], **message, "reasoning_content": found[0]}

@@ -41,7 +41,7 @@ _END_TEXTS_IF_CONTROL = frozenset(
 _MANY_PARTS = (("<|return|>", "<|call|>"), ("<|calls|>", "<|flush|>"))
 # Marks of the parts of an answer in the format "harmony" of gpt-oss.
 _HARMONY = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>")
-# Marks of tool calls and reasoning in other models' answers, where they are control tokens.
+# Marks of tool calls and of reasoning in other models' answers, where they are control tokens.
 _CALLS = (
     *("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "<|python_tag|>", "<tool_call>", "</tool_call>"),
     *("[THINK]", "[/THINK]", "<think>", "</think>"),
@@ -73,5 +73,5 @@ def harmony_marks(ids: Mapping[str, int]) -> frozenset[int]:
 
 
 def call_marks(ids: Mapping[str, int]) -> frozenset[int]:
-    """Return the ids of marks around tool calls and reasoning; see `harmony_marks`."""
+    """Ids of the marks around tool calls and around reasoning; see `harmony_marks`."""
     return frozenset(ids[text] for text in _CALLS if text in ids)

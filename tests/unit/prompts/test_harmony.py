@@ -14,29 +14,29 @@ from powerinfer.sampling.sampler import Sampler
 from powerinfer.tokenizer import Tokenizer
 from tiny_models import TINY_MODELS, write_model
 
-THOUGHT = "<|channel|>analysis<|message|>They greet.\nI greet."
+REASONING = "<|channel|>analysis<|message|>They greet.\nI greet."
 FINAL = "<|start|>assistant<|channel|>final<|message|>Hello!"
-# What the model writes; thoughts and text that the template gets; what the user sees.
+# What the model writes; reasoning and text that the template gets; what the user sees.
 ANSWERS = {
-    "thoughts and text": (
-        f"{THOUGHT}<|end|>{FINAL}",
+    "reasoning and text": (
+        f"{REASONING}<|end|>{FINAL}",
         ("They greet.\nI greet.", "Hello!"),
         "<think>\nThey greet.\nI greet.\n</think>\n\nHello!",
     ),
     "text alone": ("<|channel|>final<|message|>Hello!", (None, "Hello!"), "Hello!"),
     "no channel": ("<|message|>Hello!<|end|>", (None, "Hello!"), "Hello!"),
     "no marks": ("Hello < you |> <|x", (None, "Hello < you |> <|x"), "Hello < you |> <|x"),
-    "cut in thoughts": (
-        THOUGHT,
+    "cut in reasoning": (
+        REASONING,
         ("They greet.\nI greet.", ""),
         "<think>\nThey greet.\nI greet.\n</think>\n",
     ),
     "cut in a header": (
-        f"{THOUGHT}<|end|><|start|>assis",
+        f"{REASONING}<|end|><|start|>assis",
         ("They greet.\nI greet.", ""),
         "<think>\nThey greet.\nI greet.\n</think>\n",
     ),
-    "two thoughts": (
+    "two parts of reasoning": (
         "<|channel|>analysis<|message|>a<|end|><|start|>assistant"
         f"<|channel|>analysis<|message|>b<|end|>{FINAL}",
         ("a\n\nb", "Hello!"),
@@ -48,13 +48,13 @@ ANSWERS = {
         "Wait.\n\nHello!",
     ),
     "a call": (
-        THOUGHT + "<|end|><|start|>assistant<|channel|>commentary to=functions.f "
+        REASONING + "<|end|><|start|>assistant<|channel|>commentary to=functions.f "
         '<|constrain|>json<|message|>{"a": 1}',
         ("They greet.\nI greet.", '{"a": 1}'),
         '<think>\nThey greet.\nI greet.\n</think>\n\n{"a": 1}',
     ),
-    "thoughts that never end, then text": (
-        f"{THOUGHT}{FINAL}",
+    "reasoning that never end, then text": (
+        f"{REASONING}{FINAL}",
         ("They greet.\nI greet.", "Hello!"),
         "<think>\nThey greet.\nI greet.\n</think>\n\nHello!",
     ),
@@ -63,12 +63,12 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("case", ANSWERS)
-def test_thoughts_and_text_are_told_apart(case: str) -> None:
-    text, (thoughts, said), shown = ANSWERS[case]
+def test_reasoning_and_text_are_told_apart(case: str) -> None:
+    text, (reasoning, said), shown = ANSWERS[case]
     assert "".join(shown_parts([text])) == shown
     assert "".join(shown_parts(text)) == shown
     expected = {"role": "assistant", "content": said}
-    expected |= {} if thoughts is None else {"reasoning_content": thoughts}
+    expected |= {} if reasoning is None else {"reasoning_content": reasoning}
     assert split_parts({"role": "assistant", "content": text}) == expected
 
 
@@ -98,7 +98,7 @@ def test_text_is_shown_when_it_comes() -> None:
 
 
 def test_other_messages_stay_as_they_are() -> None:
-    marked = f"{THOUGHT}<|end|>{FINAL}"
+    marked = f"{REASONING}<|end|>{FINAL}"
     for message in (
         {"role": "user", "content": marked},
         {"role": "assistant", "content": "Hi"},
@@ -113,7 +113,7 @@ def test_other_messages_stay_as_they_are() -> None:
 @pytest.fixture
 def llm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LLM:
     """A model that writes one of the answers, in bytes, and whose template shows what it gets."""
-    text, _, _ = ANSWERS["thoughts and text"]
+    text, _, _ = ANSWERS["reasoning and text"]
     ids: list[int] = []
 
     def sample(*_: object) -> int:
@@ -131,19 +131,19 @@ def llm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LLM:
 
 def test_a_conversation_shows_thoughts_and_sends_them_apart(llm: LLM) -> None:
     talk = Conversation(llm, SamplingParams(max_tokens=200))
-    _, (thoughts, said), shown = ANSWERS["thoughts and text"]
+    _, (reasoning, said), shown = ANSWERS["reasoning and text"]
     assert "".join(talk.ask("hi")) == shown
-    answer = {"role": "assistant", "content": said, "reasoning_content": thoughts}
+    answer = {"role": "assistant", "content": said, "reasoning_content": reasoning}
     assert talk.messages[1:] == [answer]
     talk.messages.append({"role": "user", "content": "so"})
-    prompt = f"user(|hi)assistant({thoughts}|{said})user(|so)"
+    prompt = f"user(|hi)assistant({reasoning}|{said})user(|so)"
     assert llm.decode(talk._encode()) == prompt
 
 
 def test_an_answer_may_go_back_as_it_was_generated(llm: LLM) -> None:
     asked = {"role": "user", "content": "hi"}
     generated = llm.chat([asked], SamplingParams(max_tokens=200))
-    text, (thoughts, said), _ = ANSWERS["thoughts and text"]
+    text, (reasoning, said), _ = ANSWERS["reasoning and text"]
     assert generated.text == text
     ids = llm.chat_prompt([asked, {"role": "assistant", "content": generated.text}])
-    assert llm.decode(ids) == f"user(|hi)assistant({thoughts}|{said})"
+    assert llm.decode(ids) == f"user(|hi)assistant({reasoning}|{said})"

@@ -1,4 +1,4 @@
-"""Tools and thoughts in chats: prompts and answers of models with well-known templates."""
+"""Tools and reasoning in chats: prompts and answers of models with well-known templates."""
 
 import json
 from typing import Any
@@ -11,7 +11,7 @@ from api_client import Api, events, running_api
 from chat_tokenizers import chat_tokenizer
 from fake_engine import FakeEngine, Script
 from powerinfer.serve.chat.deltas import PlainOutput
-from powerinfer.serve.chat.reasoning import Thoughts, thought_marks
+from powerinfer.serve.chat.reasoning import ReasoningOutput, reasoning_marks
 from template_cases import TEMPLATES
 
 QWEN = "Qwen-Qwen3-0.6B"
@@ -19,7 +19,7 @@ GPT_OSS = "openai-gpt-oss-120b"
 MISTRAL = "Mistral-Small-3.2-24B-Instruct-2506"
 NEMO = "mistralai-Mistral-Nemo-Instruct-2407"
 LLAMA = "meta-llama-Llama-3.1-8B-Instruct"
-# It ends the prompt within thoughts.
+# It ends the prompt within reasoning.
 OPENING = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     "assistant: <think>\n{# </think> #}"
@@ -78,8 +78,8 @@ def test_calls_of_models(template: str, script: list[str]) -> None:
     assert calls(choice) == [("clock", {"zone": "CET"})]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] is None
-    thought = "Which?" if template == GPT_OSS else None
-    assert choice["message"].get("reasoning_content") == thought
+    reasoning = "Which?" if template == GPT_OSS else None
+    assert choice["message"].get("reasoning_content") == reasoning
     # Without tools the same text is an answer, but for marks of gpt-oss.
     if template != GPT_OSS:
         choice, prompt, _ = chat(template, script, [CLOCK], tool_choice="none")
@@ -143,7 +143,7 @@ def test_a_stream_of_a_call() -> None:
     assert choices[-1]["finish_reason"] == "tool_calls"
 
 
-def test_a_form_of_the_answer_leaves_no_thoughts_open() -> None:
+def test_a_form_of_the_answer_leaves_no_reasoning_open() -> None:
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
     choice, prompt, _ = chat(OPENING, ["{}"], response_format=form)
     assert prompt.endswith("<think>\n\n</think>\n\n")
@@ -153,7 +153,7 @@ def test_a_form_of_the_answer_leaves_no_thoughts_open() -> None:
     assert choice["message"]["content"] == "{}"
 
 
-def test_thoughts_are_told_apart() -> None:
+def test_reasoning_are_told_apart() -> None:
     choice, _, _ = chat(OPENING, ["Hm", "m.\n</th", "ink>\n\nNoon."])
     assert choice["message"]["reasoning_content"] == "Hmm."
     assert choice["message"]["content"] == "Noon."
@@ -176,7 +176,7 @@ def test_channels_of_gpt_oss() -> None:
     assert choice["message"]["content"] == "Noon."
 
 
-THOUGHTS = {
+REASONING = {
     "<think>\nHm.\n</think>\n\nNoon.": ("Hm.", "Noon."),
     " \n<think>Hm.</think>Noon.\n": ("Hm.", "Noon.\n"),
     "<think>\n\n</think>\n\nNoon.": ("", "Noon."),
@@ -190,25 +190,25 @@ THOUGHTS = {
 }
 
 
-@pytest.mark.parametrize("text", THOUGHTS)
+@pytest.mark.parametrize("text", REASONING)
 @given(places=st.lists(st.integers(0, 40), max_size=6))
-def test_thoughts_cut_anywhere(text: str, places: list[int]) -> None:
+def test_reasoning_cut_anywhere(text: str, places: list[int]) -> None:
     ends = [*sorted(place % (len(text) + 1) for place in places), len(text)]
     pieces = [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-    marks = thought_marks("<think></think>")
+    marks = reasoning_marks("<think></think>")
     assert marks is not None
-    reader = Thoughts(PlainOutput(), marks, are_open=False)
+    reader = ReasoningOutput(PlainOutput(), marks, is_open=False)
     deltas = [delta for piece in pieces for delta in reader.push(piece)] + reader.finish()
-    thought = "".join(delta.reasoning for delta in deltas)
+    reasoning = "".join(delta.reasoning for delta in deltas)
     said = "".join(delta.content for delta in deltas)
-    assert (thought, said) == THOUGHTS[text]
+    assert (reasoning, said) == REASONING[text]
 
 
-def test_marks_of_thoughts() -> None:
-    assert thought_marks(TEMPLATES[QWEN]) == ("<think>", "</think>")
-    assert thought_marks("[THINK]x[/THINK]") == ("[THINK]", "[/THINK]")
-    assert thought_marks(TEMPLATES["olmoe"]) is None
-    assert thought_marks(None) is None
+def test_marks_of_reasoning() -> None:
+    assert reasoning_marks(TEMPLATES[QWEN]) == ("<think>", "</think>")
+    assert reasoning_marks("[THINK]x[/THINK]") == ("[THINK]", "[/THINK]")
+    assert reasoning_marks(TEMPLATES["olmoe"]) is None
+    assert reasoning_marks(None) is None
 
 
 def test_a_function_without_parameters_takes_no_arguments() -> None:

@@ -31,7 +31,7 @@ class _Block:
     Attributes:
         type: as the API names it.
         call: first piece of the call in a block of tool use; None in other blocks.
-        text: text, thoughts, or the JSON of a tool's input.
+        text: text, reasoning, or the JSON of a tool's input.
     """
 
     type: str

@@ -52,20 +52,20 @@ def _of_user(fields: Fields, names: dict[str, str]) -> list[ChatMessage]:
 
 def _of_assistant(fields: Fields, names: dict[str, str]) -> ChatMessage:
     texts: list[str] = []
-    thoughts: list[str] = []
+    reasoning: list[str] = []
     calls: list[ToolCall] = []
     for kind, block in _blocks(fields, "content"):
         if kind == "text":
             texts.append(block.required_text("text"))
         elif kind == "thinking":
-            thoughts.append(block.text("thinking") or "")
+            reasoning.append(block.text("thinking") or "")
         elif kind == "tool_use":
             calls.append(_call(block, names))
         elif kind != "redacted_thinking":
             raise _unreadable(block, "text, thinking or tool_use")
     message: ChatMessage = {"role": "assistant", "content": "".join(texts)}
-    if any(thoughts):
-        message["reasoning_content"] = "\n\n".join(thoughts)
+    if any(reasoning):
+        message["reasoning_content"] = "\n\n".join(reasoning)
     if calls:
         message["tool_calls"] = calls
     return message

@@ -9,7 +9,7 @@ from powerinfer.prompts.reasoning import ends_within
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.serve.chat.deltas import ChatOutputParser
 from powerinfer.serve.chat.messages import ChatMessage, FunctionTool
-from powerinfer.serve.chat.reasoning import thought_marks
+from powerinfer.serve.chat.reasoning import reasoning_marks
 from powerinfer.serve.chat.tool_use import AnswerForm, read_tool
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import bad_request
@@ -75,7 +75,7 @@ def plan_chat(context: ServerContext, chat: Chat) -> ChatPlan:
     if forced is not None:
         params = _forced(params, forced)
     prompt_ids = _story_ids(context, chat) if is_story else _chat_ids(context, chat, written_as)
-    marks = None if is_story else thought_marks(template)
+    marks = None if is_story else reasoning_marks(template)
     form = AnswerForm(
         tool_format=written_as,
         is_harmony=tokenizer.is_harmony,
@@ -84,7 +84,7 @@ def plan_chat(context: ServerContext, chat: Chat) -> ChatPlan:
         only_one=not chat.parallel_tool_calls,
         is_forced=forced is not None,
         marks=marks,
-        are_thoughts_open=marks is not None and ends_within(tokenizer, prompt_ids, marks[0]),
+        is_reasoning_open=marks is not None and ends_within(tokenizer, prompt_ids, marks[0]),
     )
     if params.has_form or chat.prefill:
         form = replace(form, prefix=_prefix(form, forced))
@@ -124,5 +124,5 @@ def _prefix(form: AnswerForm, forced: ForcedCall | None) -> str:
     """Text written for the model, so that it goes on with text or a call and not with reasoning."""
     if form.is_harmony:
         return "<|channel|>final<|message|>" if forced is None else forced.prefix
-    closing = f"\n{form.marks[1]}\n\n" if form.marks and form.are_thoughts_open else ""
+    closing = f"\n{form.marks[1]}\n\n" if form.marks and form.is_reasoning_open else ""
     return closing + ("" if forced is None else forced.prefix)

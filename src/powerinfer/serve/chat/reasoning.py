@@ -7,34 +7,34 @@ it between two marks; the template may already write the first one into the prom
 from powerinfer.serve.chat.deltas import ChatDelta, ChatOutputParser
 from powerinfer.serve.chat.mark_finder import MarkFinder
 
-__all__ = ["ThoughtMarks", "Thoughts", "thought_marks"]
+__all__ = ["ReasoningMarks", "ReasoningOutput", "reasoning_marks"]
 
-ThoughtMarks = tuple[str, str]
+ReasoningMarks = tuple[str, str]
 """Opening and closing mark of reasoning."""
 
-_MARKS: tuple[ThoughtMarks, ...] = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+_MARKS: tuple[ReasoningMarks, ...] = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 
 
-def thought_marks(template: str | None) -> ThoughtMarks | None:
+def reasoning_marks(template: str | None) -> ReasoningMarks | None:
     """Marks that a chat template knows; None if it knows none."""
     return next((marks for marks in _MARKS if marks[1] in (template or "")), None)
 
 
-class Thoughts:
+class ReasoningOutput:
     """Parses an answer that may begin with reasoning; the rest goes to another parser."""
 
-    def __init__(self, said: ChatOutputParser, marks: ThoughtMarks, *, are_open: bool) -> None:
+    def __init__(self, said: ChatOutputParser, marks: ReasoningMarks, *, is_open: bool) -> None:
         """Start before the answer.
 
         Args:
             said: parses the text after the reasoning.
             marks: opening and closing mark of reasoning.
-            are_open: the prompt ends with the opening mark.
+            is_open: the prompt ends with the opening mark.
         """
         self._said = said
         self._opening, closing = marks
         self._finder = MarkFinder(closing)
-        self._step = self._think if are_open else self._begin
+        self._step = self._think if is_open else self._begin
         # White space around reasoning does not belong to it.
         self._held = ""
         self._has_begun = False
@@ -48,7 +48,7 @@ class Thoughts:
         if self._step == self._begin:
             found = self._said.push(self._held)
         elif self._step == self._think:
-            found = self._thought(self._finder.finish())
+            found = self._reasoning(self._finder.finish())
         else:
             found = []
         self._held = ""
@@ -67,21 +67,21 @@ class Thoughts:
         return self._said.push(text)
 
     def _think(self, text: str) -> list[ChatDelta]:
-        thought, rest = self._finder.push(text)
-        found = self._thought(thought)
+        reasoning, rest = self._finder.push(text)
+        found = self._reasoning(reasoning)
         if self._finder.found:
             self._held, self._step = "", self._after
             found += self.push(rest)
         return found
 
-    def _thought(self, text: str) -> list[ChatDelta]:
+    def _reasoning(self, text: str) -> list[ChatDelta]:
         text = self._held + text
         if not self._has_begun:
             text = text.lstrip()
-        thought = text.rstrip()
-        self._held = text[len(thought) :]
-        self._has_begun = self._has_begun or bool(thought)
-        return [ChatDelta(reasoning=thought)] if thought else []
+        reasoning = text.rstrip()
+        self._held = text[len(reasoning) :]
+        self._has_begun = self._has_begun or bool(reasoning)
+        return [ChatDelta(reasoning=reasoning)] if reasoning else []
 
     def _after(self, text: str) -> list[ChatDelta]:
         """Skip white space between the reasoning and the text."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from powerinfer.serve.chat.deltas import ChatDelta, ChatOutputParser, PlainOutput
 from powerinfer.serve.chat.messages import FunctionTool
-from powerinfer.serve.chat.reasoning import ThoughtMarks, Thoughts
+from powerinfer.serve.chat.reasoning import ReasoningMarks, ReasoningOutput
 from powerinfer.serve.tool_formats import NO_PARAMETERS, Tool, ToolFormat
 
 __all__ = ["AnswerForm", "Filtered", "Primed", "read_tool"]
@@ -32,7 +32,7 @@ class AnswerForm:
         only_one: only the first call counts.
         is_forced: the model writes nothing but a call.
         marks: opening and closing mark of reasoning; None if the model has none.
-        are_thoughts_open: the prompt ends with the opening mark.
+        is_reasoning_open: the prompt ends with the opening mark.
         prefix: end of the prompt that belongs to the answer.
     """
 
@@ -41,8 +41,8 @@ class AnswerForm:
     tools: Sequence[Tool] = field(default=())
     only_one: bool = False
     is_forced: bool = False
-    marks: ThoughtMarks | None = None
-    are_thoughts_open: bool = False
+    marks: ReasoningMarks | None = None
+    is_reasoning_open: bool = False
     prefix: str = ""
 
     def new_parser(self) -> ChatOutputParser:
@@ -54,7 +54,7 @@ class AnswerForm:
         if self.is_forced:
             said = Filtered(said, _is_no_text)
         if self.marks is not None and not self.is_harmony:
-            said = Thoughts(said, self.marks, are_open=self.are_thoughts_open)
+            said = ReasoningOutput(said, self.marks, is_open=self.is_reasoning_open)
         if self.only_one:
             said = Filtered(said, _is_no_further_call)
         return Primed(said, self.prefix) if self.prefix else said

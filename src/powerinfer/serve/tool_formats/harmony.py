@@ -71,9 +71,9 @@ class _Parser:
         if (part.recipient or "").startswith(_FUNCTIONS):
             self._read_call((part.recipient or "").removeprefix(_FUNCTIONS), part)
             return
-        gap = "\n\n" if part.starts and part.is_thought in self._begun else ""
-        self._begun.add(part.is_thought)
-        if part.is_thought:
+        gap = "\n\n" if part.starts and part.is_reasoning in self._begun else ""
+        self._begun.add(part.is_reasoning)
+        if part.is_reasoning:
             self._pieces.think(gap + part.text)
         else:
             self._pieces.say(gap + part.text)
