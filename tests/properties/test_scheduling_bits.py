@@ -87,7 +87,7 @@ def _check(llm: LLM, engine: Engine, visits: list[Visit]) -> None:
         request = visit.request
         for index in range(request.params.n):
             of_text = [output for output in outputs if output.index == index]
-            key = tuple(request.prompt_ids), request.marks, repr(request.params), index
+            key = tuple(request.prompt_ids), request.is_prompt, repr(request.params), index
             if key not in known:
                 known[key] = alone(llm.loaded, request, index)
             wanted = known[key]
@@ -113,11 +113,11 @@ def requests(draw: st.DrawFn, most: int = 30) -> Request:
         repeat_penalty=draw(st.sampled_from([1.0, 1.3])),
     )
     ids = [*prefix, *rest]
-    marks = None
+    is_prompt = None
     if draw(st.integers(0, 3)) == 0:
         begin = draw(st.integers(0, len(ids)))
-        marks = tuple(number < begin or number + 3 > len(ids) for number in range(len(ids)))
-    return Request(prompt_ids=ids, params=params, marks=marks)
+        is_prompt = tuple(number < begin or number + 3 > len(ids) for number in range(len(ids)))
+    return Request(prompt_ids=ids, params=params, is_prompt=is_prompt)
 
 
 @st.composite

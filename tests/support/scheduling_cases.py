@@ -97,7 +97,7 @@ def alone(loaded: LoadedModel, request: Request, index: int = 0) -> WholeText:
         tokenizer.eog_ids if params.ignore_eos else (),
     )
     sequence, ids = loaded.new_sequence(), list(request.prompt_ids)
-    logits = sequence.extend(ids, marks=request.marks).copy()
+    logits = sequence.extend(ids, is_prompt=request.is_prompt).copy()
     made: list[int] = []
     logprobs: list[TokenLogprob] = []
     while params.max_tokens is None or len(made) < params.max_tokens:

@@ -548,7 +548,7 @@ def _check(request: Request, most_tokens: int, vocab_size: int) -> None:
             remedy="use a larger context ({context_length})",
         )
     check_biased_ids(request.params, vocab_size)
-    if request.marks is not None and len(request.marks) != num_prompt:
+    if request.is_prompt is not None and len(request.is_prompt) != num_prompt:
         raise PromptError(
-            f"{len(request.marks)} marks for {num_prompt} tokens, must be one for each"
+            f"is_prompt has {len(request.is_prompt)} entries, the prompt has {num_prompt} tokens"
         )

@@ -443,16 +443,15 @@ class LLM:
                 f"a stream or a chat is one text, got n = {checked.n}",
                 remedy="leave {n} out, or use generate",
             )
-        marks = None if is_prompt is None else _checked_marks(is_prompt, len(token_ids))
-        return self._request(token_ids, checked, marks)
+        return self._request(token_ids, checked, is_prompt)
 
     def _request(
-        self, token_ids: list[int], params: SamplingParams, marks: list[bool] | None = None
+        self, token_ids: list[int], params: SamplingParams, is_prompt: Sequence[bool] | None = None
     ) -> Request:
         return Request(
             prompt_ids=token_ids,
             params=params,
-            marks=marks,
+            is_prompt=None if is_prompt is None else _checked_kinds(is_prompt),
             reuses_prefix=self.loaded.options.reuse_prefix,
         )
 
@@ -561,11 +560,9 @@ def _context(request: Request) -> Sequence[int]:
     return request.prompt_ids[: (request.first_scored or 0) + 1]
 
 
-def _checked_marks(is_prompt: Sequence[bool], num_tokens: int) -> list[bool]:
+def _checked_kinds(is_prompt: Sequence[bool]) -> list[bool]:
     """One bool for each token of a prompt."""
-    marks = list(is_prompt) if isinstance(is_prompt, Iterable) else None
-    if marks is None or not all(mark in (False, True) for mark in marks):
+    kinds = list(is_prompt) if isinstance(is_prompt, Iterable) else None
+    if kinds is None or not all(kind in (False, True) for kind in kinds):
         raise PromptError(f"is_prompt must be one bool for each token, got {is_prompt!r}")
-    if len(marks) != num_tokens:
-        raise PromptError(f"is_prompt has {len(marks)} entries, the prompt has {num_tokens} tokens")
-    return [bool(mark) for mark in marks]
+    return [bool(kind) for kind in kinds]

@@ -135,13 +135,13 @@ class Pool:
             return 0
         found = self.tree.match(
             sequence.token_ids,
-            sequence.marks,
+            sequence.is_prompt,
             shares_answers=request.shares_answers,
             limit=limit,
         )
         num_found = found.num_positions
         self.tree.share(sequence.key, found)
-        sequence.marks[:num_found] = found.marks
+        sequence.is_prompt[:num_found] = found.marks
         text.handle.num_cached_tokens = num_found
         return num_found
 
@@ -165,7 +165,7 @@ class Pool:
         sequence = text.sequence
         if text.handle.request.reuses_prefix and not text.has_failed:
             length = sequence.num_computed
-            self.tree.insert(sequence.key, sequence.token_ids[:length], sequence.marks[:length])
+            self.tree.insert(sequence.key, sequence.token_ids[:length], sequence.is_prompt[:length])
 
     def end(self, text: RunningText, shared: SharedPrompt | None) -> None:
         """Take the blocks of a text that is over, or keep its prompt for others of the request."""
@@ -184,7 +184,7 @@ class Pool:
             self.tree.insert(
                 sequence.key,
                 sequence.token_ids[:length],
-                sequence.marks[:length],
+                sequence.is_prompt[:length],
                 is_over=True,
             )
         self.cache.free(sequence.key)

@@ -79,9 +79,14 @@ class Queue:
     def enter(self, handle: RequestHandle) -> None:
         """Line up; any thread may."""
         request = handle.request
-        marks = [True] * len(request.prompt_ids) if request.marks is None else request.marks
+        is_prompt = (
+            [True] * len(request.prompt_ids) if request.is_prompt is None else request.is_prompt
+        )
         self._arrivals.append(
-            [RunningText(self._loaded, handle, index, marks) for index in range(request.params.n)]
+            [
+                RunningText(self._loaded, handle, index, is_prompt)
+                for index in range(request.params.n)
+            ]
         )
 
     def collect(self) -> None:

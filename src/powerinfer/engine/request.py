@@ -22,7 +22,7 @@ class Request:
     Attributes:
         prompt_ids: at least one, fewer than the context has room for.
         params: sampling parameters; text number i has the seed `seed` + i.
-        marks: of each prompt token whether it was given and not an answer of before
+        is_prompt: of each prompt token whether it was given and not an answer of before
             (`Batch.is_prompt`); None: all were given.
         prompt_logprobs: how many of the likeliest tokens to list in each place of the prompt, 0 for
             the prompt's own alone; None: nothing of the prompt is reported.
@@ -35,7 +35,7 @@ class Request:
 
     prompt_ids: Sequence[int]
     params: SamplingParams
-    marks: Sequence[bool] | None = None
+    is_prompt: Sequence[bool] | None = None
     prompt_logprobs: int | None = None
     scored_ids: Sequence[int] | None = None
     reuses_prefix: bool = True

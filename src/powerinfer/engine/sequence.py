@@ -16,7 +16,7 @@ class RunningSequence:
     Attributes:
         key: of its blocks in the KV cache.
         token_ids: of the prompt and of what was generated, those that a shift dropped left out.
-        marks: of each whether it is prompt, see `Batch.is_prompt`.
+        is_prompt: of each whether it is prompt, see `Batch.is_prompt`.
         num_computed: how many of them have keys and values in the cache.
         num_reused: how many of these were not computed for it.
         is_decoding: its prompt is computed.
@@ -25,24 +25,24 @@ class RunningSequence:
 
     __slots__ = (
         "is_decoding",
+        "is_prompt",
         "key",
-        "marks",
         "num_computed",
         "num_reused",
         "num_shifts",
         "token_ids",
     )
 
-    def __init__(self, token_ids: Sequence[int], marks: Sequence[bool]) -> None:
+    def __init__(self, token_ids: Sequence[int], is_prompt: Sequence[bool]) -> None:
         """Start with a prompt, of which nothing is computed.
 
         Args:
             token_ids: at least one.
-            marks: one for each.
+            is_prompt: one for each.
         """
         self.key = object()
         self.token_ids = list(token_ids)
-        self.marks = list(marks)
+        self.is_prompt = list(is_prompt)
         self.num_computed = self.num_reused = 0
         self.num_shifts = 0
         self.is_decoding = False
@@ -66,12 +66,12 @@ class RunningSequence:
     def state(self, kept: tuple[int, int, bool]) -> None:
         length, self.num_computed, self.is_decoding = kept
         del self.token_ids[length:]
-        del self.marks[length:]
+        del self.is_prompt[length:]
 
     def append(self, token_id: int) -> None:
         """Add a generated token; it is to be computed next."""
         self.token_ids.append(token_id)
-        self.marks.append(False)
+        self.is_prompt.append(False)
         self.is_decoding = True
 
     def pending_run(self, limit: int) -> tuple[list[int], bool]:
@@ -82,10 +82,10 @@ class RunningSequence:
         """
         start = self.num_computed
         end = start + min(limit, self.num_pending)
-        mark = self.marks[start]
-        others = (index for index in range(start, end) if self.marks[index] != mark)
+        kind = self.is_prompt[start]
+        others = (index for index in range(start, end) if self.is_prompt[index] != kind)
         end = next(others, end)
-        return self.token_ids[start:end], mark
+        return self.token_ids[start:end], kind
 
     def shift(self, num_kept: int) -> None:
         """Drop the older half of what is computed behind the first `num_kept` tokens.
@@ -102,10 +102,10 @@ class RunningSequence:
             )
         first = num_kept + (length - num_kept + 1) // 2
         token_ids = self.token_ids[:num_kept] + self.token_ids[first:]
-        marks = self.marks[:num_kept] + self.marks[first:]
+        is_prompt = self.is_prompt[:num_kept] + self.is_prompt[first:]
         self.num_shifts += 1
         self.num_reused = num_kept
-        self.token_ids, self.marks, self.num_computed = token_ids, marks, num_kept
+        self.token_ids, self.is_prompt, self.num_computed = token_ids, is_prompt, num_kept
 
 
 def blocks_for(num_positions: int, block_size: int) -> int:

@@ -35,7 +35,7 @@ class RunningText:
     """
 
     def __init__(
-        self, loaded: LoadedModel, handle: RequestHandle, index: int, marks: Sequence[bool]
+        self, loaded: LoadedModel, handle: RequestHandle, index: int, is_prompt: Sequence[bool]
     ) -> None:
         """Prepare; nothing is computed yet.
 
@@ -43,7 +43,7 @@ class RunningText:
             loaded: model, tokenizer and options.
             handle: of its request.
             index: number of the text.
-            marks: of each token of the prompt.
+            is_prompt: of each token of the prompt.
 
         Raises:
             PromptError: the form that the text must follow cannot be enforced.
@@ -52,7 +52,7 @@ class RunningText:
         self.id = 0
         self.handle = handle
         self.index = index
-        self.sequence = RunningSequence(request.prompt_ids, marks)
+        self.sequence = RunningSequence(request.prompt_ids, is_prompt)
         self.is_over = self.has_failed = False
         self._loaded = loaded
         self._params = replace(request.params, seed=handle.seed + index)
@@ -191,7 +191,7 @@ class RunningText:
         """
         sequence = self.sequence
         return self._loaded.explain_non_finite(
-            sequence.token_ids[:length], error, sequence.marks[:length]
+            sequence.token_ids[:length], error, sequence.is_prompt[:length]
         )
 
     def _with_token(self, token_id: int, logits: FloatArray, length_limit: int | None) -> Output:

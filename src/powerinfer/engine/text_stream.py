@@ -122,8 +122,9 @@ class Reader:
         Raises:
             PromptError: it can never run.
         """
-        self._engine: Engine | None = engine
+        # Before the engine: `end`, also after an error here, expects the handle of an engine.
         self._handle = engine.prepare(request)
+        self._engine: Engine | None = engine
         self._has_entered = False
         self._taking = threading.Lock()
         self.so_far = TextSoFar(self._handle)

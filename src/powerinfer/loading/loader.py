@@ -150,19 +150,19 @@ class LoadedModel:
         )
 
     def explain_non_finite(
-        self, token_ids: list[int], error: NumericsError, marks: Sequence[bool] | None = None
+        self, token_ids: list[int], error: NumericsError, is_prompt: Sequence[bool] | None = None
     ) -> NumericsError:
         """Find what first was not finite, with a second pass that checks every layer.
 
         Args:
             token_ids: of the sequence.
             error: what was noticed.
-            marks: of each token whether it is prompt; None if all are.
+            is_prompt: of each token whether it is prompt; None if all are.
         """
         # The CPU has all weights: what is damaged there is damaged everywhere.
         model = self.model if self.placement is None else self.placement.cpu_model
         with self.steps.held():
-            found = find_nonfinite_layer(model, token_ids, self.kv_type, marks)
+            found = find_nonfinite_layer(model, token_ids, self.kv_type, is_prompt)
         where = (
             f"first produced by {found}"
             if found

@@ -95,7 +95,7 @@ class TokenSequence:
         self._cache_key = object()
         self.context_length = model.context_length
         self.token_ids: list[int] = []
-        self._marks: list[bool] = []  # of each of them whether it was prompt
+        self._is_prompt: list[bool] = []  # of each of them whether it was prompt
 
     @property
     def num_free(self) -> int:
@@ -103,9 +103,9 @@ class TokenSequence:
         return self.context_length - len(self.token_ids)
 
     @property
-    def marks(self) -> list[bool]:
+    def is_prompt(self) -> list[bool]:
         """Of each token held whether it was prompt."""
-        return self._marks[: len(self.token_ids)]
+        return self._is_prompt[: len(self.token_ids)]
 
     @property
     def kv_bytes(self) -> int:
@@ -116,9 +116,9 @@ class TokenSequence:
 
     def truncate(self, length: int) -> None:
         """Forget all but the first `length` tokens."""
-        # One after the other, as Ctrl-C may come between them: marks are never fewer than tokens.
+        # In this order: Ctrl-C may come between them, and no token may be without its kind.
         del self.token_ids[length:]
-        del self._marks[length:]
+        del self._is_prompt[length:]
         with self._exclusive():
             self._cache.truncate(self._cache_key, length)
 
@@ -143,32 +143,32 @@ class TokenSequence:
     def abandon(self) -> None:
         """Forget all tokens and give all room back; for who may use the cache alone."""
         del self.token_ids[:]
-        del self._marks[:]
+        del self._is_prompt[:]
         self._cache.free(self._cache_key)
 
     def append(self, token_id: int, counting: Counting = nullcontext) -> FloatArray:
         """Append a generated token and return the logits after it; else as `extend`."""
-        return self.extend([token_id], counting, marks=[False])
+        return self.extend([token_id], counting, is_prompt=[False])
 
     def extend(
         self,
         token_ids: Sequence[int],
         counting: Counting = nullcontext,
         *,
-        marks: Sequence[bool] | None = None,
+        is_prompt: Sequence[bool] | None = None,
     ) -> FloatArray:
         """Append tokens, in batches, and return the logits after the last: f32[vocab_size].
 
         Args:
             token_ids: to append.
             counting: makes what is entered during each step, to count what it costs.
-            marks: of each whether it is prompt; None if all are.
+            is_prompt: of each whether it is prompt; None if all are.
 
         Raises:
-            PromptError: there are no tokens, more than the context has room for, or not as many
-                marks.
+            PromptError: there are no tokens, more than the context has room for, or
+                `is_prompt` has another length.
         """
-        logits: FloatArray = self.extend_scored(token_ids, 1, counting, marks=marks)[-1]
+        logits: FloatArray = self.extend_scored(token_ids, 1, counting, is_prompt=is_prompt)[-1]
         return logits
 
     def extend_scored(
@@ -177,7 +177,7 @@ class TokenSequence:
         num_scored: int,
         counting: Counting = nullcontext,
         *,
-        marks: Sequence[bool] | None = None,
+        is_prompt: Sequence[bool] | None = None,
     ) -> FloatArray:
         """Append tokens and return the logits after each of the last `num_scored` of them.
 
@@ -187,7 +187,7 @@ class TokenSequence:
         Raises:
             PromptError: as for `extend`.
         """
-        parts = self._parts(token_ids, num_scored, marks)
+        parts = self._parts(token_ids, num_scored, is_prompt)
         scored = [self._step(part, self._logits, counting) for part in parts]
         return np.concatenate(scored) if len(scored) > 1 else scored[0]
 
@@ -204,7 +204,7 @@ class TokenSequence:
         return np.concatenate([self._step(part, self._states) for part in parts])
 
     def _parts(
-        self, token_ids: Sequence[int], num_wanted: int, marks: Sequence[bool] | None = None
+        self, token_ids: Sequence[int], num_wanted: int, is_prompt: Sequence[bool] | None = None
     ) -> Iterator[_Part]:
         """Cut tokens into steps.
 
@@ -217,19 +217,19 @@ class TokenSequence:
                 f"{len(token_ids)} tokens do not fit: the context of {self.context_length} tokens "
                 f"holds {len(self.token_ids)} already"
             )
-        if marks is not None and len(marks) != len(token_ids):
+        if is_prompt is not None and len(is_prompt) != len(token_ids):
             raise PromptError(
-                f"{len(marks)} marks for {len(token_ids)} tokens, must be one for each"
+                f"is_prompt has {len(is_prompt)} entries, there are {len(token_ids)} tokens"
             )
         first_wanted = len(token_ids) - num_wanted
         start = 0
-        for is_prompt, group in groupby(_all_prompt(token_ids) if marks is None else marks):
+        for kind, group in groupby([True] * len(token_ids) if is_prompt is None else is_prompt):
             end = start + sum(1 for _ in group)
             while start < end:
                 part = token_ids[start : min(end, start + self._batch_size)]
                 wanted = np.arange(max(0, first_wanted - start), len(part), dtype=np.int32)
                 observe = self._reading.begin(start, len(part), len(token_ids))
-                yield _Part(part, is_prompt, wanted, observe)
+                yield _Part(part, kind, wanted, observe)
                 start += len(part)
         self._reading.end(len(token_ids))
 
@@ -245,8 +245,8 @@ class TokenSequence:
             batch = self._cache.batch([(self._cache_key, token_ids, start)], [part.is_prompt])
             with self._held(), counting():
                 result = compute(batch, part.wanted, part.observe)
-        # Marks first: Ctrl-C between the two leaves marks too many, which the next step replaces.
-        self._marks[start:] = [part.is_prompt] * len(token_ids)
+        # In this order: Ctrl-C between the two leaves kinds too many, which the next step replaces.
+        self._is_prompt[start:] = [part.is_prompt] * len(token_ids)
         self.token_ids.extend(token_ids)
         return result
 
@@ -255,7 +255,3 @@ class TokenSequence:
 
     def _states(self, batch: Batch, wanted: IntArray, observe: Observer | None) -> FloatArray:
         return self._model.hidden_states(batch, self._cache, states_for=wanted, observe=observe)
-
-
-def _all_prompt(token_ids: Sequence[int]) -> list[bool]:
-    return [True] * len(token_ids)

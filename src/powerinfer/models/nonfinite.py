@@ -24,22 +24,23 @@ def find_nonfinite_layer(
     model: Model,
     token_ids: Sequence[int],
     kv_type: KVType = KVType.F16,
-    marks: Sequence[bool] | None = None,
+    is_prompt: Sequence[bool] | None = None,
 ) -> str | None:
     """Run the tokens again from an empty cache and name the first part that is not finite.
 
     Args:
-        token_ids: the sequence up to the token with bad logits.
-        kv_type: element type of the run's cache.
-        marks: prompt flag of each token; None if all are prompt.
+        model: a loaded model.
+        token_ids: the whole sequence up to the token whose logits were bad.
+        kv_type: element type of the cache of that run.
+        is_prompt: of each token whether it is prompt; None if all are.
 
     Returns:
         For example `layer 3 (FFN)`, `token embedding` or `output head`; None if all was finite.
     """
     cache = model.new_cache(max(1, len(token_ids)), kv_type)
-    for start, end, is_prompt in _steps([True] * len(token_ids) if marks is None else marks):
+    for start, end, kind in _steps([True] * len(token_ids) if is_prompt is None else is_prompt):
         found = _Check()
-        batch = cache.batch([(0, token_ids[start:end], start)], [is_prompt])
+        batch = cache.batch([(0, token_ids[start:end], start)], [kind])
         if not np.isfinite(model.ops.to_host(model.embed(batch))).all():
             return "token embedding"
         logits = model.forward(batch, cache, observe=found)
@@ -50,12 +51,13 @@ def find_nonfinite_layer(
     return None
 
 
-def _steps(marks: Sequence[bool]) -> Iterator[tuple[int, int, bool]]:
+def _steps(kinds: Sequence[bool]) -> Iterator[tuple[int, int, bool]]:
+    """First token, end and kind of each step."""
     start = 0
-    for is_prompt, group in groupby(marks):
+    for kind, group in groupby(kinds):
         end = start + sum(1 for _ in group)
         for first in range(start, end, _TOKENS_PER_STEP):
-            yield first, min(first + _TOKENS_PER_STEP, end), is_prompt
+            yield first, min(first + _TOKENS_PER_STEP, end), kind
         start = end
 
 

@@ -159,14 +159,14 @@ def test_answers_are_computed_again_unless_they_may_be_shared(
     if not shares_answers:
         assert text == alone(llm.loaded, second)
         return
-    marks = [True] * 60 + [False] * 70 + [True] * 2
-    assert text == alone(llm.loaded, replace(second, marks=marks))
+    is_prompt = [True] * 60 + [False] * 70 + [True] * 2
+    assert text == alone(llm.loaded, replace(second, is_prompt=is_prompt))
 
 
 def test_marks_say_what_an_earlier_answer_was(llm: LLM) -> None:
     engine = new_engine(llm, kv_tokens=1024)
-    marks = [number % 7 < 4 for number in range(150)]
-    request = Request(prompt_ids=list(range(10, 160)), params=PARAMS, marks=marks)
+    is_prompt = [number % 7 < 4 for number in range(150)]
+    request = Request(prompt_ids=list(range(10, 160)), params=PARAMS, is_prompt=is_prompt)
     handles = [engine.submit(request), engine.submit(_request([5]))]
     outputs = run(engine, handles)
     assert text_of(outputs[handles[0], 0]) == alone(llm.loaded, request)
@@ -218,8 +218,8 @@ def test_a_request_that_can_never_run_is_refused(llm: LLM) -> None:
         engine.submit(_request([5] * 65))
     with pytest.raises(PromptError, match="the prompt is empty"):
         engine.submit(_request([]))
-    with pytest.raises(PromptError, match="1 marks for 2 tokens"):
-        engine.submit(Request(prompt_ids=[5, 6], params=PARAMS, marks=[True]))
+    with pytest.raises(PromptError, match="is_prompt has 1 entries, the prompt has 2 tokens"):
+        engine.submit(Request(prompt_ids=[5, 6], params=PARAMS, is_prompt=[True]))
     assert not engine.has_work
 
 
@@ -355,7 +355,7 @@ def test_a_shift_keeps_the_start_and_the_newer_half() -> None:
     sequence.append(17)
     sequence.shift(2)
     assert sequence.token_ids == [1, 10, 14, 15, 16, 17]
-    assert sequence.marks == [True, True, False, False, False, False]
+    assert sequence.is_prompt == [True, True, False, False, False, False]
     assert (sequence.num_computed, sequence.num_pending) == (2, 3)
     assert sequence.pending_run(9) == ([14, 15, 16], False)
     with pytest.raises(PromptError, match="first 2 tokens are kept"):
@@ -381,17 +381,17 @@ def _shifted_by_hand(loaded: LoadedModel, request: Request) -> list[int]:
     """Greedy decoding; where the context is full, the newer half goes on in a new sequence."""
     num_kept = max(loaded.options.keep_tokens, int(request.prompt_ids[0] == 1))
     sequence, ids = loaded.new_sequence(), list(request.prompt_ids)
-    marks = [True] * len(ids)
-    logits = sequence.extend(ids, marks=marks)
+    is_prompt = [True] * len(ids)
+    logits = sequence.extend(ids, is_prompt=is_prompt)
     made: list[int] = []
     while len(made) < (request.params.max_tokens or 0):
         made.append(int(logits.argmax()))
         if not sequence.num_free:
             first = num_kept + (len(ids) - num_kept + 1) // 2
-            ids, marks = ids[:num_kept] + ids[first:], marks[:num_kept] + marks[first:]
+            ids, is_prompt = ids[:num_kept] + ids[first:], is_prompt[:num_kept] + is_prompt[first:]
             sequence = loaded.new_sequence()
-            sequence.extend(ids, marks=marks)
+            sequence.extend(ids, is_prompt=is_prompt)
         ids.append(made[-1])
-        marks.append(False)
+        is_prompt.append(False)
         logits = sequence.append(made[-1])
     return made

@@ -26,7 +26,7 @@ REQUESTS = [
         prompt_ids=range(10, 80),
         params=SamplingParams(seed=3, max_tokens=2),
         prompt_logprobs=1,
-        marks=[number % 9 > 2 for number in range(70)],
+        is_prompt=[number % 9 > 2 for number in range(70)],
     ),
 ]
 

@@ -54,8 +54,8 @@ class InterruptedAfter(list[int]):
 @pytest.mark.parametrize("count", [0, 2, 4])
 def test_marks_are_one_per_token(model: Model, count: int) -> None:
     sequence = new_sequence(model)
-    with pytest.raises(PromptError, match=f"{count} marks for 3 tokens, must be one for each"):
-        sequence.extend([1, 2, 3], marks=[True] * count)
+    with pytest.raises(PromptError, match=f"is_prompt has {count} entries, there are 3 tokens"):
+        sequence.extend([1, 2, 3], is_prompt=[True] * count)
     assert sequence.token_ids == []
 
 
@@ -72,15 +72,15 @@ def test_an_interrupt_leaves_marks_with_their_tokens(
 ) -> None:
     """What follows it is computed as it is marked."""
     sequence, fresh = new_sequence(model), new_sequence(model)
-    sequence.extend(TOKENS, marks=MARKS)
+    sequence.extend(TOKENS, is_prompt=MARKS)
     sequence.token_ids = tokens(TOKENS)
     with pytest.raises(KeyboardInterrupt):
         interrupted(sequence)
     held = sequence.token_ids = list(sequence.token_ids)
     # Tokens 1 and 2 come as prompt.
     text, marks = [*held, 3, 4], [*[*MARKS, True, True][: len(held)], False, True]
-    assert (sequence.token_ids, sequence.marks) == (text[:-2], marks[:-2])
+    assert (sequence.token_ids, sequence.is_prompt) == (text[:-2], marks[:-2])
     sequence.append(3)
-    fresh.extend(text[:-1], marks=marks[:-1])
-    assert (sequence.token_ids, sequence.marks) == (text[:-1], marks[:-1])
+    fresh.extend(text[:-1], is_prompt=marks[:-1])
+    assert (sequence.token_ids, sequence.is_prompt) == (text[:-1], marks[:-1])
     np.testing.assert_array_equal(sequence.extend([4]), fresh.extend([4]))
