@@ -1,4 +1,4 @@
-"""How long steps take on this machine, learned from those it did, even if some were disturbed."""
+"""Durations of steps on this machine, estimated from past steps and robust to disturbed ones."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 __all__ = ["SMALLEST_CHUNK", "StepCosts"]
 
 SMALLEST_CHUNK = 16
-"""Tokens of a prompt that a step beside decoding sequences computes if nothing was measured yet."""
+"""Prompt tokens that a step computes along with decoding sequences before anything is measured."""
 
 _Floats = NDArray[np.float64]
 
-# Seconds are a sum of a fixed part, a part per row and a part per key read. These proportions hold
-# until there are measurements that tell better, and where the measurements leave a choice.
+# Seconds are a sum of a fixed part, a part per row and a part per key read, in these proportions
+# until there are measurements, and wherever measurements leave a choice.
 _DECODE_SHAPE = np.array([1.0, 0.1, 1 / 16384])
 _PROMPT_SHAPE = np.array([16.0, 1.0, 1 / 8192])
 
@@ -39,28 +39,23 @@ class StepCosts:
         self._prompt = _Estimate(_PROMPT_SHAPE)
 
     def record_decode(self, positions: Sequence[int], seconds: float) -> None:
-        """Take in that the step that computed one row at each of `positions` took `seconds`."""
+        """Record a decode step that computed one row at each of `positions`."""
         self._decode.record(len(positions), sum(positions) + len(positions), seconds)
 
     def record_prompt(self, chunks: Sequence[tuple[int, int]], seconds: float) -> None:
-        """Take in that a step over `chunks` took `seconds`.
-
-        Args:
-            chunks: first position and number of tokens of each.
-            seconds: for all of them together.
-        """
+        """Record a step over all of `chunks`: first position and number of tokens of each."""
         num_tokens = sum(count for _, count in chunks)
         keys = sum(count * start + count * (count + 1) // 2 for start, count in chunks)
         self._prompt.record(num_tokens, keys, seconds)
 
     def decode_seconds(self, positions: Sequence[int]) -> float | None:
-        """Of a step that computes one row at each of `positions`; None if nothing is known."""
+        """Estimate a step that computes a row at each of `positions`; None if nothing is known."""
         keys = sum(positions) + len(positions)
         seconds = self._decode.seconds(np.array([len(positions)]), np.array([keys]))
         return None if seconds is None else float(seconds[0])
 
     def prompt_seconds(self, chunks: Sequence[tuple[int, int]]) -> float | None:
-        """Of a step that computes `chunks` (first position, number); None if nothing is known."""
+        """Estimate a step that computes `chunks`; None if nothing is known."""
         positions = _positions(chunks)
         if not positions.size:
             return 0.0
@@ -68,10 +63,10 @@ class StepCosts:
         return None if seconds is None else float(seconds[-1])
 
     def num_tokens_within(self, seconds: float, chunks: Sequence[tuple[int, int]]) -> int:
-        """The most tokens of `chunks`, taken in order, that take at most `seconds`.
+        """Return the largest number of tokens of `chunks`, in order, that take at most `seconds`.
 
-        It grows to twice what was measured at most, and is never less than `SMALLEST_CHUNK` unless
-        `chunks` are: a prompt must go on even where its smallest step takes longer.
+        At most twice what was measured, and at least `SMALLEST_CHUNK` or all of `chunks`: a prompt
+        must go on even if its smallest step takes longer.
         """
         cap = max(_GROWTH * self._prompt.largest, SMALLEST_CHUNK)
         positions = _positions(chunks)[:cap]
@@ -92,12 +87,12 @@ def _positions(chunks: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
 
 
 def _prefixes(positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows, and keys they read, of the first token, the first two and so on."""
+    """Return rows, and keys that they read, for the first token, the first two and so on."""
     return np.arange(1, positions.size + 1), np.cumsum(positions + 1)
 
 
 class _Estimate:
-    """Seconds of one kind of step, by its rows and the keys that they read."""
+    """Estimator of one kind of step, by its rows and the keys that they read."""
 
     def __init__(self, shape: _Floats) -> None:
         self._shape = shape
@@ -108,7 +103,7 @@ class _Estimate:
     def record(self, rows: int, keys: int, seconds: float) -> None:
         if rows < 1 or not 0 < seconds < float("inf"):
             return
-        # Ctrl-C may come between any two lines, and leaves no size without samples.
+        # Ctrl-C between any two lines leaves no size without samples.
         sample = (rows, keys, seconds)
         before = self._samples.get(rows.bit_length(), ())
         self._samples[rows.bit_length()] = deque([*before, sample], maxlen=_SAMPLES_PER_SIZE)
@@ -116,7 +111,7 @@ class _Estimate:
         self._learned = None
 
     def seconds(self, rows: NDArray[np.int64], keys: NDArray[np.int64]) -> _Floats | None:
-        """Of steps of `rows` that read `keys`, [n]; None if none was measured."""
+        """Estimate steps of `rows` that read `keys`, each [n]; None if none was measured."""
         if not self._samples:
             return None
         if self._learned is None:
@@ -128,19 +123,19 @@ class _Estimate:
         return predicted
 
     def _learn(self) -> tuple[_Floats, dict[int, float]]:
-        """The parts, and by size what to multiply their sum with."""
+        """Return the parts, and by size the factor that corrects their sum."""
         samples = np.array([sample for of_size in self._samples.values() for sample in of_size])
         parts = _fit(_features(samples[:, 0], samples[:, 1]), samples[:, 2], self._shape)
         corrections = {}
         for size, of_size in self._samples.items():
             last = np.array(list(of_size)[-_SAMPLES_NEAR:])
             predicted = _features(last[:, 0], last[:, 1]) @ parts
-            # The lower of two in the middle: of few samples one may have been disturbed.
+            # The lower median: among few samples one may have been disturbed.
             corrections[size] = float(np.sort(last[:, 2] / predicted)[(len(last) - 1) // 2])
         return parts, {size: self._trusted(size, corrections) for size in corrections}
 
     def _trusted(self, size: int, corrections: dict[int, float]) -> float:
-        """What a size is corrected by; a single sample is not believed if others say much less."""
+        """Correction of a size; a single sample counts only if other sizes do not say much less."""
         others = {each: corrections[each] for each in corrections if each != size}
         if len(self._samples[size]) > 1 or not others:
             return corrections[size]
@@ -148,21 +143,21 @@ class _Estimate:
 
 
 def _correction(known: dict[int, float], size: int) -> float:
-    """What steps of a size lately took, over what the sum of parts says: times are no line."""
+    """Recent duration of a size over the sum of its parts, as durations are not linear."""
     nearest = min(known, key=lambda each: (abs(each - size), -each))
     return known[nearest] * (1.0 if nearest == size else _CAUTION)
 
 
 def _features(rows: NDArray[np.number], keys: NDArray[np.number]) -> _Floats:
-    """What each part is multiplied by: [n, 3]."""
+    """Factors of the parts: [n, 3]."""
     return np.stack([np.ones(len(rows)), rows.astype(np.float64), keys.astype(np.float64)], axis=1)
 
 
 def _fit(features: _Floats, seconds: _Floats, shape: _Floats) -> _Floats:
-    """The parts, none negative, whose sums miss `seconds` by the smallest relative amounts.
+    """Fit non-negative parts whose sums have the least relative deviations from `seconds`.
 
-    Amounts, not their squares (least absolute deviations, by least squares with weights), so that
-    outliers do not count. Solved for factors near 1 of `shape`, which decides what they leave open.
+    Least absolute deviations, by iteratively reweighted least squares, so that outliers do not
+    count. The factors of `shape` are drawn towards 1, which settles what the samples leave open.
     """
     expected = features @ shape
     scale = np.median(seconds / expected)

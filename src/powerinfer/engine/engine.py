@@ -1,9 +1,9 @@
 """Many texts on one model: each step computes the next token of every text that has begun.
 
-An engine has no thread of its own, and two ways to drive it. `Engine.step` is for one driver, such
-as the server's thread. `Engine.wait` is for those who read texts: the first in the line of those
-who wait computes a step, which serves all of them, and leaves the line when something came for it.
-Nothing is computed while nobody waits.
+An engine has no thread of its own and is driven in one of two ways. `Engine.step` is for a single
+driver, such as the server's thread. `Engine.wait` is for readers of texts: the first waiter in line
+computes a step for all of them, and leaves the line when it has its output. Nothing is computed
+while nobody waits.
 """
 
 import os
@@ -32,17 +32,17 @@ from powerinfer.values import FloatArray
 __all__ = ["CLOSED", "MAX_UNREAD", "Engine"]
 
 CLOSED = "the LLM was closed before this call finished"
-"""What those are told whose text or call did not come to its end."""
+"""Error message for texts and calls that closing cut short."""
 
 MAX_UNREAD = 32
-"""Outputs after which a text waits for its reader, as long as it keeps nobody else waiting."""
+"""Unread outputs at which a text pauses, unless it keeps others waiting."""
 
 _UNREAD = (
-    "this text was ended because nobody read it while it went on without an end; read or close "
-    "streams that have no max_tokens"
+    "this text has no limit and was ended because nobody read it; read or close streams that have "
+    "no max_tokens"
 )
 
-# Where no text can run, as others use the room for keys and values directly.
+# Pause while no text can run because direct sequences hold the KV cache.
 _LOOK_AGAIN_S = 0.002
 
 
@@ -52,7 +52,8 @@ class Engine:
     Any thread may submit and cancel. An exception in a step (Ctrl-C) leaves every text as it was.
 
     Attributes:
-        max_unread: see `__init__`.
+        max_unread: unread outputs at which a request pauses, unless another one waits to be
+            admitted; None: it never pauses.
         async_leader: computes for asyncio tasks.
     """
 
@@ -63,13 +64,12 @@ class Engine:
         *,
         max_unread: int | None = None,
     ) -> None:
-        """Make room for keys and values, in this process.
+        """Allocate the KV cache; the engine belongs to this process.
 
         Args:
             loaded: model, tokenizer and options.
             progress: called with (tokens computed, tokens in all) while prompts are computed.
-            max_unread: a request pauses while so many of its outputs are unread, unless another
-                one waits to be admitted; None: never.
+            max_unread: see the class.
         """
         options = loaded.options
         self.max_unread = max_unread
@@ -79,17 +79,16 @@ class Engine:
         self._steps = FairLock(
             "a callback used the LLM that was calling it; callbacks must not use that LLM"
         )
-        # Of calls that compute on a sequence of their own: one at a time, so that each gets all of
-        # the room that it needs.
+        # One call with a sequence of its own at a time, so that each gets all the room it needs.
         self._direct_calls = FairLock()
-        # What `own_sequence` lent: Ctrl-C may keep it from being given back.
+        # Sequences lent by `own_sequence`: Ctrl-C may keep them from being given back.
         self._lent: list[tuple[weakref.ref[TokenSequence], Callable[[], None]]] = []
         self._policy = Policy()
         self._costs = StepCosts()
         self._undelivered: dict[RequestHandle, None] = {}
         self._num_steps = 0
         self._progress = progress
-        # From here on what `close` drops.
+        # `close` drops the attributes from here on.
         self._loaded = loaded
         self._pool = Pool(loaded.new_pool(), loaded.model.context_length)
         self._queue = Queue(loaded, self._pool)
@@ -105,23 +104,21 @@ class Engine:
         self._most_tokens = self._pool.length_limit
         self._length_limit = None if options.context_shift else self._most_tokens
 
-    # Who may use it.
-
     @property
     def is_of_this_process(self) -> bool:
-        """False in a child that fork() made: locks may be held there by threads it lacks."""
+        """False in a forked child, where locks may be held by threads that it lacks."""
         return self._process_id == os.getpid()
 
     @property
     def is_closed(self) -> bool:
-        """Nothing will be computed any more."""
+        """Whether it was closed and computes nothing more."""
         return self._is_closed
 
     def check_process(self) -> None:
-        """Refuse to work in a forked child.
+        """Raise an error in a forked child.
 
         Raises:
-            PowerInferError: this is one.
+            PowerInferError: this process did not make the engine.
         """
         if not self.is_of_this_process:
             raise PowerInferError(
@@ -130,16 +127,16 @@ class Engine:
             )
 
     def check_outside(self) -> None:
-        """Refuse calls from inside a step, and from a forked child.
+        """Raise an error inside a step and in a forked child.
 
         Raises:
-            PowerInferError: this is one.
+            PowerInferError: the call comes from one of them.
         """
         self.check_process()
         self._steps.check_not_held_here()
 
     def check_usable(self) -> None:
-        """Refuse to wait for what will never come.
+        """Raise an error if waiting would never end.
 
         Raises:
             PowerInferError: this is a forked child, the model was closed, or the call comes from
@@ -153,7 +150,7 @@ class Engine:
             raise PowerInferError(CLOSED)
 
     def close(self) -> None:
-        """End all texts and calls; waits for the step that is being computed.
+        """End all texts and calls, after waiting for the current step.
 
         Raises:
             PowerInferError: the call comes from inside that step.
@@ -162,16 +159,14 @@ class Engine:
         self._is_closed = True
         self.notify()
         with self._steps.held():
-            # Weights, keys and values are freed, even if a stream keeps this engine.
+            # Free weights, keys and values even if a stream keeps this engine.
             for name in ("_loaded", "_pool", "_queue", "_meter", "_prefiller", "_begun", "_direct"):
                 self.__dict__.pop(name, None)
         self.notify()
         self.async_leader.stop()
 
-    # Requests.
-
     def submit(self, request: Request) -> RequestHandle:
-        """Line up a request; nothing is computed before the next step.
+        """Queue a request; nothing is computed before the next step.
 
         Raises:
             PromptError: it can never run: it is longer than the context or all of the blocks.
@@ -182,7 +177,7 @@ class Engine:
         return handle
 
     def prepare(self, request: Request) -> RequestHandle:
-        """The handle of a request, which is checked here, for `enter`.
+        """Check a request and make its handle, for `enter`.
 
         Raises:
             PromptError: as for `submit`.
@@ -208,7 +203,7 @@ class Engine:
         return RequestHandle(request, secrets.randbits(32) if seed is None else seed, tuple(costs))
 
     def enter(self, handle: RequestHandle) -> None:
-        """Line up a request that has its handle; `RequestHandle.times` count from there.
+        """Queue a prepared request; `RequestHandle.times` count from here.
 
         Raises:
             PowerInferError: see `check_usable`.
@@ -221,18 +216,16 @@ class Engine:
         queue.enter(handle)
 
     def cancel(self, handle: RequestHandle) -> None:
-        """End a request; its blocks are free after the next step."""
+        """Cancel a request; the next step frees its blocks."""
         handle.is_cancelled = True
-
-    # What it is doing.
 
     @property
     def has_work(self) -> bool:
-        """A step would do something."""
+        """Whether a step would do something."""
         return not self._queue.is_empty
 
     def statistics(self) -> EngineStatistics:
-        """What it is doing; any thread may ask."""
+        """Return its state and totals; any thread may call this."""
         cache, queue = self._pool.cache, self._queue
         return EngineStatistics(
             running=len(queue.running),
@@ -248,20 +241,18 @@ class Engine:
         )
 
     def check_integrity(self) -> None:
-        """Check that no block is lost; of an engine that has nothing to do, that none is used.
+        """Check that no block is lost and that an idle engine uses none.
 
         Raises:
-            PowerInferError: one is.
+            PowerInferError: a block is lost or in use.
         """
         self._pool.check(is_idle=not self.has_work)
 
-    # Two ways to drive it.
-
     def step(self) -> list[tuple[RequestHandle, Output]]:
-        """Compute one step of all texts, and return what it added; [] if there is nothing to do.
+        """Compute one step of all texts and return its outputs; [] if there is nothing to do.
 
         Raises:
-            PowerInferError: of the backend.
+            PowerInferError: the backend failed.
         """
         self._undelivered |= dict.fromkeys(self._queue.handles)
         with self._steps.held():
@@ -275,7 +266,7 @@ class Engine:
         return outputs
 
     def wait(self, is_done: Callable[[], bool]) -> None:
-        """Compute steps, or let others compute them, until something is done.
+        """Compute steps, or let others compute them, until `is_done`.
 
         Outputs are added to `RequestHandle.unread`; Ctrl-C loses none.
 
@@ -291,12 +282,12 @@ class Engine:
                 time.sleep(_LOOK_AGAIN_S)
 
     def notify(self) -> None:
-        """Have all who wait look again."""
+        """Wake all waiters, so that they check their conditions."""
         self._steps.notify()
         self.async_leader.notify()
 
     def _advance(self) -> bool:
-        """Compute one step, by who holds the lock; False if no text could go on."""
+        """Compute one step under the lock; return False if no text could go on."""
         self._check_open()
         queue = self._queue
         if queue.num_waiting:
@@ -309,7 +300,7 @@ class Engine:
         return bool(queue.running) or not queue.num_waiting
 
     def _end_endless(self) -> None:
-        """Texts that go on for ever must not fill memory while nobody reads them."""
+        """End unlimited texts that nobody reads before their outputs fill the memory."""
         if self._length_limit is not None:
             return
         most = 2 * self._loaded.model.context_length
@@ -317,13 +308,11 @@ class Engine:
             if len(text.handle.unread) > most and not text.is_over:
                 text.fail(PowerInferError(_UNREAD))
 
-    # One step.
-
     def run_step(self) -> None:
         """Compute one step of all texts; outputs are added to `RequestHandle.unread`.
 
         Raises:
-            PowerInferError: of the backend.
+            PowerInferError: the backend failed.
         """
         queue = self._queue
         queue.collect()
@@ -339,7 +328,7 @@ class Engine:
         queue.sweep()
 
     def _plan(self) -> StepPlan:
-        """Whom to admit, and how much of which prompt to compute."""
+        """Decide which texts to admit and which parts of prompts to compute."""
         queue, begun = self._queue, self._begun
         is_reading = any(text.sequence.num_pending for text in queue.running)
         if not queue.waiting and not is_reading:
@@ -355,7 +344,7 @@ class Engine:
         return self._policy.plan(state)
 
     def _begin_others(self) -> None:
-        """First tokens of texts whose prompt another text of their request has computed."""
+        """Choose first tokens of texts whose prompt another text of the request computed."""
         for text in self._queue.running:
             sequence = text.sequence
             if not text.is_over and not sequence.is_decoding and not sequence.num_pending:
@@ -364,7 +353,7 @@ class Engine:
                     text.advance(logits, self._length_limit)
 
     def _decode(self) -> None:
-        """The next token of every text that has begun."""
+        """Compute the next token of every decoding text."""
         texts = [text for text in self._queue.running if self._may_decode(text)]
         if not texts:
             return
@@ -384,13 +373,13 @@ class Engine:
         self._costs.record_decode(positions, time.perf_counter() - started)
 
     def _kv_bytes(self, positions: list[int]) -> list[int]:
-        """Bytes of keys and values that the tokens at some positions read."""
+        """Return the bytes of keys and values that the token at each position reads."""
         config = self._loaded.model.config
         per_layer = self._pool.cache.bytes_per_position // config.num_layers
         return [per_layer * config.num_attended(position) for position in positions]
 
     def _may_decode(self, text: RunningText) -> bool:
-        """Whether its last token is to be computed now; makes room for it where that was asked."""
+        """Tell whether to compute its last token now; shift a full sequence if that is wanted."""
         sequence = text.sequence
         if text.is_over or not sequence.is_decoding or self._is_paused(text.handle):
             return False
@@ -411,8 +400,8 @@ class Engine:
         return max(options.keep_tokens, int(begins_with_bos))
 
     def _prefill(self, plan: StepPlan) -> None:
-        """Some of the prompts, or a slice of those that were begun."""
-        # What raises has changed the residual stream and begins anew.
+        """Compute chunks of prompts, or a slice of chunks that an earlier step began."""
+        # After an exception the residual stream is damaged, so the chunks begin again.
         begun, self._begun = self._begun, None
         if begun is None:
             begun = self._begin_prefill(plan)
@@ -438,12 +427,7 @@ class Engine:
         return self._prefiller.begin(chunks) if chunks else None
 
     def _has_computed(self, chunk: Chunk, logits: FloatArray) -> None:
-        """Go on behind a chunk.
-
-        Args:
-            chunk: that was computed.
-            logits: f32[num_wanted, vocab_size] of it.
-        """
+        """Take the f32[num_wanted, vocab_size] logits of a computed chunk."""
         text = chunk.text
         sequence = text.sequence
         text.note_prompt(sequence.num_computed + len(chunk.token_ids), logits)
@@ -455,10 +439,8 @@ class Engine:
             text.advance(logits[-1], self._length_limit)
         self._pool.keep(text)
 
-    # Sequences beside the texts.
-
     def direct_sequence(self) -> TokenSequence:
-        """An empty sequence, always the same; it loses its tokens when texts are generated.
+        """Return an empty sequence, always the same; generating texts takes its tokens away.
 
         Raises:
             PowerInferError: see `check_usable`.
@@ -472,13 +454,13 @@ class Engine:
 
     @contextmanager
     def own_sequence(self, num_tokens: int) -> Iterator[TokenSequence]:
-        """An empty sequence with room for so many tokens, until the block ends.
+        """Lend an empty sequence with room for `num_tokens`, until the block ends.
 
-        Others who ask for one wait meanwhile, but not texts.
+        Other callers of this wait meanwhile; texts go on.
 
         Raises:
-            PromptError: there is less room in all.
-            PowerInferError: see `check_usable`; steps say so, too, that come after closing.
+            PromptError: the whole cache has less room.
+            PowerInferError: see `check_usable`; also raised by steps after closing.
         """
         self.check_usable()
         with self._direct_calls.held_until(lambda: self._is_closed):
@@ -494,7 +476,7 @@ class Engine:
                         sequence.abandon()
 
     def _make_room(self, sequence: TokenSequence, num_tokens: int) -> None:
-        """Reserve room as texts that run give it back; texts to come wait for it meanwhile."""
+        """Reserve room as running texts free it; no text is admitted before there is enough."""
         has_all = False
         while not has_all:
             with self._exclusive():
@@ -523,7 +505,7 @@ class Engine:
         return self._loaded.sequence_on(self._pool.cache, self._progress, exclusive)
 
     def _take_back(self) -> None:
-        """Make room: nobody goes on with the direct sequence, nor with what was interrupted."""
+        """Free the direct sequence and lent ones that an interrupt left behind."""
         direct = self._direct
         if direct is not None and direct.token_ids:
             direct.abandon()
@@ -534,7 +516,7 @@ class Engine:
 
     @property
     def cache(self) -> KVCache:
-        """Keys and values; for who computes no step meanwhile."""
+        """Keys and values; not to be used during a step."""
         return self._pool.cache
 
 

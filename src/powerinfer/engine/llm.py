@@ -1,4 +1,4 @@
-"""The public face of the engine: load a model, generate texts, stream one, talk."""
+"""Public class of the engine: loads a model, generates, streams, chats and scores."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,16 +45,16 @@ if TYPE_CHECKING:
 
 __all__ = ["LLM", "Prompt"]
 
-# Texts of one call that are lined up, as a multiple of those that run at once: the next ones are
-# there when some end, and texts of others come between.
+# Queued texts of one call, as a multiple of those that run at once: some are ready when others end,
+# and texts of other callers come between.
 _WINDOW = 2
 
 
 class LLM:
     """A language model loaded from a GGUF file; `docs/python.md` shows how to use it.
 
-    Texts are computed side by side, up to `parallel` at once, whoever asks for them: prompts of one
-    call, streams of one thread, threads and asyncio tasks. None changes a bit of another.
+    Up to `parallel` texts are computed side by side, whether they come from prompts of one call,
+    streams of one thread, threads or asyncio tasks. None changes a bit of another.
     """
 
     def __init__(
@@ -73,28 +73,28 @@ class LLM:
 
         Args:
             path: a GGUF file, the first part of a split file, a folder with one model, or a model
-                on the Hugging Face Hub, `hf:ORG/NAME[:QUANT][@REVISION]`, which is fetched if it
-                is not here; None takes the model that comes with the package.
+                on the Hugging Face Hub, `hf:ORG/NAME[:QUANT][@REVISION]`, which is downloaded
+                unless it is cached; None takes the model that comes with the package.
             progress: called with (bytes prepared, bytes in all) while loading.
-            calibrating: called with (layers done, layers in all) where `sparsity="auto"` or a dial
-                makes the model be calibrated now.
-            placing: told while this machine is measured, for reading the weights of a large model
-                and for placing it on a GPU.
-            observe: called with a `FFNObservation` for each layer of each step; the CPU computes
-                then, and more slowly. What it raises ends the call that runs the step.
+            calibrating: called with (layers done, layers in all) if `sparsity="auto"` or a dial
+                needs a calibration now.
+            placing: notified while this machine is measured, for reading the weights of a large
+                model and for placing it on a GPU.
+            observe: called with an `FFNObservation` for each layer of each step, which then runs on
+                the CPU and more slowly. An exception in it ends the call that runs the step.
             reading: called with (tokens computed, tokens in all) while a prompt is computed.
-            downloading: called with (bytes that are there, bytes in all) while a model is fetched.
-            **options: see `powerinfer.options.options`, where each option has its entry.
+            downloading: called with (bytes downloaded, bytes in all) during a download.
+            **options: see `powerinfer.options.options`, which documents each option.
 
         Raises:
-            CalibrationError: the model's stored calibration is damaged or belongs to another.
+            CalibrationError: the stored calibration is damaged or belongs to another model.
             GGUFError: the file is missing or malformed.
-            HubError: a model on the Hub cannot be found, chosen or fetched.
-            UnsupportedError: an option, architecture or tensor type that is not implemented.
+            HubError: a model on the Hub cannot be found, chosen or downloaded.
+            UnsupportedError: an option, architecture or tensor type is not implemented.
             PromptError: an option is out of its range.
             TokenizerError: the vocabulary cannot be used.
-            DeviceError: the asked-for kernels or GPU are not available.
-            PlacementError: the plan that was named for the GPU cannot be used.
+            DeviceError: the requested kernels or GPU are not available.
+            PlacementError: the named plan for the GPU cannot be used.
         """
         checked = engine_options(**options)
         if observe is not None:
@@ -109,18 +109,18 @@ class LLM:
 
     @classmethod
     def of(cls, loaded: LoadedModel) -> Self:
-        """An `LLM` that runs what was loaded, maybe by another one; see `share`.
+        """Make an `LLM` that runs a loaded model, perhaps another one's; see `share`.
 
         Raises:
-            PowerInferError: it is something else.
+            PowerInferError: `loaded` is something else.
             UnsupportedError: a part of the model lies on a GPU.
         """
         if not isinstance(loaded, LoadedModel):
             raise PowerInferError(f"LLM.of takes what another LLM has loaded, got {loaded!r:.60}")
         if loaded.device != CPU:
             raise UnsupportedError(
-                "a model that lies on a GPU in part cannot be shared, because the plan of what "
-                "lies there has room for one context",
+                "a model that is partly on a GPU cannot be shared, because its placement plan has "
+                "room for one context",
                 remedy="load it a second time, or on the CPU alone ({device='cpu'})",
             )
         llm = cls.__new__(cls)
@@ -132,7 +132,7 @@ class LLM:
         self._loaded: LoadedModel | None = loaded
 
     def __enter__(self) -> Self:
-        self.loaded  # noqa: B018  refuses a model that was closed
+        self.loaded  # noqa: B018  raises if it was closed
         return self
 
     def __exit__(
@@ -146,12 +146,12 @@ class LLM:
     def __reduce_ex__(self, _protocol: object) -> NoReturn:
         raise TypeError(
             "an LLM cannot be pickled or copied, since it consists of threads and mapped memory: "
-            "load the model again in the other process, or use share() for a second one in this"
+            "load the model again in another process, or use share() for a second one in this"
         )
 
     @property
     def loaded(self) -> LoadedModel:
-        """What was loaded: file, configuration, tokenizer, and what runs it.
+        """The loaded file, configuration and tokenizer, and the backend that runs them.
 
         Raises:
             PowerInferError: the model was closed, or loaded by the process that forked this one.
@@ -164,11 +164,11 @@ class LLM:
         return loaded
 
     def share(self) -> Self:
-        """A second `LLM` on the same weights, with an engine of its own.
+        """Make a second `LLM` on the same weights, with an engine of its own.
 
-        It has its own keys and values (memory for one more context). Steps of the two take turns;
-        each computes what it would alone, to the bit. The weights are freed when both are closed.
-        `observe` is called for the steps of both, `reading` for prompts of the first alone.
+        It has its own keys and values (memory for one more context). Steps of the two take turns,
+        and each computes what it would alone, to the bit. The weights are freed when both are
+        closed. `observe` is called for the steps of both, `reading` only for prompts of the first.
 
         Raises:
             UnsupportedError: a part of the model lies on a GPU.
@@ -176,11 +176,11 @@ class LLM:
         return self.of(self.loaded)
 
     def close(self) -> None:
-        """Give the memory back at once; the object cannot be used afterwards.
+        """Free the memory at once; the object cannot be used afterwards.
 
-        Any thread may call it. It waits for the step that is being computed, then ends every
-        stream, even one that is kept, and every call that waits or computes. Results of
-        `loaded` and `new_sequence` go on working, and keep their memory while they are referenced.
+        Any thread may call it. It waits for the current step, then ends every stream and every call
+        that waits or computes. Results of `loaded` and `new_sequence` go on working and keep their
+        memory while they are referenced.
         """
         loaded = self._loaded
         placement = None if loaded is None else loaded.placement
@@ -196,14 +196,12 @@ class LLM:
             give_memory_back(device)
 
     def new_sequence(self) -> TokenSequence:
-        """An empty sequence for computing logits directly: always the same, emptied.
+        """Return an empty sequence for computing logits directly, always the same one.
 
-        It is for one thread, which generates nothing meanwhile: texts take its room.
+        It is for one thread that generates nothing meanwhile, since texts take its room.
         """
-        self.loaded  # noqa: B018  refuses a model that was closed
+        self.loaded  # noqa: B018  raises if it was closed
         return self._engine.direct_sequence()
-
-    # Texts to come.
 
     def generate(
         self, prompts: Prompt | Iterable[Prompt], params: Params = None
@@ -222,7 +220,7 @@ class LLM:
 
         Raises:
             PromptError: a prompt is empty or longer than the context, an id or a parameter is not
-                valid, or there are not as many parameters as prompts.
+                valid, or the numbers of parameters and prompts differ.
             NumericsError: the model produced NaN or infinity; names the layer.
             PowerInferError: the model was closed.
         """
@@ -239,16 +237,16 @@ class LLM:
     ) -> TextStream:
         """Generate a text piece by piece; a piece never splits a character.
 
-        The prompt is checked now. Streams go on side by side, read by one thread or by many; where
-        more than `parallel` are begun, a new one waits until another has ended. Read a stream to
-        its end or close it, best in a `with` statement.
+        The prompt is checked now. Streams run side by side, read by one thread or by many; if more
+        than `parallel` have begun, a new one waits until another has ended. Read a stream to its
+        end or close it, best in a `with` statement.
 
         Args:
             prompt: text or token ids.
             params: sampling parameters.
-            is_prompt: of each id of a prompt whether it was given; False where it is of an earlier
-                answer, whose tokens then count as generated: `reuse_prefix` finds their keys and
-                values. None: all were given.
+            is_prompt: one flag per token id of the prompt; False for a token of an earlier answer,
+                which then counts as generated, so that `reuse_prefix` finds its keys and values.
+                None: all are prompt.
 
         Raises:
             PromptError: as for `generate`, `n` is above 1, or `is_prompt` has another length.
@@ -262,7 +260,7 @@ class LLM:
         *,
         is_prompt: Sequence[bool] | None = None,
     ) -> AsyncTextStream:
-        """As `stream`, for asyncio: the event loop stays free while pieces are computed.
+        """Stream for asyncio, like `stream`; the event loop stays free while pieces are computed.
 
         Raises:
             PromptError: as for `stream`.
@@ -270,23 +268,23 @@ class LLM:
         return AsyncTextStream(self._reader(prompt, params, is_prompt))
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Generation:
-        """Answer the last of some messages.
+        """Answer the last of the messages.
 
         Args:
-            messages: each a dictionary with `role` and `content`, the oldest first.
-            params: for one text.
+            messages: dictionaries with `role` and `content`, the oldest first.
+            params: sampling parameters for one text.
 
         Raises:
-            PromptError: the messages are malformed, too long, or refused by the model's template.
+            PromptError: the messages are malformed, too long, or rejected by the chat template.
             NumericsError: the model produced NaN or infinity; names the layer.
         """
         request = self._one(self.chat_prompt(messages), self.chat_params(params))
         return _generate_all(self._engine, [request], 1)[0]
 
     def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
-        """The prompt that makes the model answer, by its chat template: token ids.
+        """Write the messages as a prompt by the model's chat template; return its token ids.
 
-        A model without one gets a plain dialogue of `User:` and `Assistant:`; see `chat_params`.
+        Without a template, it is a plain dialogue of `User:` and `Assistant:`; see `chat_params`.
 
         Raises:
             PromptError: as for `chat`.
@@ -295,22 +293,22 @@ class LLM:
         return message_ids(loaded.tokenizer, messages, loaded.model.context_length)
 
     def chat_params(self, params: SamplingParams | None = None) -> SamplingParams:
-        """Sampling parameters for an answer to `chat_prompt`.
+        """Return sampling parameters for an answer to `chat_prompt`.
 
-        A model without a template also stops where it would begin to speak for the user.
+        A model without a template also stops before it begins to speak for the user.
         """
         return with_chat_stop(self.loaded.tokenizer, read_params(params))
 
     def encode(
         self, text: str | bytes, *, add_bos: bool | None = None, parse_special: bool = True
     ) -> list[int]:
-        """Token ids of a text of any length; by default those that `generate` computes.
+        """Encode a text of any length as token ids, by default as `generate` does.
 
         Args:
-            text: bytes are taken as UTF-8; what is not UTF-8 becomes byte tokens.
+            text: text, or bytes in UTF-8; invalid UTF-8 becomes byte tokens.
             add_bos: put BOS in front; None does what the model expects.
-            parse_special: take names of special tokens (`<|im_end|>`) as such; turn it off for
-                untrusted text.
+            parse_special: read names of special tokens (`<|im_end|>`) as these tokens; turn it off
+                for untrusted text.
 
         Raises:
             PromptError: `text` is neither str nor bytes.
@@ -319,27 +317,25 @@ class LLM:
         return encode_text(tokenizer, text, add_bos=add_bos, parse_special=parse_special)
 
     def decode(self, token_ids: TokenIds, *, skip_special: bool = True) -> str:
-        """The text of token ids; bytes that are no UTF-8 become U+FFFD.
+        """Decode token ids; bytes that are not UTF-8 become U+FFFD.
 
         Args:
-            token_ids: of the model's vocabulary.
-            skip_special: leave special tokens out; else their names are printed.
+            token_ids: ids of the model's vocabulary.
+            skip_special: leave special tokens out instead of writing their names.
 
         Raises:
-            PromptError: something is no id of the vocabulary.
+            PromptError: an id is not in the vocabulary.
         """
         return decode_ids(self.loaded.tokenizer, token_ids, skip_special=skip_special)
 
-    # Texts that are there.
-    #
-    # What is called is imported late: most programs only generate.
+    # The methods below import late what they call: most programs only generate.
 
     def logits(self, prompt: Prompt, *, last: int | None = None) -> FloatArray:
-        """Logits after each token of a prompt: f32[num_tokens, vocab_size].
+        """Compute the logits after each token of a prompt: f32[num_tokens, vocab_size].
 
         Args:
             prompt: as for `generate`.
-            last: give only those after the last so many tokens, which saves memory and time.
+            last: return only those of this many last tokens, which saves memory and time.
 
         Raises:
             PromptError: as for `generate`, or `last` is not between 1 and the number of tokens.
@@ -353,23 +349,23 @@ class LLM:
             return prompt_logits(loaded, sequence, token_ids, last)
 
     def score(self, texts: "Scorable | Iterable[Scorable]") -> "list[Score]":
-        """How likely texts are, or continuations of contexts.
+        """Score texts, or continuations of contexts, by their log probabilities.
 
-        Of a text alone all tokens behind BOS are scored; where the vocabulary adds no BOS, and of
-        token ids, all but the first. Of a pair (context, continuation) the continuation is scored.
-        Both are tokenized as one text: spaces at the end of the context, and a token across the
-        border, belong to the continuation. A context of several pairs is computed once; on the CPU
-        no result depends, in any bit, on what else is scored in the same call.
+        In a single text all tokens after BOS are scored; if the vocabulary adds no BOS, and in
+        token ids, all but the first. In a pair (context, continuation) the continuation is scored.
+        Both are tokenized as one text: spaces at the end of the context and a token across the
+        boundary belong to the continuation. A context of several pairs is computed once. On the
+        CPU no bit of a result depends on what else is scored in the same call.
 
         Args:
-            texts: one or several; a pair is a tuple in a list.
+            texts: one text or several; a pair is a tuple in a list.
 
         Returns:
             One `Score` per text, in order.
 
         Raises:
-            PromptError: nothing of a text can be scored, or it is longer than the context by more
-                than the one token that is never computed. Nothing was computed then.
+            PromptError: a text has nothing to score, or is longer than the context by more than
+                its last token, which is never computed. Nothing was computed then.
             NumericsError: the model produced NaN or infinity; names the layer.
         """
         from powerinfer.prompts.texts import read_scorables
@@ -377,7 +373,7 @@ class LLM:
 
         loaded = self.loaded
         items = read_scorables(loaded, texts)
-        # Sorted, and those of one context one after the other: each leaves its keys and values.
+        # Sorted, so that texts of one context follow each other and reuse its keys and values.
         order = sorted(set(items))
         done = _run_all(
             self._engine,
@@ -398,15 +394,15 @@ class LLM:
         pooling: Literal["mean", "last"] = "mean",
         normalize: bool = True,
     ) -> FloatArray:
-        """Texts as vectors: f32[num_texts, hidden_size].
+        """Embed texts as vectors: f32[num_texts, hidden_size].
 
-        A vector is pooled from the hidden states behind the final norm, which the output head gets.
+        A vector is pooled from the hidden states after the final norm, the output head's inputs.
 
         Args:
-            texts: one or several; BOS is added as the vocabulary asks.
-            pooling: `mean` takes the mean over all tokens but BOS at the beginning, `last` the
+            texts: one text or several; BOS is added as the vocabulary asks.
+            pooling: `mean` takes the mean over all tokens except BOS at the beginning, `last` the
                 state of the last token.
-            normalize: give each vector the length 1.
+            normalize: scale each vector to length 1.
 
         Raises:
             PromptError: a text is empty or longer than the context. Nothing was computed then.
@@ -425,7 +421,7 @@ class LLM:
     def _reader(
         self, prompt: Prompt, params: SamplingParams | None, is_prompt: Sequence[bool] | None
     ) -> Reader:
-        """What takes the pieces of the one text of a stream."""
+        """Make the reader of a stream."""
         request = self._one(prompt, params, is_prompt)
         self._engine.check_process()
         return Reader(self._engine, request)
@@ -436,7 +432,7 @@ class LLM:
         params: SamplingParams | None,
         is_prompt: Sequence[bool] | None = None,
     ) -> Request:
-        """What is asked for where there is one text."""
+        """Make a request of one text."""
         ((token_ids, checked),) = read_jobs(self.loaded, [prompt], params)
         if checked.n != 1:
             raise PromptError(
@@ -462,19 +458,19 @@ def _run_all(
     num_at_once: int,
     may_overlap: Callable[[Request, Request], bool] = lambda _one, _other: True,
 ) -> list[tuple[RequestHandle, list[TextSoFar]]]:
-    """Compute all texts of some requests, side by side with those of others.
+    """Compute all texts of the requests, side by side with those of other callers.
 
     Args:
-        engine: that computes them.
-        requests: all are checked before the first is computed.
-        num_at_once: texts that are lined up at the same time; those of others come between.
-        may_overlap: whether two of the requests may run at the same time.
+        engine: the engine that computes them.
+        requests: requests, all of which are checked before the first is computed.
+        num_at_once: most texts to queue at the same time.
+        may_overlap: tells whether two of the requests may run at the same time.
 
     Returns:
-        The handle and the `n` texts of each, in order.
+        The handle and the `n` texts of each request, in order.
 
     Raises:
-        PromptError: one can never run.
+        PromptError: a request can never run.
         PowerInferError: the model was closed meanwhile.
         NumericsError: the model produced NaN or infinity; names the layer.
     """
@@ -511,7 +507,7 @@ def _run_all(
 def _generate_all(
     engine: Engine, requests: Sequence[Request], num_at_once: int
 ) -> list[Generation]:
-    """The texts of some requests, `n` of each, in order."""
+    """Generate the texts of the requests, `n` of each, in order."""
     done = _run_all(engine, requests, num_at_once)
     return [text.generation for _, texts in done for text in texts]
 
@@ -523,12 +519,12 @@ def _wait_for_any(engine: Engine, handles: Sequence[RequestHandle]) -> None:
 def _unfinished(
     handles: Sequence[RequestHandle], texts: Mapping[RequestHandle, Sequence[TextSoFar]]
 ) -> list[RequestHandle]:
-    # A function of its own for the reason of `powerinfer.engine.queue._without`.
+    # A separate function for the same reason as `powerinfer.engine.queue._without`.
     return [each for each in handles if not all(text.is_over for text in texts[each])]
 
 
 def _take(handle: RequestHandle, texts: Sequence[TextSoFar]) -> None:
-    """Take what there is.
+    """Take all unread outputs.
 
     Raises:
         PowerInferError: a text ended without a result.
@@ -542,7 +538,7 @@ def _take(handle: RequestHandle, texts: Sequence[TextSoFar]) -> None:
 
 
 def _scoring(item: "ContextAndContinuation") -> Request:
-    """The request that scores a continuation; its last token is never computed."""
+    """Make the request that scores a continuation; its last token is never computed."""
     return Request(
         prompt_ids=(*item.context, *item.continuation[:-1]),
         params=SamplingParams(max_tokens=0),
@@ -552,7 +548,7 @@ def _scoring(item: "ContextAndContinuation") -> Request:
 
 
 def _have_other_contexts(one: Request, other: Request) -> bool:
-    """Whether two requests score continuations of different contexts."""
+    """Tell whether two requests score continuations of different contexts."""
     return _context(one) != _context(other)
 
 
@@ -561,7 +557,6 @@ def _context(request: Request) -> Sequence[int]:
 
 
 def _checked_kinds(is_prompt: Sequence[bool]) -> list[bool]:
-    """One bool for each token of a prompt."""
     kinds = list(is_prompt) if isinstance(is_prompt, Iterable) else None
     if kinds is None or not all(kind in (False, True) for kind in kinds):
         raise PromptError(f"is_prompt must be one bool for each token, got {is_prompt!r}")

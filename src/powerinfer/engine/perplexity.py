@@ -1,4 +1,4 @@
-"""Perplexity of a model on a text, by llama.cpp's method so that figures can be compared.
+"""Perplexity of a model on a text, by llama.cpp's method so that results are comparable.
 
 The text is tokenized as a whole and cut into windows of the context's length that do not overlap.
 BOS replaces the first token of each window if the vocabulary adds one. Only the second half of a
@@ -46,7 +46,7 @@ class Perplexity:
     num_windows: int = 0
 
     def plus(self, nll: npt.NDArray[np.float64]) -> "Perplexity":
-        """The estimate with one more window's f64[num_scored] negative log likelihoods."""
+        """Add a window's f64[num_scored] negative log likelihoods; return a new estimate."""
         return Perplexity(
             self.nll_sum + float(nll.sum()),
             self.nll_square_sum + float((nll * nll).sum()),
@@ -70,7 +70,7 @@ class Perplexity:
 
 
 def count_windows(token_ids: Sequence[int], window: int) -> int:
-    """How many whole windows there are.
+    """Return the number of whole windows.
 
     Raises:
         PromptError: there is none, or a window is too short to score anything.
@@ -86,7 +86,7 @@ def count_windows(token_ids: Sequence[int], window: int) -> int:
 
 
 def perplexity_windows(llm: LLM, token_ids: Sequence[int], window: int) -> Iterator[Perplexity]:
-    """Score the windows of a text one after the other, yielding the running estimate.
+    """Score the windows of a text and yield the running estimate after each.
 
     Args:
         llm: the model; its context must hold a window.
@@ -104,7 +104,7 @@ def perplexity_windows(llm: LLM, token_ids: Sequence[int], window: int) -> Itera
 
 
 def scored_windows(llm: LLM, token_ids: Sequence[int], window: int) -> "Iterator[Score]":
-    """The same, yielding the score of the second half of each window.
+    """Score the second half of each window of a text and yield it.
 
     Raises:
         PromptError: as for `perplexity_windows`.
@@ -118,7 +118,7 @@ def scored_windows(llm: LLM, token_ids: Sequence[int], window: int) -> "Iterator
 def text_windows(
     tokenizer: Tokenizer, token_ids: Sequence[int], window: int
 ) -> Iterator[list[int]]:
-    """The windows of a text, each behind BOS if the vocabulary asks for it.
+    """Cut a text into windows, which begin with BOS if the vocabulary asks for it.
 
     Raises:
         PromptError: as for `perplexity_windows`.

@@ -1,4 +1,4 @@
-"""Who joins the next step, and how much of each prompt it computes. Values in, a plan out."""
+"""Policy of steps: which requests to admit, and how much of each prompt to compute."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,24 +9,24 @@ __all__ = ["Begun", "Limits", "Policy", "PolicyState", "Running", "StepPlan", "W
 
 _LONGEST_STEP_SECONDS = 0.25
 _LONGEST_STEP_DECODES = 4
-# What is aimed at is a little less, as no two steps take the same time.
+# Aim a little lower, as no two steps take the same time.
 _AIM = 0.95
-# Slices that miss what is left by so little count: estimates waver while a chunk goes on.
+# Slices that miss the remaining time by this little count: estimates waver during a chunk.
 _ROUNDING = 0.08
-# Smaller chunks must promise so much more: of larger ones less is known, and more to be gained.
+# Required gain of smaller chunks: less is known of larger ones, and there is more to gain.
 _WORTH_SMALLER = 1.15
-# A slice may be so much longer than what is left once streams have ended, which is rare.
+# A slice may exceed the time left by this factor once streams have ended, which is rare.
 _BEARABLE = 1.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a step may use.
+    """Limits of a step.
 
     Attributes:
-        parallel: the most sequences that run at once.
-        batch_size: the most tokens of prompts in a step.
-        num_slices: parts, about equally long, in which chunks can be computed beside streams.
+        parallel: most sequences that run at once.
+        batch_size: most prompt tokens in a step.
+        num_slices: number of slices of about equal duration in which chunks can be computed.
     """
 
     parallel: int
@@ -40,7 +40,7 @@ class Begun:
 
     Attributes:
         chunks: first position and number of tokens of each.
-        num_left: slices that are to be computed, at least one.
+        num_left: number of slices still to be computed, at least one.
     """
 
     chunks: tuple[tuple[int, int], ...]
@@ -52,12 +52,12 @@ class Waiting:
     """A request that has not been admitted.
 
     Attributes:
-        id: of the request.
-        needs_blocks: what it takes of the free blocks until it ends: those for its prompt and the
-            most tokens of its texts, less those that it shares with sequences that run.
-        num_pending: tokens of its prompt that are to be computed.
-        num_texts: sequences that it runs.
-        position: of the first token to compute.
+        id: id of the request.
+        needs_blocks: free blocks that it takes until it ends: for its prompt and the most tokens of
+            its texts, less those that it shares with running sequences.
+        num_pending: prompt tokens to be computed.
+        num_texts: number of its sequences.
+        position: position of the first token to compute.
     """
 
     id: int
@@ -72,12 +72,12 @@ class Running:
     """A sequence that has been admitted.
 
     Attributes:
-        id: of the sequence. One that computes a prompt has the id of its request.
-        arrival: of its request, ascending; equal for the texts of one request.
+        id: id of the sequence; one that computes a prompt has the id of its request.
+        arrival: rank of its request, ascending; equal for the texts of one request.
         is_decoding: it computes one token in every step.
-        num_pending: tokens of its prompt that are to be computed; 0 if it is decoding, or paused.
-        position: of the first token to compute.
-        num_slots: how many sequences it stands for: 1, or those that will share its prompt.
+        num_pending: prompt tokens to be computed; 0 if it is decoding or paused.
+        position: position of the first token to compute.
+        num_slots: number of sequences that it stands for: 1, or those that will share its prompt.
     """
 
     id: int
@@ -90,15 +90,15 @@ class Running:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyState:
-    """What a plan depends on.
+    """Inputs of a plan.
 
     Attributes:
-        waiting: in order of arrival.
-        running: in any order.
-        free_blocks: that nobody uses and that no running sequence may come to need.
-        costs: asked only; only the steps done change them.
-        limits: of every step.
-        begun: what earlier steps have begun; goes on before anything else.
+        waiting: waiting requests in order of arrival.
+        running: running sequences in any order.
+        free_blocks: blocks that nobody uses and no running sequence can come to need.
+        costs: estimates of durations; not changed.
+        limits: limits of every step.
+        begun: chunks that earlier steps began; they go on before anything else.
     """
 
     waiting: Sequence[Waiting]
@@ -111,13 +111,13 @@ class PolicyState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """What the next step does besides one token of every decoding sequence.
+    """Work of the next step besides one token of every decoding sequence.
 
     Attributes:
-        admit: ids of waiting requests that run from now on, in order of arrival.
-        chunks: id of a running or just admitted prompt, and how many of its tokens to compute; none
-            if chunks that were begun go on.
-        num_slices: how many to compute of the chunks, or of those begun; 0 for all.
+        admit: ids of waiting requests to admit, in order of arrival.
+        chunks: ids of running or just admitted prompts, and numbers of tokens to compute; none
+            while earlier chunks go on.
+        num_slices: number of slices to compute of these or earlier chunks; 0 for all.
     """
 
     admit: tuple[int, ...] = ()
@@ -133,18 +133,18 @@ class _Prompt:
 
 
 class Policy:
-    """Admits requests, and computes as much of their prompts as streams allow, in order of arrival.
+    """Admits requests and computes as much of their prompts as streams allow, in order of arrival.
 
-    A request is admitted when there are blocks for all that it may come to need, so that nobody has
-    to give way later; one that does not fit holds up those behind it, or it might wait forever. A
-    step beside decoding sequences takes less than four decode steps or 0.25 s, whichever is longer.
+    A request is admitted when there are blocks for all that it may come to need, so that nothing is
+    preempted later; one that does not fit holds up all later ones, or it might wait forever. A step
+    with decoding sequences takes less than four decode steps or 0.25 s, whichever is longer.
 
-    A chunk reads all weights, so small ones are slow: where a chunk can be computed in slices, it
-    is as large as lets most tokens be computed in a second, and a step computes some of its slices.
+    A chunk reads all weights, so small ones are slow: if a chunk can be computed in slices, its
+    size is the one that gives most tokens per second, and a step computes some of its slices.
     """
 
     def plan(self, state: PolicyState) -> StepPlan:
-        """What the next step does."""
+        """Plan the next step."""
         admitted = _admitted(state)
         if state.begun is not None:
             num_slices = _num_slices(state, state.begun.chunks, state.begun.num_left)
@@ -178,7 +178,7 @@ def _admitted(state: PolicyState) -> list[Waiting]:
 
 
 def _num_tokens(state: PolicyState, prompts: Sequence[_Prompt]) -> int:
-    """How many tokens of `prompts` the step may compute."""
+    """Return the number of tokens of `prompts` that the step may compute."""
     chunks = _leading(prompts, state.limits.batch_size)
     num_tokens = sum(count for _, count in chunks)
     if not num_tokens or not _decoding(state):
@@ -195,10 +195,10 @@ def _fastest(
     chunks: Sequence[tuple[int, int]],
     seconds_left: float,
 ) -> int:
-    """How many tokens of `chunks` to compute so that most, or nearly, are done per second."""
+    """Return the number of tokens of `chunks` with (nearly) the most tokens per second."""
     decoding, num_slices = _decoding(state), state.limits.num_slices
     decode_seconds = state.costs.decode_seconds(decoding) or 0.0
-    # Streams may end while slices are left, and one slice should fit beside those that stay.
+    # Streams may end while slices are left, and one slice should fit with those that stay.
     fewer = (state.costs.decode_seconds(decoding[:count]) for count in range(1, len(decoding)))
     longest_slice = min((_seconds_left(each or 0.0) for each in fewer), default=seconds_left)
     best, best_rate = 0, 0.0
@@ -217,12 +217,12 @@ def _fastest(
 
 
 def _slicings(most: int) -> list[int]:
-    """Numbers of slices per step, one for each number of steps that `most` slices can take."""
+    """Return numbers of slices per step, one for each number of steps that `most` can take."""
     return sorted({-(-most // num_steps) for num_steps in range(1, most + 1)})
 
 
 def _num_slices(state: PolicyState, chunks: Sequence[tuple[int, int]], num_left: int) -> int:
-    """How many of the slices that are left of `chunks` to compute; 0 for all."""
+    """Return how many of the remaining slices of `chunks` to compute; 0 for all."""
     decoding = _decoding(state)
     decode_seconds = state.costs.decode_seconds(decoding) if decoding else None
     seconds = state.costs.prompt_seconds(chunks)
@@ -237,19 +237,19 @@ def _decoding(state: PolicyState) -> list[int]:
 
 
 def _seconds_left(decode_seconds: float) -> float:
-    """What a step beside streams leaves to prompts."""
+    """Return the time that a step with streams leaves for prompts."""
     longest = max(_LONGEST_STEP_DECODES * decode_seconds, _LONGEST_STEP_SECONDS)
     return _AIM * longest - decode_seconds
 
 
 def _leading(prompts: Sequence[_Prompt], num_tokens: int) -> list[tuple[int, int]]:
-    """First position and number of the first `num_tokens` tokens of `prompts`."""
+    """Return positions and sizes of chunks with the first `num_tokens` tokens of `prompts`."""
     shares = dict(_shares(prompts, num_tokens))
     return [(each.position, shares[each.id]) for each in prompts if each.id in shares]
 
 
 def _shares(prompts: Sequence[_Prompt], num_tokens: int) -> tuple[tuple[int, int], ...]:
-    """How many of `num_tokens` each prompt gets: the first what it needs, the next what is left."""
+    """Share `num_tokens` among prompts: the first gets what it needs, the next the rest."""
     shares = []
     for prompt in prompts:
         count = min(prompt.num_pending, num_tokens)

@@ -1,4 +1,4 @@
-"""Prompts in chunks: steps of the model that may pause between layers, counted and timed."""
+"""Prefill of prompts in chunks, whose steps may pause between layers."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from powerinfer.values import FloatArray, IntArray
 
 __all__ = ["Chunk", "Prefill", "Prefiller"]
 
-# Of the logits of a chunk all of which are wanted: 110 rows of 152k entries.
+# Largest logits of a chunk when all are reported: 110 rows of 152k entries.
 _LOGITS_BYTES = 64 << 20
 
 
@@ -26,10 +26,10 @@ class Chunk:
     """The next tokens of a prompt, all of one kind.
 
     Attributes:
-        text: whose prompt it is.
+        text: the text that the prompt belongs to.
         token_ids: at least one.
-        is_prompt: their kind.
-        num_wanted: of how many of the last of them logits are wanted.
+        is_prompt: kind of the tokens.
+        num_wanted: number of tokens at the end whose logits are wanted.
     """
 
     text: RunningText
@@ -39,16 +39,10 @@ class Chunk:
 
 
 class Prefiller:
-    """Begins the computation of chunks of prompts; changes nothing but the cache."""
+    """Prepares chunks of prompts; changes nothing but the cache."""
 
     def __init__(self, loaded: LoadedModel, cache: KVCache, progress: Progress | None) -> None:
-        """Prepare.
-
-        Args:
-            loaded: the model.
-            cache: of all sequences.
-            progress: called with (tokens computed, tokens in all) while several are computed.
-        """
+        """Prepare; `progress` is called with (tokens computed, tokens in all)."""
         self._model = loaded.model
         self._held = loaded.steps.held
         self._cache = cache
@@ -60,11 +54,11 @@ class Prefiller:
 
     @property
     def num_slices(self) -> int:
-        """Parts, about equally long, between which the computation of chunks can pause."""
+        """Number of slices of about equal duration between which a prefill can pause."""
         return self._model.config.num_layers if self._model.ops.runs_layers_apart else 1
 
     def next_chunk(self, text: RunningText, count: int) -> Chunk | None:
-        """The next tokens of a prompt, at most `count`; None where it is computed."""
+        """Return the next tokens of a prompt, at most `count`; None if it is computed."""
         sequence, first = text.sequence, text.first_scored
         if not sequence.num_pending:
             return None
@@ -79,21 +73,15 @@ class Prefiller:
         return Chunk(text, token_ids, is_prompt, num_wanted)
 
     def begin(self, chunks: Sequence[Chunk]) -> "Prefill":
-        """Prepare the computation of chunks.
-
-        Args:
-            chunks: those of one kind next to each other.
-        """
+        """Prepare the computation of chunks; those of one kind stand next to each other."""
         sequences = [chunk.text.sequence for chunk in chunks]
         parts = [
             (sequence.key, chunk.token_ids, sequence.num_computed)
             for sequence, chunk in zip(sequences, chunks, strict=True)
         ]
         batch = self._cache.batch(parts, [chunk.is_prompt for chunk in chunks])
-        start, total = (
-            sum(sequence.num_computed - sequence.num_reused for sequence in sequences),
-            sum(sequence.num_to_read for sequence in sequences),
-        )
+        start = sum(sequence.num_computed - sequence.num_reused for sequence in sequences)
+        total = sum(sequence.num_to_read for sequence in sequences)
         num_tokens = batch.num_tokens
         observe = self._progress.begin(start, num_tokens, total)
         model, cache, wanted = self._model, self._cache, _wanted(chunks)
@@ -105,13 +93,13 @@ class Prefiller:
 
 
 class Prefill:
-    """Chunks that are computed slice by slice; one that raised is of no more use.
+    """Chunks that are computed slice by slice; after an exception it cannot be resumed.
 
     Attributes:
-        chunks: those of one kind next to each other.
+        chunks: those of one kind stand next to each other.
         sizes: first position and number of tokens of each.
-        seconds: that it took so far.
-        num_left: slices that are to be computed.
+        seconds: duration so far.
+        num_left: number of slices still to be computed.
     """
 
     def __init__(
@@ -126,12 +114,12 @@ class Prefill:
         """Prepare.
 
         Args:
-            chunks: see above.
-            whole: computes them in one go.
+            chunks: see the class.
+            whole: computes all of them at once.
             begin: makes the step that computes them slice by slice.
-            num_slices: of it.
-            held: entered while it runs.
-            has_ended: called when it was the last of all prompts.
+            num_slices: number of slices of that step.
+            held: lock to hold during each computation.
+            has_ended: called at the end if no prompt has tokens left.
         """
         self.chunks = chunks
         self.sizes = [(each.text.sequence.num_computed, len(each.token_ids)) for each in chunks]
@@ -142,14 +130,14 @@ class Prefill:
 
     @property
     def is_wanted(self) -> bool:
-        """None of its texts is over: the blocks of those that are may be another's."""
+        """Whether none of its texts is over, as the blocks of those may be another's by now."""
         return not any(chunk.text.is_over for chunk in self.chunks)
 
     def run(self, num_slices: int) -> FloatArray | None:
-        """Go on: f32[num_wanted of all, vocab_size] logits, in the order of chunks, at the end.
+        """Compute at least one slice; at the end return the logits in the order of the chunks.
 
-        Args:
-            num_slices: to compute, at least one.
+        Returns:
+            f32[sum of num_wanted, vocab_size]; None before the end.
         """
         with self._held():
             started = time.perf_counter()
@@ -162,7 +150,7 @@ class Prefill:
         self.num_left = 0 if logits is not None else self.num_left - num_slices
         self.seconds += seconds
         for chunk in self.chunks:
-            if not chunk.text.sequence.is_decoding:  # what a shift moved is no prompt
+            if not chunk.text.sequence.is_decoding:  # tokens moved by a shift are no prefill
                 chunk.text.cost.prefill_s += seconds
                 chunk.text.cost.prefill_tokens += 0 if logits is None else len(chunk.token_ids)
         if logits is not None and self._has_ended is not None:
@@ -171,7 +159,7 @@ class Prefill:
 
 
 def _wanted(chunks: Sequence[Chunk]) -> IntArray:
-    """Rows of the step whose logits are wanted."""
+    """Return the rows of the step whose logits are wanted."""
     rows: list[int] = []
     end = 0
     for chunk in chunks:

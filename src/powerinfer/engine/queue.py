@@ -1,4 +1,4 @@
-"""Texts that wait and texts that run: who joins, and who leaves."""
+"""Waiting and running texts, and the moves between them."""
 
 import time
 from collections import deque
@@ -26,25 +26,19 @@ def _without(left: RunningText, texts: Sequence[RunningText]) -> list[RunningTex
 
 
 class Queue:
-    """Turns requests into texts, and texts that may run into texts that do.
+    """Turns requests into waiting texts, and waiting texts into running ones.
 
     Lists are replaced and never changed, so that other threads may read them.
 
     Attributes:
-        waiting: in order of arrival; of the texts of one request the first alone until its prompt
-            is computed.
-        running: those that have their blocks.
-        num_prompt_tokens: of all requests that were admitted.
-        num_cached_tokens: of these the ones whose keys and values were there already.
+        waiting: waiting texts in order of arrival; of each request only the first text until the
+            prompt is computed.
+        running: admitted texts, which have their blocks.
+        num_prompt_tokens: prompt tokens of all admitted requests.
+        num_cached_tokens: number of these that were found in the cache.
     """
 
     def __init__(self, loaded: LoadedModel, pool: Pool) -> None:
-        """Start with nobody waiting.
-
-        Args:
-            loaded: model, tokenizer and options.
-            pool: blocks of keys and values.
-        """
         self._loaded = loaded
         self._pool = pool
         self._arrivals: deque[list[RunningText]] = deque()
@@ -57,27 +51,27 @@ class Queue:
 
     @property
     def is_empty(self) -> bool:
-        """Nobody waits, and nobody runs."""
+        """Whether no text waits or runs."""
         return not (self._arrivals or self.waiting or self.running)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that came and texts that wait."""
+        """Number of new requests and waiting texts."""
         return len(self._arrivals) + len(self.waiting)
 
     @property
     def num_generated(self) -> int:
-        """Tokens generated, in all texts there ever were."""
+        """Number of tokens generated in all texts, past and present."""
         return self._num_generated + sum(text.num_generated for text in self.running)
 
     @property
     def handles(self) -> list[RequestHandle]:
-        """Of all that came and are not over."""
+        """Handles of all requests that are not over."""
         texts = [*self.running, *self.waiting, *(texts[0] for texts in self._arrivals)]
         return list(dict.fromkeys(text.handle for text in texts))
 
     def enter(self, handle: RequestHandle) -> None:
-        """Line up; any thread may."""
+        """Queue a request; any thread may call this."""
         request = handle.request
         is_prompt = (
             [True] * len(request.prompt_ids) if request.is_prompt is None else request.is_prompt
@@ -90,7 +84,7 @@ class Queue:
         )
 
     def collect(self) -> None:
-        """Let the requests that came wait."""
+        """Move the texts of new requests to the waiting ones."""
         while self._arrivals:
             texts = self._arrivals[0]
             for number, text in enumerate(texts, self._last_id + 1):
@@ -105,7 +99,7 @@ class Queue:
                 self._line_up(shared)
 
     def end_cancelled(self) -> None:
-        """End the texts that nobody wants any more."""
+        """End the texts of cancelled requests."""
         for text in (*self.running, *self.waiting):
             if text.handle.is_cancelled and not text.is_over:
                 text.end(FinishReason.CANCELLED)
@@ -115,16 +109,12 @@ class Queue:
                         other.end(FinishReason.CANCELLED)
 
     def admit(self, ids: Sequence[int]) -> None:
-        """Let texts run that have waited.
-
-        Args:
-            ids: of them, in the order in which they wait.
-        """
+        """Run the waiting texts with these ids, which are the first in line."""
         for text in self.waiting[: len(ids)]:
             try:
                 self._admit(text)
             except PromptError as error:
-                # Less is free than was counted on: once somebody has left there will be more.
+                # Less is free than expected; there will be more once a running text has left.
                 if not self.running:
                     text.fail(error)
                 return
@@ -139,7 +129,7 @@ class Queue:
             self.running = [*running, text]
             self.waiting = _without(text, waiting)
         except BaseException:
-            # What a text was promised that goes on waiting would keep everybody from beginning.
+            # A waiting text that keeps its reservation would keep all others from beginning.
             self.waiting, self.running = waiting, running
             self._pool.take_back(text, shared)
             raise
@@ -150,27 +140,27 @@ class Queue:
             self.num_cached_tokens += handle.num_cached_tokens
 
     def prompt_is_computed(self, text: RunningText, logits: FloatArray) -> None:
-        """Let the other texts of its request wait for their places; these are the next ones.
+        """Make the other texts of the request the next waiting ones.
 
         Args:
-            text: that computed the prompt.
-            logits: f32[vocab_size] behind it.
+            text: the text that computed the prompt.
+            logits: f32[vocab_size] after the prompt.
         """
         shared = self._shared_prompts.get(text.handle)
         if shared is None:
             return
-        # A copy: a backend may use its array again. From now on it is begun by `logits_of`.
+        # A copy, as a backend may reuse its array. After an interrupt `logits_of` begins the text.
         shared.logits = logits.copy()
         text.sequence.num_computed = len(text.sequence.token_ids)
         self._line_up(shared)
 
     def logits_of(self, text: RunningText) -> FloatArray | None:
-        """What was computed for it by another text of its request: f32[vocab_size]."""
+        """Return the f32[vocab_size] logits that another text of its request computed, if any."""
         shared = self._shared_prompts.get(text.handle)
         return None if shared is None else shared.logits
 
     def sweep(self) -> None:
-        """Take the blocks of those that are over."""
+        """Remove texts that are over and free their blocks."""
         for text in self.running:
             if text.is_over:
                 self._leave(text)
@@ -181,7 +171,7 @@ class Queue:
             self.waiting = [text for text in self.waiting if not text.is_over]
 
     def policy_waiting(self, num_places: int) -> list[Waiting]:
-        """The first of those that wait, as the policy sees them."""
+        """Return the first waiting texts as the policy sees them."""
         seen: set[RequestHandle] = set()
         listed = []
         for text in self.waiting[: max(num_places, 0)]:
@@ -194,7 +184,7 @@ class Queue:
         return listed
 
     def policy_running(self) -> list[Running]:
-        """Those that run, as the policy sees them."""
+        """Return the running texts as the policy sees them."""
         return [
             Running(
                 id=text.id,
@@ -207,7 +197,7 @@ class Queue:
         ]
 
     def _line_up(self, shared: SharedPrompt) -> None:
-        """Let texts wait whose prompt is computed."""
+        """Add the remaining texts of a computed prompt to the waiting ones."""
         if not all(text in self.waiting for text in shared.not_begun):
             self.waiting = sorted({*self.waiting, *shared.not_begun}, key=_in_order)
 
@@ -218,7 +208,7 @@ class Queue:
         self._forget(text.handle)
 
     def _forget(self, handle: RequestHandle) -> None:
-        """Drop what the texts of a request share once nobody needs it."""
+        """Drop the shared prompt of a request once no text needs it."""
         shared = self._shared_prompts.get(handle)
         if shared is None or not (handle.is_over or not shared.not_begun):
             return

@@ -1,4 +1,4 @@
-"""What a caller asks the engine for, and what it gets back: plain values that outlive the model."""
+"""Requests to the engine and its outputs: plain values that outlive the model."""
 
 import time
 from collections import deque
@@ -22,15 +22,15 @@ class Request:
     Attributes:
         prompt_ids: at least one, fewer than the context has room for.
         params: sampling parameters; text number i has the seed `seed` + i.
-        is_prompt: of each prompt token whether it was given and not an answer of before
-            (`Batch.is_prompt`); None: all were given.
-        prompt_logprobs: how many of the likeliest tokens to list in each place of the prompt, 0 for
-            the prompt's own alone; None: nothing of the prompt is reported.
-        scored_ids: tokens whose log probabilities `prompt_logprobs` asks for, the last of which
-            follows the prompt: as many places at its end are reported. None: all tokens of the
-            prompt but its first. What comes before is computed without logits, or reused.
-        reuses_prefix: take keys and values of earlier requests where they begin alike.
-        shares_answers: of generated tokens, too, so that the bits depend on what is reused.
+        is_prompt: one flag per prompt token: given, not generated earlier (`Batch.is_prompt`);
+            None: all were given.
+        prompt_logprobs: number of likeliest tokens to report at each position of the prompt, 0 for
+            the prompt's own token only; None: report nothing.
+        scored_ids: tokens to report `prompt_logprobs` for; the last one follows the prompt, so
+            this many positions at its end are reported. None: all tokens of the prompt but its
+            first. Tokens before these are computed without logits, or reused.
+        reuses_prefix: reuse keys and values of earlier requests with the same beginning.
+        shares_answers: also reuse those of generated tokens; the bits then depend on it.
     """
 
     prompt_ids: Sequence[int]
@@ -43,7 +43,7 @@ class Request:
 
     @property
     def first_scored(self) -> int | None:
-        """Position of the first token whose logits are wanted as such; None: of no token's."""
+        """First position whose logits are reported; None without `prompt_logprobs`."""
         if self.prompt_logprobs is None:
             return None
         return 0 if self.scored_ids is None else len(self.prompt_ids) - len(self.scored_ids)
@@ -51,16 +51,16 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What one step added to one text of a request.
+    """Output of one step for one text of a request.
 
     Attributes:
         index: number of the text, from 0.
-        text: that is certain to be kept; may be empty while a character or a stop string may begin.
-        token_ids: generated in this step; the token that ends the text is not among them.
-        logprobs: of each of `token_ids`; empty unless asked for.
-        finish_reason: why the text ended; None while it goes on.
+        text: text that is certain to be kept; empty while a character or stop string is incomplete.
+        token_ids: tokens of this step, without the one that ends the text.
+        logprobs: one for each of `token_ids`; empty unless asked for.
+        finish_reason: reason of the end; None while the text goes on.
         stop: the stop string that ended it; None if something else did.
-        error: why it ended without a result (`finish_reason` is None then); concerns this text.
+        error: the error that ended this text without a result; `finish_reason` is None then.
     """
 
     index: int
@@ -73,17 +73,17 @@ class Output:
 
     @property
     def is_last(self) -> bool:
-        """Nothing follows for this text."""
+        """Whether this is the last output of its text."""
         return self.finish_reason is not None or self.error is not None
 
 
 @dataclass(slots=True)
 class Times:
-    """When things happened, in seconds of `time.monotonic`; None: not yet.
+    """Times of a request's events, in seconds of `time.monotonic`; None: not yet.
 
     Attributes:
-        submitted: the request came.
-        admitted: it joined those that run.
+        submitted: the request arrived.
+        admitted: it began to run.
         first_token: the first token of its first text was chosen.
         last: its last text ended.
     """
@@ -96,20 +96,19 @@ class Times:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class RequestHandle:
-    """A request on its way; compared by identity.
+    """A submitted request and its progress; compared by identity.
 
     Attributes:
-        request: as submitted.
-        seed: of text 0; text number i has this + i.
-        costs: of each text.
-        lengths: tokens generated of each text.
+        request: the request as submitted.
+        seed: seed of text 0; text number i has `seed` + i.
+        costs: cost of each text.
+        lengths: number of generated tokens of each text.
         over: numbers of the texts that have ended.
-        unread: what the texts gave and nobody has taken.
-        num_cached_tokens: tokens of the prompt whose keys and values were there already.
-        prompt_logprobs: of each token of the prompt but the first; None until the prompt is
-            computed, or if nobody asked.
-        is_cancelled: nobody wants more.
-        times: see `Times`.
+        unread: outputs that nobody has taken yet.
+        num_cached_tokens: prompt tokens whose keys and values were in the cache.
+        prompt_logprobs: see `Request.prompt_logprobs`; None until the prompt is computed.
+        is_cancelled: the engine should end the texts.
+        times: times of its events.
     """
 
     request: Request
@@ -128,43 +127,39 @@ class RequestHandle:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt, those found in the cache included."""
+        """Number of prompt tokens, including those found in the cache."""
         return len(self.request.prompt_ids)
 
     @property
     def num_generated(self) -> int:
-        """Tokens generated, in all texts."""
+        """Number of generated tokens in all texts."""
         return sum(self.lengths)
 
     @property
     def is_over(self) -> bool:
-        """All texts have ended."""
+        """Whether all texts have ended."""
         return len(self.over) == self.request.params.n
 
     def metrics(self, index: int = 0) -> Metrics:
-        """What one text cost so far.
-
-        Args:
-            index: of the text.
-        """
+        """Return the cost of one text so far."""
         return self.costs[index].metrics(self.lengths[index])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatistics:
-    """The state of an engine between two steps, and what it did since it was made.
+    """State of an engine between two steps, and totals since it was made.
 
     Attributes:
-        running: texts that are computed.
-        waiting: texts that wait to be.
-        blocks: of keys and values there are.
-        blocks_used: by texts that run.
-        blocks_cached: kept for prompts that may begin alike; given up where room is needed.
-        steps: steps of decoding texts, each of one or several of them.
-        generated_tokens: tokens chosen.
-        prompt_tokens: tokens of prompts, those found in the cache included.
-        cached_tokens: of these the ones whose keys and values were there already.
-        layers: share of the neurons that each layer needed for the last decode step; None before
+        running: number of running texts.
+        waiting: number of waiting texts.
+        blocks: number of blocks of keys and values.
+        blocks_used: blocks used by running texts.
+        blocks_cached: blocks kept for prompts with the same beginning; freed when room is needed.
+        steps: number of decode steps.
+        generated_tokens: number of generated tokens.
+        prompt_tokens: number of prompt tokens, including those found in the cache.
+        cached_tokens: number of prompt tokens found in the cache.
+        layers: share of the neurons that each layer needed in the last decode step; None before
             the first, or if the backend does not count.
     """
 
@@ -181,7 +176,7 @@ class EngineStatistics:
 
     @property
     def active_share(self) -> float | None:
-        """Share of the neurons that a text of the last step needed, on average."""
+        """Share of the neurons that a text of the last step needed on average."""
         return None if self.layers is None else float(self.layers.active.mean())
 
     @property

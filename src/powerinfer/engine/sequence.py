@@ -1,4 +1,4 @@
-"""The tokens of one text that runs: which of them are computed, and which are to be."""
+"""Tokens of a running text: computed ones and those to be computed."""
 
 from collections.abc import Sequence
 
@@ -8,19 +8,19 @@ __all__ = ["RunningSequence", "blocks_for"]
 
 
 class RunningSequence:
-    """What a step reads and changes of one sequence.
+    """State of one sequence that steps read and change.
 
-    A prompt is computed in chunks; from then on the last token alone is to be computed, except
-    behind a shift, which moves tokens: these are computed anew, as what they were.
+    A prompt is computed in chunks. After that only the last token is to be computed, except after
+    a shift: the tokens that it moved are computed again, as prompt or generated as before.
 
     Attributes:
-        key: of its blocks in the KV cache.
-        token_ids: of the prompt and of what was generated, those that a shift dropped left out.
-        is_prompt: of each whether it is prompt, see `Batch.is_prompt`.
-        num_computed: how many of them have keys and values in the cache.
-        num_reused: how many of these were not computed for it.
+        key: key of its blocks in the KV cache.
+        token_ids: prompt and generated tokens, without those that a shift dropped.
+        is_prompt: one flag per token, see `Batch.is_prompt`.
+        num_computed: number of tokens whose keys and values are in the cache.
+        num_reused: number of these that were not computed for this sequence.
         is_decoding: its prompt is computed.
-        num_shifts: how often tokens were moved.
+        num_shifts: number of shifts so far.
     """
 
     __slots__ = (
@@ -34,12 +34,7 @@ class RunningSequence:
     )
 
     def __init__(self, token_ids: Sequence[int], is_prompt: Sequence[bool]) -> None:
-        """Start with a prompt, of which nothing is computed.
-
-        Args:
-            token_ids: at least one.
-            is_prompt: one for each.
-        """
+        """Start with a prompt of at least one token, none of them computed."""
         self.key = object()
         self.token_ids = list(token_ids)
         self.is_prompt = list(is_prompt)
@@ -49,17 +44,17 @@ class RunningSequence:
 
     @property
     def num_pending(self) -> int:
-        """Tokens to be computed by chunks: all of a prompt, later all but the last token."""
+        """Number of tokens left to chunks: all of a prompt, later all but the last token."""
         return len(self.token_ids) - self.num_computed - self.is_decoding
 
     @property
     def num_to_read(self) -> int:
-        """Tokens that chunks compute or have computed, for its prompt or since a shift."""
+        """Number of tokens that chunks compute in all, for the prompt or since the last shift."""
         return len(self.token_ids) - self.num_reused - self.is_decoding
 
     @property
     def state(self) -> tuple[int, int, bool]:
-        """Number of tokens, number computed, and whether it is decoding: to put back later."""
+        """Number of tokens, number computed, and whether it is decoding, for restoring them."""
         return len(self.token_ids), self.num_computed, self.is_decoding
 
     @state.setter
@@ -69,17 +64,13 @@ class RunningSequence:
         del self.is_prompt[length:]
 
     def append(self, token_id: int) -> None:
-        """Add a generated token; it is to be computed next."""
+        """Append a generated token, which is to be computed next."""
         self.token_ids.append(token_id)
         self.is_prompt.append(False)
         self.is_decoding = True
 
     def pending_run(self, limit: int) -> tuple[list[int], bool]:
-        """The next tokens to be computed by a chunk, all of one kind, and whether they are prompt.
-
-        Args:
-            limit: most of them.
-        """
+        """Return at most `limit` next tokens for a chunk, all of one kind, and this kind."""
         start = self.num_computed
         end = start + min(limit, self.num_pending)
         kind = self.is_prompt[start]
@@ -88,10 +79,10 @@ class RunningSequence:
         return self.token_ids[start:end], kind
 
     def shift(self, num_kept: int) -> None:
-        """Drop the older half of what is computed behind the first `num_kept` tokens.
+        """Drop the older half of the computed tokens after the first `num_kept`.
 
         Raises:
-            PromptError: so much is to be kept that nothing can be dropped.
+            PromptError: `num_kept` leaves nothing to drop.
         """
         length = self.num_computed
         if length - num_kept < 2:
@@ -109,5 +100,5 @@ class RunningSequence:
 
 
 def blocks_for(num_positions: int, block_size: int) -> int:
-    """Blocks that hold positions [0, num_positions)."""
+    """Return the number of blocks that hold positions [0, num_positions)."""
     return -(-num_positions // block_size)

@@ -1,4 +1,4 @@
-"""One text while it is generated: logits in, what may be shown out."""
+"""One text while it is generated: logits in, text that may be shown out."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -26,24 +26,18 @@ class RunningText:
     """Chooses tokens and turns them into text, until something ends it.
 
     Attributes:
-        id: unlike that of any other text that waits or runs; ascending in order of arrival.
-        handle: of its request.
+        id: unique among waiting and running texts; ascending in order of arrival.
+        handle: handle of its request.
         index: number of the text in its request.
-        sequence: what is computed.
+        sequence: its tokens and their place in the KV cache.
         is_over: nothing more is computed.
-        has_failed: because of an error, after which what was computed may be damaged.
+        has_failed: ended by an error, after which computed keys and values may be damaged.
     """
 
     def __init__(
         self, loaded: LoadedModel, handle: RequestHandle, index: int, is_prompt: Sequence[bool]
     ) -> None:
-        """Prepare; nothing is computed yet.
-
-        Args:
-            loaded: model, tokenizer and options.
-            handle: of its request.
-            index: number of the text.
-            is_prompt: of each token of the prompt.
+        """Prepare sampling and decoding; compute nothing yet.
 
         Raises:
             PromptError: the form that the text must follow cannot be enforced.
@@ -56,12 +50,12 @@ class RunningText:
         self.is_over = self.has_failed = False
         self._loaded = loaded
         self._params = replace(request.params, seed=handle.seed + index)
-        # A text without tokens of its own needs nothing that takes long on a long prompt.
+        # Without new tokens, skip the preparation that takes long on a long prompt.
         known = () if self._params.max_tokens == 0 else request.prompt_ids
         self._sampler = new_sampler(tokenizer, self._params, known)
         self._stops = StopMatcher(self._params.stop_strings)
         self._eog_ids = tokenizer.eog_ids
-        # The decoder must know the prompt: a text drops a first space only at its beginning.
+        # The decoder must know the prompt: only the beginning of a text loses its first space.
         self._decoder = tokenizer.new_stream(known)
         self._token_ids = list(request.prompt_ids)
         self._num_prompt = len(self._token_ids)
@@ -70,26 +64,26 @@ class RunningText:
 
     @property
     def first_scored(self) -> int | None:
-        """Position of the prompt from which on all logits are wanted; None: those of its end."""
+        """First position of the prompt whose logits are reported; None: only those at its end."""
         if self._prompt_logprobs is None or self.sequence.is_decoding:
             return None
         return self._prompt_logprobs.first
 
     @property
     def cost(self) -> CostMeter:
-        """What it cost so far."""
+        """Cost so far."""
         return self.handle.costs[self.index]
 
     @property
     def num_generated(self) -> int:
-        """Tokens generated."""
+        """Number of generated tokens."""
         return len(self._token_ids) - self._num_prompt
 
     def note_prompt(self, end: int, logits: FloatArray) -> None:
-        """Take logits of the prompt, where they are wanted.
+        """Collect the prompt's log probabilities if the request asks for them.
 
         Args:
-            end: position after the last of them.
+            end: position after the last of the logits.
             logits: f32[num_positions, vocab_size].
         """
         found = self._prompt_logprobs
@@ -106,16 +100,16 @@ class RunningText:
     def advance(
         self, logits: FloatArray, length_limit: int | None, started: float | None = None
     ) -> None:
-        """Choose the token behind those that are computed; the handle gets what that adds.
+        """Choose the next token and give the output to the handle.
 
-        An exception (Ctrl-C) leaves the text as it was, to be tried again, unless it comes when
-        the handle has its output already.
+        An exception (Ctrl-C) leaves the text as it was, to be tried again, unless the handle has
+        its output already.
 
         Args:
             logits: f32[vocab_size]; not changed.
             length_limit: most tokens that the sequence may hold; None: it is shifted when full.
-            started: when the decode step began that gave the logits, by `time.perf_counter`; None
-                where a prompt gave them.
+            started: start of the decode step that gave the logits, by `time.perf_counter`; None
+                if a prompt gave them.
         """
         kept = self._state()
         ready: Iterator[Output] | None = None
@@ -129,7 +123,7 @@ class RunningText:
             ready = iter((output,))
             # An error and the frames of its traceback would keep each other, and the model, alive.
             del output
-            # One call, which no interrupt divides, uses it up: from there on the text has moved on.
+            # One call, which no interrupt can split, uses it up: after it the text has moved on.
             self.handle.unread.extend(ready)
         except BaseException:
             if ready is None or length_hint(ready):
@@ -137,11 +131,11 @@ class RunningText:
             raise
 
     def end(self, reason: FinishReason) -> None:
-        """End it here."""
+        """End the text."""
         self._emit(Output(index=self.index, finish_reason=reason))
 
     def fail(self, error: PowerInferError) -> None:
-        """End it without a result."""
+        """End the text without a result."""
         self._emit(Output(index=self.index, error=error))
 
     def _emit(self, output: Output) -> None:
@@ -149,7 +143,7 @@ class RunningText:
         self.handle.unread.append(output)
 
     def _note(self, output: Output) -> None:
-        """Keep what an output says of the text, before anybody can read it."""
+        """Record times and the end of the text before anybody can read the output."""
         times = self.handle.times
         if output.token_ids and times.first_token is None:
             times.first_token = time.monotonic()
@@ -183,19 +177,14 @@ class RunningText:
             raise self._explained(error, len(self.sequence.token_ids)) from error
 
     def _explained(self, error: NumericsError, length: int) -> NumericsError:
-        """The error with the layer that caused it.
-
-        Args:
-            error: what was noticed.
-            length: tokens up to those whose logits are damaged.
-        """
+        """Add the layer that caused it to an error in the logits after `length` tokens."""
         sequence = self.sequence
         return self._loaded.explain_non_finite(
             sequence.token_ids[:length], error, sequence.is_prompt[:length]
         )
 
     def _with_token(self, token_id: int, logits: FloatArray, length_limit: int | None) -> Output:
-        """The output of a token that belongs to the text."""
+        """Build the output of a token that belongs to the text."""
         logprobs = self._logprobs(logits, token_id)
         text = self._stops.push(self._decoder.push(token_id))
         self._token_ids.append(token_id)
@@ -207,7 +196,7 @@ class RunningText:
             end = self._ended(FinishReason.STOP)
             reason, stop, text = end.finish_reason, end.stop, text + end.text
         elif self._is_long_enough(length_limit):
-            # A limit may cut a character: its first bytes are no text, and no mistake of the model.
+            # A limit may cut a character; its first bytes are dropped, not shown as U+FFFD.
             reason, text = FinishReason.LENGTH, text + self._stops.finish()
         return Output(
             index=self.index,
@@ -219,7 +208,7 @@ class RunningText:
         )
 
     def _ended(self, reason: FinishReason) -> Output:
-        """The output where the model ends the text."""
+        """Build the output at the end that the model chose."""
         rest = self._stops.push(self._decoder.finish())
         stop = self._stops.found
         return Output(
@@ -270,19 +259,13 @@ class _State(NamedTuple):
 
 
 class PromptLogprobs:
-    """Collects the log probabilities of tokens of a prompt, from logits that come in chunks.
+    """Collects the log probabilities of prompt tokens from logits that come in chunks.
 
     Attributes:
-        first: position after which the first of them stands.
+        first: position of the logits that predict the first scored token.
     """
 
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
-        """Start with none.
-
-        Args:
-            request: which asks for them.
-            tokenizer: of the model.
-        """
         scored = request.scored_ids
         self.first = request.first_scored or 0
         self._token_ids = list(request.prompt_ids[1:] if scored is None else scored)
@@ -291,14 +274,10 @@ class PromptLogprobs:
         self._found: list[TokenLogprob] = []
 
     def add(self, start: int, logits: FloatArray) -> tuple[TokenLogprob, ...]:
-        """Take the logits of some positions; returns what there is so far.
-
-        Args:
-            start: the first of them.
-            logits: f32[num_positions, vocab_size].
+        """Add f32[num_positions, vocab_size] logits from position `start`; return all so far.
 
         Raises:
-            NumericsError: one is NaN or infinite.
+            NumericsError: a logit is NaN or infinite.
         """
         at = start - self.first
         followers = self._token_ids[at : at + len(logits)]

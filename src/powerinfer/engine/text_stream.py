@@ -1,4 +1,4 @@
-"""The text of one generation, whole or piece by piece, for threads and for asyncio."""
+"""Text of one generation, whole or piece by piece, for threads and for asyncio."""
 
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -23,15 +23,16 @@ class Generation:
     """One finished text.
 
     Attributes:
-        text: what was generated, without the prompt and without the stop string; a character that
-            the token limit cut is left out.
-        token_ids: ids of the generated tokens; the token that ended the generation is not among
-            them, those of a stop string are.
+        text: the generated text, without the prompt and the stop string, and without a character
+            that the token limit cut.
+        token_ids: ids of the generated tokens, including those of a stop string but not the token
+            that ended the generation.
         finish_reason: `stop`, `length` or `cancelled`, see `FinishReason`.
-        metrics: what it cost.
-        seed: seed of the sampler, for repeating it.
-        logprobs: of each of `token_ids`, by the model's own distribution: before bias, penalties,
-            temperature and filters, see `powerinfer.sampling.logprobs`; None unless asked for.
+        metrics: time and work that it took.
+        seed: seed of the sampler, for repeating the generation.
+        logprobs: log probability of each of `token_ids` under the model's own distribution (before
+            bias, penalties, temperature and filters, see `powerinfer.sampling.logprobs`); None
+            unless asked for.
     """
 
     text: str
@@ -43,20 +44,14 @@ class Generation:
 
 
 class TextSoFar:
-    """What was generated of one text of a request: plain values that outlive the model.
+    """Collected outputs of one text of a request: plain values that outlive the model.
 
     Attributes:
-        error: why it ended without a result; None unless it did.
-        is_over: nothing will be added.
+        error: the error that ended the text without a result; None if there is none.
+        is_over: the text has ended.
     """
 
     def __init__(self, handle: RequestHandle, index: int = 0) -> None:
-        """Start with nothing.
-
-        Args:
-            handle: of the request.
-            index: number of the text.
-        """
         self._handle = handle
         self._index = index
         self._pieces: list[str] = []
@@ -67,7 +62,7 @@ class TextSoFar:
         self.is_over = False
 
     def add(self, output: Output) -> None:
-        """Take what one step added."""
+        """Add the output of one step."""
         if output.text:
             self._pieces.append(output.text)
         self._token_ids.extend(output.token_ids)
@@ -77,10 +72,10 @@ class TextSoFar:
         self.error, self.is_over = output.error, output.is_last
 
     def raise_error(self) -> None:
-        """Say, once, why it ended without a result.
+        """Raise, once, the error that ended the text.
 
         Raises:
-            PowerInferError: it did.
+            PowerInferError: the text ended without a result.
         """
         error, self.error = self.error, None
         try:
@@ -91,7 +86,7 @@ class TextSoFar:
 
     @property
     def generation(self) -> Generation:
-        """What was generated so far; `cancelled` unless the text has ended."""
+        """The text so far; `cancelled` unless it has ended."""
         handle, num_top = self._handle, self._handle.request.params.logprobs
         cost = handle.costs[self._index]
         return Generation(
@@ -105,19 +100,15 @@ class TextSoFar:
 
 
 class Reader:
-    """Takes the pieces of one text from the engine; several threads may ask.
+    """Takes the pieces of one text from the engine; several threads may use it.
 
     Attributes:
-        so_far: what was taken; keeps neither weights nor KV cache alive.
+        so_far: the outputs taken; keeps neither weights nor KV cache alive.
         is_ended: nothing more is taken.
     """
 
     def __init__(self, engine: Engine, request: Request) -> None:
-        """Check the request; it is lined up with the first piece.
-
-        Args:
-            engine: that computes it.
-            request: of one text.
+        """Check a request of one text; it is queued when the first piece is asked for.
 
         Raises:
             PromptError: it can never run.
@@ -135,7 +126,7 @@ class Reader:
         self.end()
 
     def check_outside(self) -> None:
-        """Refuse to wait for the step that asks.
+        """Raise an error if the caller would wait for itself.
 
         Raises:
             PowerInferError: the call comes from inside a step, or from another process.
@@ -145,7 +136,7 @@ class Reader:
             engine.check_outside()
 
     def begin(self) -> Engine | None:
-        """Line up, once; None where the text has ended.
+        """Queue the request on the first call; return None if the text has ended.
 
         Raises:
             PowerInferError: see `Engine.check_usable`.
@@ -163,7 +154,7 @@ class Reader:
         return engine
 
     def take(self) -> str:
-        """A piece that is there already; empty if there is none.
+        """Return a piece that is there already, or an empty text.
 
         Raises:
             PowerInferError: the text ended without a result.
@@ -183,45 +174,52 @@ class Reader:
 
     @property
     def is_ready(self) -> bool:
-        """Waiting for a piece would not help."""
+        """Whether there is something to take, or never will be."""
         return bool(self._handle.unread) or self.is_ended
 
     def close(self) -> None:
-        """End it, and tell those who wait for a piece."""
+        """End the text and notify those who wait for a piece."""
         engine = self._engine
         self.end()
         if engine is not None and engine.is_of_this_process:
             engine.notify()
 
     def end(self) -> None:
-        """Take nothing more, and have nothing more computed."""
+        """Take nothing more, and cancel the request."""
         self.is_ended = True
         engine, self._engine = self.__dict__.get("_engine"), None
         if engine is not None:
             self._handle.is_cancelled = True
 
 
-class TextStream(Iterator[str]):
-    """Iterates over the pieces of a text while it is generated.
-
-    Pieces are never empty and never split a character. Time the consumer takes between pieces is
-    not counted. `generation` may be read at any moment and tells what was read so far.
-
-    Streams of one model go on side by side. A text is computed while somebody waits for a piece of
-    any text; it pauses when 32 tokens are unread, unless others wait for its place. A stream that
-    is not read to its end should be closed, best by a `with` statement; if it is forgotten, it ends
-    when it is garbage collected. Threads may share a stream: each piece goes to one of them.
-
-    A stream that has ended, for whatever reason, keeps neither weights nor KV cache alive.
-    """
-
+class _Stream:
     def __init__(self, reader: Reader) -> None:
         """Prepare; nothing is computed before the first piece is asked for.
 
         Args:
-            reader: of the text.
+            reader: reader of the text.
         """
         self._reader = reader
+
+    @property
+    def generation(self) -> Generation:
+        """The text as far as it was read."""
+        return self._reader.so_far.generation
+
+
+class TextStream(_Stream, Iterator[str]):
+    """Iterates over the pieces of a text while it is generated.
+
+    Pieces are never empty and never split a character. The time that the consumer takes between
+    pieces is not counted. `generation` can be read at any time and covers what was read so far.
+
+    Streams of one model run side by side. A text is computed while somebody waits for a piece of
+    any text; it pauses when 32 tokens are unread, unless others wait for its place. Close a stream
+    that is not read to its end, best with a `with` statement; a forgotten one ends when it is
+    garbage collected. Threads may share a stream: each piece goes to one of them.
+
+    A stream that has ended, for whatever reason, keeps neither weights nor KV cache alive.
+    """
 
     def __enter__(self) -> Self:
         return self
@@ -255,29 +253,16 @@ class TextStream(Iterator[str]):
         raise StopIteration
 
     def close(self) -> None:
-        """Stop generating; `generation` then says `cancelled` unless it had ended."""
+        """Stop generating; `generation` then says `cancelled` unless the text had ended."""
         self._reader.close()
 
-    @property
-    def generation(self) -> Generation:
-        """What was generated, as far as it was read."""
-        return self._reader.so_far.generation
 
+class AsyncTextStream(_Stream, AsyncIterator[str]):
+    """A `TextStream` for `async for` and `async with`, which keeps the event loop free.
 
-class AsyncTextStream(AsyncIterator[str]):
-    """As `TextStream`, for `async for` and `async with`: the event loop stays free.
-
-    One thread computes for all tasks that wait; it exists while there are any. A task that is
-    cancelled while it waits for a piece ends the stream.
+    One thread computes for all waiting tasks and exists while there are any. Cancelling a task that
+    waits for a piece ends the stream.
     """
-
-    def __init__(self, reader: Reader) -> None:
-        """Prepare; nothing is computed before the first piece is asked for.
-
-        Args:
-            reader: of the text.
-        """
-        self._reader = reader
 
     async def __aenter__(self) -> Self:
         return self
@@ -312,7 +297,7 @@ class AsyncTextStream(AsyncIterator[str]):
         raise StopAsyncIteration
 
     async def _wait(self, engine: Engine) -> None:
-        """Until there is a piece, or none will come."""
+        """Wait until there is a piece, or none will come."""
         import asyncio
 
         reader, news = self._reader, asyncio.Event()
@@ -340,8 +325,3 @@ class AsyncTextStream(AsyncIterator[str]):
     async def aclose(self) -> None:
         """Stop generating; `generation` then says `cancelled` unless the text had ended."""
         self._reader.close()
-
-    @property
-    def generation(self) -> Generation:
-        """What was generated, as far as it was read."""
-        return self._reader.so_far.generation
