@@ -206,8 +206,8 @@ def test_a_stream_that_starts_before_anything_is_measured_gets_small_chunks() ->
 
 def _plan_beside_a_stream(costs: StepCosts, num_pending: int) -> StepPlan:
     running = [
-        Running(id=0, arrival=0, is_decoding=True, position=8),
-        Running(id=1, arrival=1, is_decoding=False, num_pending=num_pending),
+        Running(id=0, is_decoding=True, position=8),
+        Running(id=1, is_decoding=False, num_pending=num_pending),
     ]
     limits = Limits(parallel=2, batch_size=512)
     return Policy().plan(
@@ -220,9 +220,9 @@ def test_prompts_share_a_step_in_order_of_arrival() -> None:
         PolicyState(
             waiting=[Waiting(id=5, needs_blocks=1, num_pending=100)],
             running=[
-                Running(id=4, arrival=4, is_decoding=False, num_pending=500),
-                Running(id=3, arrival=3, is_decoding=False, num_pending=10),
-                Running(id=2, arrival=2, is_decoding=False),  # paused
+                Running(id=4, is_decoding=False, num_pending=500),
+                Running(id=3, is_decoding=False, num_pending=10),
+                Running(id=2, is_decoding=False),  # paused
             ],
             free_blocks=1,
             costs=StepCosts(),
@@ -232,21 +232,21 @@ def test_prompts_share_a_step_in_order_of_arrival() -> None:
     assert plan == StepPlan(admit=(5,), chunks=((3, 10), (4, 500), (5, 2)))
 
 
-@pytest.mark.parametrize(("num_texts", "is_admitted"), [(2, True), (3, False)])
-def test_the_texts_of_a_request_need_a_slot_each(num_texts: int, is_admitted: bool) -> None:
+@pytest.mark.parametrize(("parallel", "admit"), [(0, ()), (1, ()), (2, (1,)), (4, (1, 2))])
+def test_each_text_needs_a_place(parallel: int, admit: tuple[int, ...]) -> None:
     plan = Policy().plan(
         PolicyState(
             waiting=[
-                Waiting(id=1, needs_blocks=1, num_pending=4, num_texts=num_texts),
+                Waiting(id=1, needs_blocks=1, num_pending=4),
                 Waiting(id=2, needs_blocks=1, num_pending=4),
             ],
-            running=[Running(id=0, arrival=0, is_decoding=False, num_pending=9, num_slots=2)],
+            running=[Running(id=0, is_decoding=False, num_pending=9)],
             free_blocks=9,
             costs=StepCosts(),
-            limits=Limits(parallel=4, batch_size=512),
+            limits=Limits(parallel=parallel, batch_size=512),
         )
     )
-    assert plan.admit == ((1,) if is_admitted else ())
+    assert plan.admit == admit
 
 
 def test_a_request_that_does_not_fit_holds_up_smaller_ones_behind_it() -> None:

@@ -143,7 +143,6 @@ class Simulation:
             running=[
                 Running(
                     id=id_,
-                    arrival=id_,
                     is_decoding=job.is_decoding,
                     num_pending=max(job.num_prompt - job.position, 0),
                     position=job.position,

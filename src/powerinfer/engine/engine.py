@@ -55,6 +55,7 @@ class Engine:
         max_unread: unread outputs at which a request pauses, unless another one waits to be
             admitted; None: it never pauses.
         async_leader: computes for asyncio tasks.
+        is_closed: nothing more is computed.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Engine:
         self.max_unread = max_unread
         self.async_leader = AsyncLeader()
         self._process_id = os.getpid()
-        self._is_closed = False
+        self.is_closed = False
         self._steps = FairLock(
             "a callback used the LLM that was calling it; callbacks must not use that LLM"
         )
@@ -109,11 +110,6 @@ class Engine:
         """False in a forked child, where locks may be held by threads that it lacks."""
         return self._process_id == os.getpid()
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether it was closed and computes nothing more."""
-        return self._is_closed
-
     def check_process(self) -> None:
         """Raise an error in a forked child.
 
@@ -146,7 +142,7 @@ class Engine:
         self._check_open()
 
     def _check_open(self) -> None:
-        if self._is_closed:
+        if self.is_closed:
             raise PowerInferError(CLOSED)
 
     def close(self) -> None:
@@ -156,7 +152,7 @@ class Engine:
             PowerInferError: the call comes from inside that step.
         """
         self._steps.check_not_held_here()
-        self._is_closed = True
+        self.is_closed = True
         self.notify()
         with self._steps.held():
             # Free weights, keys and values even if a stream keeps this engine.
@@ -246,7 +242,10 @@ class Engine:
         Raises:
             PowerInferError: a block is lost or in use.
         """
-        self._pool.check(is_idle=not self.has_work)
+        cache = self._pool.cache
+        cache.check_integrity()
+        if not self.has_work and cache.num_used_blocks:
+            raise PowerInferError(f"{cache.num_used_blocks} blocks are in use by no text")
 
     def step(self) -> list[tuple[RequestHandle, Output]]:
         """Compute one step of all texts and return its outputs; [] if there is nothing to do.
@@ -276,7 +275,7 @@ class Engine:
         self.check_process()
         while not is_done():
             self._check_open()
-            with self._steps.held_until(lambda: self._is_closed or is_done()) as is_leading:
+            with self._steps.held_until(lambda: self.is_closed or is_done()) as is_leading:
                 is_idle = is_leading and not self._advance()
             if is_idle:
                 time.sleep(_LOOK_AGAIN_S)
@@ -463,7 +462,7 @@ class Engine:
             PowerInferError: see `check_usable`; also raised by steps after closing.
         """
         self.check_usable()
-        with self._direct_calls.held_until(lambda: self._is_closed):
+        with self._direct_calls.held_until(lambda: self.is_closed):
             self._check_open()
             sequence = self._new_sequence(self._exclusive)
             self._lent.append((weakref.ref(sequence), sequence.freeing))
@@ -497,7 +496,7 @@ class Engine:
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        with self._steps.held_until(lambda: self._is_closed):
+        with self._steps.held_until(lambda: self.is_closed):
             self._check_open()
             yield
 

@@ -2,10 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import ClassVar, TypeAlias
 
 from powerinfer.engine.costs import SMALLEST_CHUNK, StepCosts
 
 __all__ = ["Begun", "Limits", "Policy", "PolicyState", "Running", "StepPlan", "Waiting"]
+
+_in_order = attrgetter("id")
 
 _LONGEST_STEP_SECONDS = 0.25
 _LONGEST_STEP_DECODES = 4
@@ -49,43 +53,37 @@ class Begun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """A request that has not been admitted.
+    """A text that has not been admitted.
 
     Attributes:
-        id: id of the request.
-        needs_blocks: free blocks that it takes until it ends: for its prompt and the most tokens of
-            its texts, less those that it shares with running sequences.
+        id: id of the text, ascending in order of arrival.
+        needs_blocks: free blocks that it takes until it ends: for its prompt and its most tokens,
+            less those that it shares with running sequences.
         num_pending: prompt tokens to be computed.
-        num_texts: number of its sequences.
         position: position of the first token to compute.
     """
 
     id: int
     needs_blocks: int
     num_pending: int
-    num_texts: int = 1
-    position: int = 0
+    position: ClassVar[int] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """A sequence that has been admitted.
+    """A text that has been admitted.
 
     Attributes:
-        id: id of the sequence; one that computes a prompt has the id of its request.
-        arrival: rank of its request, ascending; equal for the texts of one request.
+        id: id of the text, ascending in order of arrival.
         is_decoding: it computes one token in every step.
         num_pending: prompt tokens to be computed; 0 if it is decoding or paused.
         position: position of the first token to compute.
-        num_slots: number of sequences that it stands for: 1, or those that will share its prompt.
     """
 
     id: int
-    arrival: int
     is_decoding: bool
     num_pending: int = 0
     position: int = 0
-    num_slots: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +91,9 @@ class PolicyState:
     """Inputs of a plan.
 
     Attributes:
-        waiting: waiting requests in order of arrival.
-        running: running sequences in any order.
-        free_blocks: blocks that nobody uses and no running sequence can come to need.
+        waiting: waiting texts in order of arrival.
+        running: running texts in any order.
+        free_blocks: blocks that nobody uses and no running text can come to need.
         costs: estimates of durations; not changed.
         limits: limits of every step.
         begun: chunks that earlier steps began; they go on before anything else.
@@ -114,7 +112,7 @@ class StepPlan:
     """Work of the next step besides one token of every decoding sequence.
 
     Attributes:
-        admit: ids of waiting requests to admit, in order of arrival.
+        admit: ids of waiting texts to admit, in order of arrival.
         chunks: ids of running or just admitted prompts, and numbers of tokens to compute; none
             while earlier chunks go on.
         num_slices: number of slices to compute of these or earlier chunks; 0 for all.
@@ -125,17 +123,13 @@ class StepPlan:
     num_slices: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Prompt:
-    id: int
-    position: int
-    num_pending: int
+_Prompts: TypeAlias = Sequence[Waiting | Running]
 
 
 class Policy:
-    """Admits requests and computes as much of their prompts as streams allow, in order of arrival.
+    """Admits texts and computes as much of their prompts as streams allow, in order of arrival.
 
-    A request is admitted when there are blocks for all that it may come to need, so that nothing is
+    A text is admitted when there are blocks for all that it may come to need, so that nothing is
     preempted later; one that does not fit holds up all later ones, or it might wait forever. A step
     with decoding sequences takes less than four decode steps or 0.25 s, whichever is longer.
 
@@ -149,12 +143,8 @@ class Policy:
         if state.begun is not None:
             num_slices = _num_slices(state, state.begun.chunks, state.begun.num_left)
             return StepPlan(admit=tuple(each.id for each in admitted), num_slices=num_slices)
-        computing = sorted(
-            (sequence for sequence in state.running if sequence.num_pending),
-            key=lambda sequence: (sequence.arrival, sequence.id),
-        )
-        prompts = [_Prompt(each.id, each.position, each.num_pending) for each in computing]
-        prompts += [_Prompt(each.id, each.position, each.num_pending) for each in admitted]
+        computing = sorted((each for each in state.running if each.num_pending), key=_in_order)
+        prompts: _Prompts = [*computing, *admitted]
         num_tokens = _num_tokens(state, prompts)
         chunks = _leading(prompts, num_tokens)
         return StepPlan(
@@ -165,19 +155,17 @@ class Policy:
 
 
 def _admitted(state: PolicyState) -> list[Waiting]:
-    admitted = []
-    free_slots = state.limits.parallel - sum(sequence.num_slots for sequence in state.running)
+    admitted: list[Waiting] = []
     free_blocks = state.free_blocks
-    for request in state.waiting:
-        free_slots -= request.num_texts
-        free_blocks -= request.needs_blocks
-        if free_slots < 0 or free_blocks < 0:
+    for text in state.waiting[: max(0, state.limits.parallel - len(state.running))]:
+        free_blocks -= text.needs_blocks
+        if free_blocks < 0:
             break
-        admitted.append(request)
+        admitted.append(text)
     return admitted
 
 
-def _num_tokens(state: PolicyState, prompts: Sequence[_Prompt]) -> int:
+def _num_tokens(state: PolicyState, prompts: _Prompts) -> int:
     """Return the number of tokens of `prompts` that the step may compute."""
     chunks = _leading(prompts, state.limits.batch_size)
     num_tokens = sum(count for _, count in chunks)
@@ -191,7 +179,7 @@ def _num_tokens(state: PolicyState, prompts: Sequence[_Prompt]) -> int:
 
 def _fastest(
     state: PolicyState,
-    prompts: Sequence[_Prompt],
+    prompts: _Prompts,
     chunks: Sequence[tuple[int, int]],
     seconds_left: float,
 ) -> int:
@@ -242,13 +230,13 @@ def _seconds_left(decode_seconds: float) -> float:
     return _AIM * longest - decode_seconds
 
 
-def _leading(prompts: Sequence[_Prompt], num_tokens: int) -> list[tuple[int, int]]:
+def _leading(prompts: _Prompts, num_tokens: int) -> list[tuple[int, int]]:
     """Return positions and sizes of chunks with the first `num_tokens` tokens of `prompts`."""
     shares = dict(_shares(prompts, num_tokens))
     return [(each.position, shares[each.id]) for each in prompts if each.id in shares]
 
 
-def _shares(prompts: Sequence[_Prompt], num_tokens: int) -> tuple[tuple[int, int], ...]:
+def _shares(prompts: _Prompts, num_tokens: int) -> tuple[tuple[int, int], ...]:
     """Share `num_tokens` among prompts: the first gets what it needs, the next the rest."""
     shares = []
     for prompt in prompts:

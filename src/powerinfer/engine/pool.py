@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from powerinfer.engine.request import RequestHandle
 from powerinfer.engine.sequence import RunningSequence
 from powerinfer.engine.text import RunningText
-from powerinfer.errors import PowerInferError
 from powerinfer.kvcache import KVCache
 from powerinfer.kvcache.prefix_tree import PrefixTree
 from powerinfer.values import FloatArray
@@ -147,46 +146,29 @@ class Pool:
         )
         self.cache.truncate(sequence.key, num_kept)
 
-    def keep(self, text: RunningText) -> None:
+    def keep(self, text: RunningText, *, is_over: bool = False) -> None:
         """Let later texts reuse what this one has computed."""
         sequence = text.sequence
         if text.handle.request.reuses_prefix and not text.has_failed:
             length = sequence.num_computed
-            self.tree.insert(sequence.key, sequence.token_ids[:length], sequence.is_prompt[:length])
+            self.tree.insert(
+                sequence.key,
+                sequence.token_ids[:length],
+                sequence.is_prompt[:length],
+                is_over=is_over,
+            )
 
     def end(self, text: RunningText, shared: SharedPrompt | None) -> None:
         """Free the blocks of an ended text, or keep its prompt for other texts of the request."""
         sequence, num_prompt = text.sequence, text.handle.num_prompt_tokens
-        length = sequence.num_computed
         if shared is not None:
-            is_whole = not sequence.num_shifts and length >= num_prompt
+            is_whole = not sequence.num_shifts and sequence.num_computed >= num_prompt
             shared.leave(sequence)
             if is_whole and shared.not_begun and shared.holder is None:
                 self.cache.truncate(sequence.key, num_prompt)
                 self.cache.reserve(sequence.key, num_prompt)
                 shared.spare = sequence
                 return
-        held = self.cache.blocks_of(sequence.key)  # none after an interrupted end
-        if held and text.handle.request.reuses_prefix and not text.has_failed:
-            self.tree.insert(
-                sequence.key,
-                sequence.token_ids[:length],
-                sequence.is_prompt[:length],
-                is_over=True,
-            )
+        if self.cache.blocks_of(sequence.key):  # none after an interrupted end
+            self.keep(text, is_over=True)
         self.cache.free(sequence.key)
-
-    def release(self, sequence: RunningSequence) -> None:
-        """Free the blocks of a sequence that nobody continues."""
-        self.cache.free(sequence.key)
-
-    def check(self, *, is_idle: bool) -> None:
-        """Check that no block is lost and, if no text runs (`is_idle`), that none is in use.
-
-        Raises:
-            PowerInferError: a block is lost, or in use.
-        """
-        self.cache.check_integrity()
-        used = self.cache.num_used_blocks
-        if is_idle and used:
-            raise PowerInferError(f"{used} blocks of keys and values are in use by no text")

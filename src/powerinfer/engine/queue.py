@@ -188,7 +188,6 @@ class Queue:
         return [
             Running(
                 id=text.id,
-                arrival=text.id,
                 is_decoding=not text.sequence.num_pending,
                 num_pending=text.sequence.num_pending,
                 position=text.sequence.num_computed,
@@ -213,5 +212,5 @@ class Queue:
         if shared is None or not (handle.is_over or not shared.not_begun):
             return
         if shared.spare is not None:
-            self._pool.release(shared.spare)
+            self._pool.cache.free(shared.spare.key)
         del self._shared_prompts[handle]
