@@ -1,1 +1,1 @@
-"""How likely texts are, and texts as vectors: steps that read and do not write."""
+"""Scores, logits and embeddings of given texts."""

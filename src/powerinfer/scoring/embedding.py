@@ -1,4 +1,4 @@
-"""Texts as vectors: the hidden states of their tokens, pooled."""
+"""Embeddings of texts: pooled hidden states of their tokens."""
 
 from collections.abc import Sequence
 
@@ -18,10 +18,10 @@ _POOLINGS = Choice("pooling", (_MEAN, _LAST))
 
 
 def check_pooling(pooling: object) -> None:
-    """Check the name of a way to pool.
+    """Check the name of a pooling.
 
     Raises:
-        UnsupportedError: there is no such way; names those there are.
+        UnsupportedError: it is unknown; names the known ones.
     """
     _POOLINGS(pooling)
 
@@ -34,15 +34,15 @@ def embed_texts(
     *,
     normalize: bool,
 ) -> FloatArray:
-    """One vector per text: f32[num_texts, hidden_size].
+    """Embed each text as a vector: f32[num_texts, hidden_size].
 
     Args:
         loaded: the model.
-        sequence: empty.
-        texts: token ids, at least one each that is not BOS at the beginning; see `read_texts`.
-        pooling: `mean` of the states of all tokens but BOS at the beginning, which says nothing of
-            the text; `last` takes that of the last token, which has seen all others.
-        normalize: give each vector the length 1, so that products are cosines.
+        sequence: an empty sequence.
+        texts: token ids, each with at least one besides BOS at the beginning; see `read_texts`.
+        pooling: `mean` of the states of all tokens except BOS at the beginning, which says nothing
+            about the text; `last` takes that of the last token, which has seen all others.
+        normalize: scale each vector to length 1, so that products are cosines.
 
     Raises:
         NumericsError: the model produced NaN or infinity; names the layer.
@@ -62,6 +62,6 @@ def embed_texts(
 
 
 def _with_length_one(vector: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The same direction; a vector of zeros has none and stays."""
+    """Scale a vector to length 1; zeros stay."""
     length = float(np.linalg.norm(vector))
     return vector / length if length > 0 else vector

@@ -1,4 +1,4 @@
-"""How likely texts are, each token given all before it, and logits of a prompt."""
+"""Scores of texts and logits of prompts, each token given all before it."""
 
 import math
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ __all__ = ["Score", "prompt_logits", "score_of"]
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How likely a text is, or the continuation of a context.
+    """Log probabilities of a text, or of the continuation of a context.
 
     Attributes:
-        token_ids: the tokens that were scored.
-        token_logprobs: the natural logarithm of each one's probability, given all before it, by the
-            model's own distribution.
-        greedy_ids: the likeliest token in the place of each, given all before it.
+        token_ids: the scored tokens.
+        token_logprobs: natural logarithm of the probability of each token, given all before it,
+            under the model's own distribution.
+        greedy_ids: the likeliest token at each position, given all tokens before it.
     """
 
     token_ids: list[int]
@@ -32,30 +32,30 @@ class Score:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether greedy decoding would give exactly these tokens."""
+        """Whether greedy decoding would generate exactly these tokens."""
         return self.token_ids == self.greedy_ids
 
     @property
     def logprob(self) -> float:
-        """Log probability of all together: the sum of `token_logprobs`."""
+        """Log probability of all tokens together: the sum of `token_logprobs`."""
         return math.fsum(self.token_logprobs)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens scored; exp(-logprob / num_tokens) is their perplexity."""
+        """Number of scored tokens; exp(-logprob / num_tokens) is their perplexity."""
         return len(self.token_ids)
 
 
 def prompt_logits(
     loaded: LoadedModel, sequence: TokenSequence, token_ids: Sequence[int], last: object
 ) -> FloatArray:
-    """Logits after each of the last tokens of a prompt: f32[num_wanted, vocab_size].
+    """Compute the logits after each of the last tokens of a prompt: f32[num_wanted, vocab_size].
 
     Args:
         loaded: the model.
-        sequence: empty.
-        token_ids: of the prompt.
-        last: how many are wanted; None for one per token.
+        sequence: an empty sequence.
+        token_ids: tokens of the prompt.
+        last: number of positions wanted; None for all.
 
     Raises:
         PromptError: `last` is not between 1 and the number of tokens.
@@ -69,21 +69,17 @@ def prompt_logits(
         except ValueError as error:
             raise PromptError(f"last must be {error}, got {repr(last)[:60]}") from None
     logits = sequence.extend_scored(token_ids, num_wanted)
-    _check(loaded, sequence, logits)
+    try:
+        check_finite(logits)
+    except NumericsError as error:
+        raise loaded.explain_non_finite(sequence.token_ids, error) from error
     return logits
 
 
 def score_of(logprobs: Sequence[TokenLogprob]) -> Score:
-    """The score of tokens from log probabilities, which list the likeliest of each place."""
+    """Make a score from log probabilities that list the likeliest token at each position."""
     return Score(
         token_ids=[each.token_id for each in logprobs],
         token_logprobs=[each.logprob for each in logprobs],
         greedy_ids=[each.top[0][0] for each in logprobs],
     )
-
-
-def _check(loaded: LoadedModel, sequence: TokenSequence, logits: FloatArray) -> None:
-    try:
-        check_finite(logits)
-    except NumericsError as error:
-        raise loaded.explain_non_finite(sequence.token_ids, error) from error
