@@ -1,4 +1,4 @@
-"""Loads a model from a path and options: file, backend, weights, tokenizer, KV cache."""
+"""Loading of a model from a path and options: file, backend, weights, tokenizer, KV cache."""
 
 import logging
 import time
@@ -43,7 +43,7 @@ __all__ = ["LoadedModel", "Progress", "load", "make_ops", "open_model"]
 Progress = Callable[[int, int], None]
 """Called with (bytes prepared, bytes in all) while weights are prepared."""
 
-# Interpreter, libraries, activations and scratch memory; what a process may take over file and KV.
+# Memory besides file and KV cache: interpreter, libraries, activations and scratch space.
 WORKING_BYTES = 300 << 20
 REFERENCE_KERNELS = "reference"
 
@@ -55,18 +55,18 @@ class LoadedModel:
     """A model ready to run.
 
     Attributes:
-        path: the file (of a split file its first part).
+        path: the file, or the first part of a split file.
         file: the open file; the weights are views of it.
         model: configuration and weights.
-        tokenizer: of the same file.
-        options: as given.
-        threads: really used.
-        kernels: instruction set really used, `reference` for numpy.
-        load_s: seconds it took.
-        dense_bytes: bytes a step reads whatever fires.
-        sparsity: what decides which neurons run, with a line that says so.
-        placement: what lies on a GPU; None where the CPU runs alone because no GPU was requested.
-        steps: held during each step: backends count, and keep the current batch, for one at a time.
+        tokenizer: tokenizer of the same file.
+        options: options as given.
+        threads: number of threads in use.
+        kernels: instruction set in use, `reference` for numpy.
+        load_s: duration of the load in seconds.
+        dense_bytes: bytes that a step reads whatever fires.
+        sparsity: the rule that selects neurons, with a line that describes it.
+        placement: the parts on a GPU; None if no GPU was requested.
+        steps: lock held during each step, as backends count, and keep the batch, of one at a time.
     """
 
     path: Path
@@ -84,7 +84,7 @@ class LoadedModel:
 
     @property
     def device(self) -> str:
-        """Where it runs: `cpu`, the name of the GPU beside it, or `interpreted` in its place."""
+        """Device it runs on: `cpu`, the name of the GPU, or `interpreted` in place of a GPU."""
         placement = self.placement
         if placement is None or not placement.plan.has_anything:
             return CPU
@@ -92,14 +92,14 @@ class LoadedModel:
 
     @property
     def predicted_tokens_per_s(self) -> float | None:
-        """Decode speed by the cost model; None where there is no placement to predict."""
+        """Decode speed by the cost model; None without a placement."""
         return None if self.placement is None else self.placement.predicted_tokens_per_s
 
     @property
     def recall(self) -> tuple[LayerRecall, ...] | None:
-        """What predictors missed in all steps since loading, layer by layer.
+        """Recall of the predictors in all steps since loading, one copied entry per layer.
 
-        None without `measure_recall`. The figures are a copy, which later steps do not change.
+        None without `measure_recall`.
         """
         meter = recall_meter(self.model)
         return None if meter is None else tuple(replace(layer) for layer in meter.layers)
@@ -110,19 +110,16 @@ class LoadedModel:
         return KVType(self.options.kv_type)
 
     def new_pool(self) -> KVCache:
-        """Room for the keys and values of all texts; that made with a placement, if it is free."""
+        """Make the KV cache of all texts, or take the placement's if it is free."""
         cache = None if self.placement is None else self.placement.take_cache()
         if cache is None:
             cache = self.model.new_cache(self.options.kv_tokens, kv_type=self.kv_type)
         return cache
 
     def new_sequence(self, reading: Progress | None = None) -> TokenSequence:
-        """An empty sequence with room for one full context.
+        """Make an empty sequence with a KV cache of its own, or the placement's if it is free.
 
-        Its keys and values are those made with a placement, if they are not in use.
-
-        Args:
-            reading: called with (tokens computed, tokens in all) while several are computed.
+        `reading` is called with (tokens computed, tokens in all) while several are computed.
         """
         return self.sequence_on(self.new_pool(), reading)
 
@@ -132,12 +129,12 @@ class LoadedModel:
         reading: Progress | None = None,
         exclusive: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> TokenSequence:
-        """An empty sequence that takes room of a cache as it grows.
+        """Make an empty sequence that takes room of a cache as it grows.
 
         Args:
-            cache: of keys and values.
+            cache: the cache, perhaps shared.
             reading: see `new_sequence`.
-            exclusive: entered where the cache is used, where others use it, too.
+            exclusive: context manager entered around each use of a shared cache.
         """
         return TokenSequence(
             self.model,
@@ -152,14 +149,14 @@ class LoadedModel:
     def explain_non_finite(
         self, token_ids: list[int], error: NumericsError, is_prompt: Sequence[bool] | None = None
     ) -> NumericsError:
-        """Find what first was not finite, with a second pass that checks every layer.
+        """Name the first layer that is not finite, found by a second pass that checks each.
 
         Args:
-            token_ids: of the sequence.
-            error: what was noticed.
-            is_prompt: of each token whether it is prompt; None if all are.
+            token_ids: tokens of the sequence.
+            error: the error to explain.
+            is_prompt: one flag per token; None if all are prompt.
         """
-        # The CPU has all weights: what is damaged there is damaged everywhere.
+        # The CPU has all weights, so damaged weights show there, too.
         model = self.model if self.placement is None else self.placement.cpu_model
         with self.steps.held():
             found = find_nonfinite_layer(model, token_ids, self.kv_type, is_prompt)
@@ -185,11 +182,11 @@ def open_model(
     Args:
         path: file, folder with one model, `hf:ORG/NAME[:QUANT]`, or None for the embedded model.
         options: checked options, which may name the activation.
-        downloading: called with (bytes that are there, bytes in all) while a model is fetched.
+        downloading: called with (bytes downloaded, bytes in all) during a download.
 
     Raises:
         GGUFError: the file is missing or malformed.
-        HubError: a model on the Hub cannot be found, chosen or fetched.
+        HubError: a model on the Hub cannot be found, chosen or downloaded.
         UnsupportedError: its architecture or activation is not implemented.
     """
     return ModelFile.open(find_model(path, downloading), options.activation)
@@ -207,19 +204,19 @@ def load(
     Args:
         opened: the file of the model, see `open_model`.
         options: checked options.
-        progress: told how far it is.
-        calibrating: told (layers done, layers in all) where the model has to be calibrated now.
-        placing: told where the speeds of this machine are measured, and whatever else a GPU needs.
+        progress: called with (bytes prepared, bytes in all).
+        calibrating: called with (layers done, layers in all) if the model is calibrated now.
+        placing: notified of measurements of this machine and of the placement on a GPU.
 
     Raises:
-        CalibrationError: what was calibrated before is damaged or belongs to another model.
+        CalibrationError: the stored calibration is damaged or belongs to another model.
         GGUFError: the file is malformed.
         UnsupportedError: a tensor type or an option is not implemented.
-        TokenizerError: its vocabulary cannot be used.
-        DeviceError: the native extension, the asked-for instruction set or the GPU is missing.
-        PlacementError: the plan that was named for the GPU cannot be used.
-        PromptError: there is not memory enough for the context asked for, or more of it is to be
-            kept than it can do without.
+        TokenizerError: the vocabulary cannot be used.
+        DeviceError: the native extension, the requested instruction set or the GPU is missing.
+        PlacementError: the named plan for the GPU cannot be used.
+        PromptError: there is not enough memory for the requested context, or a context shift could
+            drop nothing of it.
     """
     started = time.perf_counter()
     file = opened.file
@@ -269,19 +266,19 @@ def load(
 def make_ops(
     kernels: str | None, threads: int, *, in_place: bool = True, repack: bool = True
 ) -> tuple[SomeOps, str]:
-    """Make a backend; each is imported only where it is used.
+    """Make a backend, importing only this one.
 
     Args:
-        kernels: instruction set, `reference` for numpy, nothing for the best there is.
-        threads: to compute with.
-        in_place: use weights where the file is mapped, where the backend can.
-        repack: copy weights into faster layouts, where the backend has some.
+        kernels: instruction set, `reference` for numpy, None for the best one.
+        threads: number of threads.
+        in_place: use weights in the mapped file if the backend can.
+        repack: copy weights into faster layouts if the backend has some.
 
     Returns:
         The backend and the name of its kernels.
 
     Raises:
-        DeviceError: this machine has no such kernels.
+        DeviceError: the kernels do not run on this machine.
     """
     if kernels == REFERENCE_KERNELS:
         from powerinfer.ops.reference.ops import ReferenceOps
@@ -302,10 +299,10 @@ def make_ops(
 
 
 def _fits_this_machine(file: GGUFFile) -> bool:
-    """Whether copies of all weights may stay in memory; if not, they stay in the mapped file.
+    """Tell whether this machine can hold copies of all weights, else they stay in the mapped file.
 
-    It asks for all the memory there is, not for what is free now: layouts sum in different orders,
-    and logits must not depend on what else is running.
+    Counts all memory, not the free part: layouts sum in different orders, and logits must not
+    depend on what else is running.
     """
     total = total_memory_bytes()
     fits = total is None or _weight_bytes(file) + WORKING_BYTES <= total
@@ -319,13 +316,13 @@ def _weight_bytes(file: GGUFFile) -> int:
 
 
 def _check_context(opened: ModelFile, options: EngineOptions) -> None:
-    """Check what depends on the context's length before anything is prepared.
+    """Check memory and context shift before anything is prepared.
 
     Raises:
-        PromptError: there is not memory enough for the context, or nothing of it can be dropped.
+        PromptError: there is not enough memory for the context, or a shift could drop nothing.
     """
     context_length = options.context_length or default_context(opened.config)
-    # BOS is always kept, and of the others half is dropped.
+    # BOS is always kept, and half of the rest is dropped.
     most = context_length - 2
     if options.context_shift and max(options.keep_tokens, 1) > most:
         raise PromptError(
@@ -337,10 +334,10 @@ def _check_context(opened: ModelFile, options: EngineOptions) -> None:
 
 
 def _check_memory(opened: ModelFile, context_length: int, options: EngineOptions) -> None:
-    """Warn where weights, KV cache and working memory do not fit what is free.
+    """Warn if weights, KV cache and working memory exceed the free memory.
 
     Raises:
-        PromptError: the context asked for alone is more than is free.
+        PromptError: the requested context alone exceeds it.
     """
     available = available_memory_bytes()
     if available is None:

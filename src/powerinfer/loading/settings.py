@@ -1,4 +1,4 @@
-"""Several settings of `--sparsity` to compare, on the same weights."""
+"""Settings of `--sparsity` for comparisons on the same weights."""
 
 from dataclasses import dataclass, replace
 
@@ -14,13 +14,13 @@ _DEFAULT = "default"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What `--sparsity` and `--max-ffn-error` would say.
+    """Values of `--sparsity` and `--max-ffn-error`.
 
     Attributes:
-        sparsity: name; None for what runs by default.
-        max_ffn_error: dial, or None for what was calibrated.
-        is_calibrated: False for a predictor kind at its default threshold, even where there is a
-            calibration; then without a dial.
+        sparsity: name; None for the default.
+        max_ffn_error: dial; None for the calibrated value.
+        is_calibrated: False for a predictor kind at its default threshold, without a dial, even if
+            there is a calibration.
     """
 
     sparsity: str | None
@@ -34,7 +34,7 @@ class Setting:
         return name if self.max_ffn_error is None else f"{name} @ {self.max_ffn_error:g}"
 
     def options(self, options: EngineOptions) -> EngineOptions:
-        """The options of an engine that runs this setting.
+        """Return the options of an engine that runs this setting.
 
         Raises:
             UnsupportedError: there is no such sparsity.
@@ -43,14 +43,14 @@ class Setting:
         return replace(options, sparsity=sparsity, max_ffn_error=self.max_ffn_error)
 
     def attached(self, sparse: LoadedModel, options: EngineOptions) -> LoadedModel:
-        """The same weights, running this setting.
+        """Return a model with the same weights that runs this setting.
 
         Args:
-            sparse: loaded with the sparsity `exact`.
-            options: of the engine, but for what the setting says.
+            sparse: model loaded with the sparsity `exact`.
+            options: options of the engine, apart from this setting.
 
         Raises:
-            CalibrationError: the model's calibration is damaged or belongs to another.
+            CalibrationError: the stored calibration is damaged or belongs to another model.
             UnsupportedError: the setting does not fit the model.
         """
         wanted = self.options(options)
@@ -62,5 +62,5 @@ class Setting:
 
 
 def read_setting(name: str, max_ffn_error: float | None = None) -> Setting:
-    """The setting that a name means: a value of `--sparsity`, or `default`."""
+    """Return the setting of a name: a value of `--sparsity`, or `default`."""
     return Setting(None if name == _DEFAULT else name, max_ffn_error)

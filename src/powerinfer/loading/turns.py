@@ -1,4 +1,4 @@
-"""Whose turn it is to compute: a lock given away in order, and a thread for asyncio tasks."""
+"""Turns of computing: a fair lock for threads, and a thread that waits for asyncio tasks."""
 
 import threading
 import weakref
@@ -15,20 +15,18 @@ if TYPE_CHECKING:
 
 __all__ = ["LOOK_EVERY_S", "AsyncLeader", "AsyncWaiter", "FairLock"]
 
-
-# A thread that ends tells nobody, nor does a place that Ctrl-C took out of the line. So those who
-# wait look now and then.
+# Waiters poll, as neither a thread that ends nor a place that Ctrl-C removed notifies them.
 LOOK_EVERY_S = 0.05
 
-# The thread goes when so long no task has waited: a new one takes a tenth of a millisecond.
+# The thread ends after this time without tasks: starting a new one takes a tenth of a millisecond.
 _LINGER_S = 0.2
 
-# It has nothing more to do than to find out.
+# A thread that is told to stop only has to notice it.
 _PATIENCE_S = 1.0
 
 
 class _Place:
-    """A place in the line; its user's frame drops it, whatever ends the frame."""
+    """A place in line, kept alive only by its user's frame and so dropped however that ends."""
 
     __slots__ = ("__weakref__", "news", "thread_id")
 
@@ -37,39 +35,35 @@ class _Place:
         self.news: SimpleQueue[None] = SimpleQueue()
 
     def wait(self) -> None:
-        """Until something may have changed."""
+        """Wait until something may have changed."""
         with suppress(Empty):
             self.news.get(timeout=LOOK_EVERY_S)
 
 
 class FairLock:
-    """Held by one thread at a time, the first in the line.
+    """A lock that threads get in the order in which they ask for it.
 
-    A `threading.Lock` may go to the thread that has just released it again and again. Two models
-    that decode side by side would then not take turns. And Ctrl-C may come between any two lines:
-    this lock belongs to a frame, and is free when the frame is gone.
+    A `threading.Lock` may go again and again to the thread that has just released it, so that two
+    models that decode side by side would not take turns. And Ctrl-C may come between any two lines:
+    this lock belongs to a frame and is free when the frame is gone.
     """
 
     def __init__(
         self, reentered: str = "a step was started from inside another step of the same weights"
     ) -> None:
-        """Nobody holds it.
-
-        Args:
-            reentered: what a thread is told that asks for it while it holds it.
-        """
+        """Start unlocked; `reentered` is the error message for a thread that holds it already."""
         self._reentered = reentered
         self._guard = threading.Lock()
         self._line: deque[weakref.ref[_Place]] = deque()
 
     @property
     def num_waiting(self) -> int:
-        """Threads that wait while another one holds the lock."""
+        """Number of threads that wait for the lock."""
         with self._guard:
             return max(0, sum(place() is not None for place in self._line) - 1)
 
     def check_not_held_here(self) -> None:
-        """Refuse to wait for oneself.
+        """Raise an error if this thread would wait for itself.
 
         Raises:
             PowerInferError: this thread holds the lock.
@@ -80,7 +74,7 @@ class FairLock:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Wait for the lock, and hold it until the block ends.
+        """Wait for the lock and hold it until the block ends.
 
         Raises:
             PowerInferError: this thread holds it already.
@@ -90,10 +84,9 @@ class FairLock:
 
     @contextmanager
     def held_until(self, is_done: Callable[[], bool]) -> Iterator[bool]:
-        """Wait for the lock or until nothing is left to be done; yields whether it is held.
+        """Wait for the lock or until `is_done`; yield whether the lock is held.
 
-        Args:
-            is_done: asked whenever others release the lock or call `tell`.
+        `is_done` is checked whenever others release the lock or call `notify`.
 
         Raises:
             PowerInferError: this thread holds it already.
@@ -113,7 +106,7 @@ class FairLock:
             self._leave(place)
 
     def notify(self) -> None:
-        """Have all who wait look whether something is left for them to be done."""
+        """Wake all waiters, so that they check whether they are done."""
         with self._guard:
             places = [place() for place in self._line]
         for place in places:
@@ -138,12 +131,12 @@ class FairLock:
 
 
 class AsyncWaiter:
-    """A task that waits.
+    """A waiting asyncio task.
 
     Attributes:
-        is_done: whether it need not wait any more.
-        wait: computes until something is done; of the model.
-        error: what computing for it raised.
+        is_done: tells whether it need not wait any more.
+        wait: computes until a condition holds; a method of the engine.
+        error: the exception of computing for it.
     """
 
     def __init__(
@@ -153,13 +146,13 @@ class AsyncWaiter:
         loop: "AbstractEventLoop",
         news: "Event",
     ) -> None:
-        """Of the running task.
+        """Describe the running task.
 
         Args:
             is_done: see the class.
             wait: see the class.
-            loop: of the task.
-            news: set when the task should look again.
+            loop: event loop of the task.
+            news: event to set when the task should check `is_done`.
         """
         self.is_done = is_done
         self.wait = wait
@@ -174,10 +167,9 @@ class AsyncWaiter:
 
 
 class AsyncLeader:
-    """One thread that waits for all tasks, as long as some wait."""
+    """A thread that computes for asyncio tasks while some wait."""
 
     def __init__(self) -> None:
-        """Nobody waits."""
         self._lock = threading.Lock()
         self._waiters: tuple[AsyncWaiter, ...] = ()
         self._is_running = False
@@ -186,7 +178,7 @@ class AsyncLeader:
         self._news: SimpleQueue[None] = SimpleQueue()
 
     def add(self, waiter: AsyncWaiter) -> None:
-        """Compute until it is done or removed."""
+        """Compute for a task until it is done or removed."""
         with self._lock:
             self._waiters += (waiter,)
             is_first, self._is_running = not self._is_running, True
@@ -197,12 +189,12 @@ class AsyncLeader:
             self._news.put(None)
 
     def remove(self, waiter: AsyncWaiter) -> None:
-        """Compute for it no more."""
+        """Stop computing for a task."""
         with self._lock:
             self._waiters = tuple(each for each in self._waiters if each is not waiter)
 
     def stop(self) -> None:
-        """Wait until the thread is gone, of a model for which nobody can wait any more."""
+        """Stop the thread and wait for its end; nobody may wait any more."""
         self._linger_s = 0.0
         self._news.put(None)
         thread = self._thread
@@ -210,7 +202,7 @@ class AsyncLeader:
             thread.join(_PATIENCE_S)
 
     def notify(self) -> None:
-        """Wake the tasks that need not wait any more."""
+        """Wake the tasks that are done."""
         for waiter in self._waiters:
             if waiter.is_done():
                 waiter.notify()
