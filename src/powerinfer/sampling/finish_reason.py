@@ -1,4 +1,4 @@
-"""Why a generation ended."""
+"""Reasons for the end of a generation."""
 
 from enum import StrEnum
 
@@ -6,7 +6,7 @@ __all__ = ["FinishReason"]
 
 
 class FinishReason(StrEnum):
-    """Why a generation ended.
+    """Reason for the end of a generation.
 
     STOP: the model chose a token that ends the generation, or a stop string appeared.
     LENGTH: `max_tokens` were generated, or the context was full.

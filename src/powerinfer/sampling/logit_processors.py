@@ -1,4 +1,4 @@
-"""What changes logits before tokens are filtered: bias, bans, penalties, functions, a form."""
+"""Changes of logits before tokens are filtered: bias, bans, penalties, functions, a form."""
 
 from collections.abc import Collection, Sequence
 from typing import Protocol
@@ -14,9 +14,9 @@ __all__ = ["Form", "LogitChanges", "check_biased_ids"]
 
 
 class Form(Protocol):
-    """What a text must follow; see `powerinfer.sampling.grammar.constraint.Constraint`."""
+    """A form that a text must follow, see `powerinfer.sampling.grammar.constraint.Constraint`."""
 
-    # How far the text has come, to go back to it.
+    # Position in the form, for going back to it.
     state: object
 
     @property
@@ -25,33 +25,25 @@ class Form(Protocol):
         ...
 
     def mask(self, logits: FloatArray) -> FloatArray:
-        """A copy of logits with minus infinity for tokens that cannot come next."""
+        """Return a copy of logits with minus infinity for tokens that cannot come next."""
         ...
 
     def accept(self, token_id: int) -> None:
-        """Go on by a token."""
+        """Advance by a token."""
         ...
 
 
 class LogitChanges:
-    """The changes that sampling parameters ask for, in llama.cpp's order, processors after others.
-
-    The form comes last.
+    """Changes that sampling parameters ask for, in llama.cpp's order, then processors and form.
 
     Attributes:
-        is_empty: nothing is ever changed.
+        is_empty: there is nothing to change.
     """
 
     def __init__(
         self, params: SamplingParams, banned_ids: Collection[int] = (), form: Form | None = None
     ) -> None:
-        """Prepare them.
-
-        Args:
-            params: sampling parameters.
-            banned_ids: token ids that are never chosen, whatever a processor returns.
-            form: of the text; None if any text will do.
-        """
+        """Prepare; `banned_ids` are never chosen, whatever a processor returns."""
         self._form = form
         bias = params.logit_bias or {}
         self._biased = np.array(list(bias), dtype=np.intp)
@@ -68,11 +60,11 @@ class LogitChanges:
         self.is_empty = form is None and not self._changes_numbers
 
     def apply(self, logits: FloatArray, token_ids: Sequence[int]) -> FloatArray:
-        """The changed logits; the array itself where nothing is changed.
+        """Return changed logits, or the same array if there is nothing to change.
 
         Args:
             logits: f32[vocab_size], finite; not changed.
-            token_ids: of the sequence so far; the penalties see the last `repeat_last_n`.
+            token_ids: tokens so far; the penalties see the last `repeat_last_n`.
 
         Raises:
             PromptError: a processor returned something unusable, or no token is left to choose.
@@ -83,13 +75,13 @@ class LogitChanges:
         changed = self._form.mask(changed)
         if np.isneginf(changed.max()):
             raise PromptError(
-                "no token is left to choose: what the form of the text allows is banned",
+                "no token is left to choose: every token that the form allows is banned",
                 remedy="ban fewer with {logit_bias}, {logits_processors} or {ignore_eos}",
             )
         return changed
 
     def _apply_named(self, logits: FloatArray, token_ids: Sequence[int]) -> FloatArray:
-        """What changes without a form."""
+        """Apply all changes but the form."""
         if not self._changes_numbers:
             return logits
         logits = logits.copy()
@@ -101,7 +93,7 @@ class LogitChanges:
             logits = _processed(logits, token_ids, processor)
         if self._processors:
             logits[self._banned] = -np.inf
-        # Without processors only tokens that are named can be banned.
+        # Without processors, only tokens named by id can be banned.
         num_named = len(self._biased) + len(self._banned)
         if (self._processors or num_named >= len(logits)) and np.isneginf(logits.max()):
             raise PromptError(
@@ -115,7 +107,7 @@ def check_biased_ids(params: SamplingParams, vocab_size: int) -> None:
     """Check that the vocabulary has the tokens of `logit_bias`.
 
     Raises:
-        PromptError: it lacks one.
+        PromptError: a token is missing.
     """
     highest = max(params.logit_bias or (), default=0)
     if highest >= vocab_size:
@@ -137,9 +129,9 @@ def _penalise(logits: FloatArray, recent_ids: Sequence[int], params: SamplingPar
 def _processed(
     logits: FloatArray, token_ids: Sequence[int], processor: LogitsProcessor
 ) -> FloatArray:
-    """What a caller's function makes of the logits, checked; it may change those it is given."""
+    """Call a caller's function and check its result."""
     shape = logits.shape
-    # Copies: what it keeps and changes later is its own affair.
+    # Copies, as it may keep and change its arguments and its result.
     result: object = processor(list(token_ids), logits.copy())
     problem = _problem(result, shape)
     if problem or not isinstance(result, np.ndarray):
@@ -149,7 +141,7 @@ def _processed(
 
 
 def _problem(result: object, shape: tuple[int, ...]) -> str:
-    """What is wrong with a processor's result; empty if nothing is."""
+    """Describe what is wrong with a processor's result; empty if nothing is."""
     wanted = f"float32[{shape[0]}]"
     if not isinstance(result, np.ndarray):
         return f"{type(result).__name__} instead of an array {wanted}"
@@ -165,5 +157,5 @@ def _problem(result: object, shape: tuple[int, ...]) -> str:
 
 
 def _name(processor: object) -> str:
-    """What a caller calls a function."""
+    """Name of a function in messages."""
     return str(getattr(processor, "__qualname__", None) or type(processor).__qualname__)

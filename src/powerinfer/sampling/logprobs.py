@@ -1,8 +1,8 @@
 """Log probabilities of tokens under the model's own distribution, from its logits.
 
-"Own" means the softmax of the logits as the model gave them: before bias, penalties, processors,
-temperature and filters. Natural logarithms; the largest logit is subtracted first, so that nothing
-overflows.
+The model's own distribution is the softmax of its logits before bias, penalties, processors,
+temperature and filters. Logarithms are natural; the largest logit is subtracted first, so that
+nothing overflows.
 """
 
 from collections.abc import Callable
@@ -16,15 +16,15 @@ __all__ = ["TokenLogprob", "logprob_of", "token_logprob"]
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """How likely the model found a token in its place.
+    """Log probability of a token at its position.
 
     Attributes:
-        token_id: of the token.
+        token_id: id of the token.
         text: its piece of text; U+FFFD stands for a part of a character.
         logprob: natural logarithm of its probability.
-        top: (token id, log probability) of the likeliest tokens in this place, likeliest first,
-            lower id first among equals; as many as were asked for, so the token itself may not be
-            among them.
+        top: (token id, log probability) of the likeliest tokens at this position, likeliest first,
+            lower id first among equals; as many as were asked for, so the token itself may be
+            missing.
     """
 
     token_id: int
@@ -34,7 +34,7 @@ class TokenLogprob:
 
 
 def logprob_of(row: FloatArray, token_id: int) -> float:
-    """Log probability of a token, from finite logits f32[vocab_size]."""
+    """Return the log probability of a token from finite logits f32[vocab_size]."""
     return float(row[token_id]) - Softmax(row).log_sum
 
 
@@ -45,14 +45,14 @@ def token_logprob(
     piece: Callable[[int], str],
     softmax: Softmax | None = None,
 ) -> TokenLogprob:
-    """The log probabilities in the place of one token.
+    """Compute the log probabilities at the position of one token.
 
     Args:
         row: finite logits f32[vocab_size] of the model.
-        token_id: the token that was chosen.
-        num_top: how many of the likeliest tokens to list.
-        piece: text of a token.
-        softmax: of the row, where the sampler has it already (`Sampler.softmax`).
+        token_id: the chosen token.
+        num_top: number of likeliest tokens to list.
+        piece: function that returns the text of a token.
+        softmax: softmax of the row, if the sampler has computed it (`Sampler.softmax`).
     """
     total = (softmax or Softmax(row)).log_sum
     ids = largest(row, num_top) if num_top else ()

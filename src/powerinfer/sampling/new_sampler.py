@@ -1,4 +1,4 @@
-"""The sampler of one text, with what its sampling parameters need of the tokenizer."""
+"""Construction of the sampler of one text."""
 
 from collections.abc import Sequence
 
@@ -10,15 +10,10 @@ __all__ = ["new_sampler"]
 
 
 def new_sampler(tokenizer: Tokenizer, params: SamplingParams, prompt_ids: Sequence[int]) -> Sampler:
-    """Make a sampler.
-
-    Args:
-        tokenizer: of the model.
-        params: sampling parameters.
-        prompt_ids: what the text continues.
+    """Make the sampler of a text that continues a prompt.
 
     Raises:
-        PromptError: the text cannot be kept to the form that was asked for.
+        PromptError: the requested form cannot be enforced.
     """
     banned_ids = tokenizer.eog_ids if params.ignore_eos else ()
     if not params.has_form:

@@ -1,8 +1,8 @@
-"""Logits to the next token id, in the order users of llama.cpp expect.
+"""Choice of the next token from logits, in the order that users of llama.cpp expect.
 
 Bias -> penalties -> processors -> form -> top-k -> top-p -> min-p -> temperature -> draw. Top-k
-sorts its candidates likeliest first, lower id first among equals; without it they stay in the order
-of their ids. So a seed gives the same text everywhere.
+sorts its candidates likeliest first, lower id first among equals; otherwise they stay in the order
+of their ids, so that a seed gives the same text everywhere.
 """
 
 import math
@@ -29,27 +29,26 @@ __all__ = [
     "place_of_share",
 ]
 
-
 Ids = npt.NDArray[np.intp]
 Sums = npt.NDArray[np.float64]
-# Weights are added up in groups of as many.
+# Weights are added up in groups of this size.
 _SUM_GROUP = 512
-# Logits are compared in as many groups as this when the largest few are looked for.
+# The search for the largest few logits compares groups of this size.
 _GROUP_SIZE = 64
-# Weights are rounded; a bound from which candidates are taken is lower by more than that.
+# Weights are rounded; the lower bound of candidates allows for more than that.
 _ROUNDED = 0.999
-# From this part of the vocabulary on, picking tokens costs more than computing with all.
+# Picking more than this part (1 / _MANY) of the vocabulary costs more than computing with all.
 _MANY = 4
 
 
 class Softmax:
-    """The softmax of a row; each part is computed when it is first asked for.
+    """Softmax of a row, each part computed on first use.
 
-    Exponentials are f32, their sums in a group of 512 f32 too, and the sums of groups f64. Groups
-    are fixed ranges of token ids, so that nothing depends on anything but the row.
+    Exponentials and their sums within groups of 512 are f32, the sums of groups f64. Groups are
+    fixed ranges of token ids, so that results depend on nothing but the row.
 
     Attributes:
-        row: f32[vocab_size]; minus infinity for tokens that cannot be. It must not change.
+        row: f32[vocab_size], minus infinity for impossible tokens; must not change.
     """
 
     def __init__(self, row: FloatArray) -> None:
@@ -80,9 +79,9 @@ class Sampler:
     """Draws token ids for one sequence.
 
     Attributes:
-        params: what was asked for.
-        seed: the seed really used, drawn at random where `params.seed` is None.
-        softmax: the model's own, of the last logits; for log probabilities.
+        params: sampling parameters.
+        seed: seed in use, drawn at random if `params.seed` is None.
+        softmax: softmax of the model's own last logits, for log probabilities.
     """
 
     softmax: Softmax
@@ -90,13 +89,7 @@ class Sampler:
     def __init__(
         self, params: SamplingParams, banned_ids: Collection[int] = (), form: Form | None = None
     ) -> None:
-        """Make a sampler.
-
-        Args:
-            params: sampling parameters.
-            banned_ids: token ids that are never chosen.
-            form: what the text must follow (`powerinfer.sampling.grammar.constraint.Constraint`).
-        """
+        """Make a sampler that never chooses `banned_ids` and follows `form`."""
         self.params = params
         self.seed = secrets.randbits(32) if params.seed is None else params.seed
         self._random = np.random.Generator(np.random.PCG64(self.seed))
@@ -106,12 +99,12 @@ class Sampler:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the text has its form and nothing can follow: it ends, without another token."""
+        """Whether the form is complete and nothing can follow, so that the text ends here."""
         return self._form is not None and self._form.is_complete
 
     @property
     def state(self) -> "SamplerState":
-        """What decides later draws, to go back to it."""
+        """State that decides later draws, for restoring it."""
         draws = None if self._is_greedy else self._random.bit_generator.state
         return SamplerState(draws, None if self._form is None else self._form.state)
 
@@ -126,8 +119,8 @@ class Sampler:
         """Choose the next token.
 
         Args:
-            logits: f32[vocab_size]; not changed, neither here nor by the caller until the next.
-            recent_ids: token ids of the sequence so far; the last `repeat_last_n` are penalised.
+            logits: f32[vocab_size]; neither this nor the caller changes it before the next call.
+            recent_ids: token ids so far; the last `repeat_last_n` are penalised.
 
         Raises:
             NumericsError: a logit is NaN or infinite.
@@ -170,15 +163,15 @@ class Sampler:
         if self.params.min_p > 0:
             is_kept = values >= best + np.log(self.params.min_p)
             ids, values = ids[is_kept], values[is_kept]
-        # Of a very small temperature the quotients may be minus infinity, whose weight is 0.
+        # With a very small temperature, quotients may be minus infinity, whose weight is 0.
         with np.errstate(over="ignore"):
             total = np.cumsum(np.exp((values - best) / self.params.temperature))
         drawn = np.searchsorted(total, self._random.random() * total[-1], side="right")
-        # A share just below 1 may round up to the total, behind which there are only banned tokens.
+        # A share just below 1 may round up to the total, after which there are only banned tokens.
         return int(ids[min(drawn, np.searchsorted(total, total[-1], side="left"))])
 
     def _kept(self, softmax: Softmax) -> BoolArray | None:
-        """Which tokens top-p and min-p keep of all; None if they are not asked for."""
+        """Return a mask of the tokens that top-p and min-p keep; None without both."""
         top_p, min_p = self.params.top_p, self.params.min_p
         if top_p < 1:
             return _nucleus_of_all(softmax, min_p, top_p)
@@ -188,25 +181,19 @@ class Sampler:
 
 
 class SamplerState(NamedTuple):
-    """Where a sampler stands.
-
-    Attributes:
-        draws: state of the random generator; None if nothing is drawn.
-        form: state of the form; None if there is none.
-    """
+    """State of the random generator (None if nothing is drawn) and of the form, if any."""
 
     draws: Mapping[str, object] | None
     form: object
 
 
 def check_finite(logits: FloatArray, highest: float | None = None) -> None:
-    """Raise NumericsError if a logit is NaN or infinite; tells how many.
+    """Check logits of any shape, whose `highest` may be known already.
 
-    Args:
-        logits: any shape.
-        highest: the largest of them, if it is known already; NaN if one is.
+    Raises:
+        NumericsError: some are NaN or infinite; says how many.
     """
-    # NaN passes through both.
+    # NaN passes through both max and min.
     high = logits.max() if highest is None else highest
     if np.isfinite(high) and np.isfinite(logits.min()):
         return
@@ -215,7 +202,7 @@ def check_finite(logits: FloatArray, highest: float | None = None) -> None:
 
 
 def largest(logits: FloatArray, count: int) -> Ids:
-    """Ids of the `count` largest logits, largest first, lower id first among equals."""
+    """Return the ids of the `count` largest logits, largest first, lower id first among equals."""
     if count == 1:
         return np.array([logits.argmax()])
     if count >= len(logits):
@@ -226,17 +213,17 @@ def largest(logits: FloatArray, count: int) -> Ids:
 
 
 def _lower_bound(logits: FloatArray, count: int) -> float:
-    """A number that `count` logits or somewhat more reach."""
+    """Return a number that `count` logits or somewhat more reach."""
     num_groups = len(logits) // _GROUP_SIZE
     if count >= num_groups:
         return float(np.partition(logits, len(logits) - count)[len(logits) - count])
-    # As many groups have a largest logit that reaches it, which takes one pass over the logits.
+    # The largest logits of `count` groups reach it, which takes one pass over the logits.
     grouped = logits[: num_groups * _GROUP_SIZE].reshape(_GROUP_SIZE, num_groups)
     return float(np.partition(grouped.max(axis=0), num_groups - count)[num_groups - count])
 
 
 def _nucleus(values: FloatArray, top_p: float) -> int:
-    """How many of the values, largest first, reach `top_p` of them all."""
+    """Return how many of the values, largest first, reach `top_p` of the total."""
     if top_p >= 1:
         return len(values)
     sums = np.cumsum(np.exp(values.astype(np.float64) - float(values[0])))
@@ -244,16 +231,12 @@ def _nucleus(values: FloatArray, top_p: float) -> int:
 
 
 def _nucleus_of_all(softmax: Softmax, min_p: float, top_p: float) -> BoolArray:
-    """Which tokens are the likeliest that together reach `top_p` of all.
+    """Return a mask of the likeliest tokens that together reach `top_p`, below 1, of the total.
 
-    Args:
-        softmax: of all tokens.
-        min_p: tokens less likely than this times the likeliest are left out, but count in what is
-            to be reached.
-        top_p: below 1.
+    Tokens less likely than `min_p` times the likeliest are left out, but count in the total.
     """
     weights, total = softmax.weights, softmax.total
-    # All tokens below this are together less than what the nucleus leaves out.
+    # All tokens below this weigh less together than the nucleus leaves out.
     nothing = (1 - top_p) * total / len(weights) * _ROUNDED
     is_candidate = weights >= np.float32(max(min_p, nothing))
     is_few = np.count_nonzero(is_candidate) < len(weights) // _MANY
@@ -269,10 +252,10 @@ def _nucleus_of_all(softmax: Softmax, min_p: float, top_p: float) -> BoolArray:
 
 
 def exponentials(logits: FloatArray, highest: float, temperature: float = 1) -> FloatArray:
-    """f32 exp((logit - highest) / temperature)."""
+    """Compute f32 exp((logit - highest) / temperature)."""
     weights: FloatArray = logits - np.float32(highest)
     if temperature != 1:
-        # Beyond these limits all logits are alike or all but the largest are nothing in f32.
+        # Beyond these limits all weights are equal, or all but the largest are 0 in f32.
         with np.errstate(over="ignore"):
             weights /= np.float32(min(max(temperature, 1e-30), 1e30))
     np.exp(weights, out=weights)
@@ -280,7 +263,7 @@ def exponentials(logits: FloatArray, highest: float, temperature: float = 1) -> 
 
 
 def group_sums(weights: FloatArray) -> Sums:
-    """f64 sums of the groups of f32 weights."""
+    """Return f64 sums of the groups of f32 weights."""
     num_whole = len(weights) // _SUM_GROUP
     end = num_whole * _SUM_GROUP
     sums = np.empty(num_whole + 1, np.float64)
@@ -290,22 +273,17 @@ def group_sums(weights: FloatArray) -> Sums:
 
 
 def draw(weights: FloatArray, share: float) -> int:
-    """The place among f32 weights that holds a share of their sum; never one of weight 0.
-
-    Args:
-        weights: not all 0.
-        share: from 0 to 1.
-    """
+    """Return the index among f32 weights at a share (0 to 1) of their sum; never of weight 0."""
     sums = np.cumsum(group_sums(weights))
     wanted = share * sums[-1]
-    group = _behind(sums, wanted)
+    group = _first_above(sums, wanted)
     begin = group * _SUM_GROUP
     inner = np.cumsum(weights[begin : begin + _SUM_GROUP], dtype=np.float64)
-    return begin + _behind(inner, wanted - (sums[group - 1] if group else 0))
+    return begin + _first_above(inner, wanted - (sums[group - 1] if group else 0))
 
 
 def place_of_share(weights: FloatArray, wanted: float) -> int | None:
-    """The first place up to which f32 weights add up to `wanted`; None if all together do not."""
+    """Return the first index up to which f32 weights add up to `wanted`; None if they do not."""
     sums = np.cumsum(group_sums(weights))
     if sums[-1] < wanted:
         return None
@@ -316,10 +294,10 @@ def place_of_share(weights: FloatArray, wanted: float) -> int | None:
     return begin + min(int(np.searchsorted(inner, rest, side="left")), len(inner) - 1)
 
 
-def _behind(sums: Sums, wanted: float) -> int:
-    """The first place whose sum is above `wanted`.
+def _first_above(sums: Sums, wanted: float) -> int:
+    """Return the first index whose sum exceeds `wanted`, at most the last that adds anything.
 
-    A sum may be rounded to below it, so at most the last place that adds anything.
+    The sums may be rounded to below `wanted`.
     """
     found = int(np.searchsorted(sums, wanted, side="right"))
     return min(found, int(np.searchsorted(sums, sums[-1], side="left")))

@@ -16,7 +16,7 @@ __all__ = ["FORMS", "LogitsProcessor", "SamplingParams"]
 
 
 class LogitsProcessor(Protocol):
-    """A function that changes logits."""
+    """Function that changes logits."""
 
     # FloatArray is quoted, because importing numpy would slow `--help` down.
     def __call__(self, token_ids: Sequence[int], logits: "FloatArray", /) -> "FloatArray":

@@ -1,6 +1,6 @@
-"""Finds stop strings in streamed text, even if they are spread over several pieces.
+"""Search for stop strings in streamed text, also across pieces.
 
-It holds back text that could still become a stop string, so no part of one is ever shown.
+Text that could still become a stop string is held back, so that no part of one is ever shown.
 """
 
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ __all__ = ["StopMatcher"]
 
 
 class StopMatcher:
-    """Cuts a stream of text at the first stop string; where it was split does not matter.
+    """Cuts a stream of text at the first stop string, however the text is split.
 
-    The stop string that ends first wins; among those that end at the same character the longest.
+    The stop string that ends first wins, and the longest of those that end at the same character.
 
     Attributes:
-        found: the stop string that the text ran into; None until then.
+        found: the stop string that was found; None until then.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -26,12 +26,12 @@ class StopMatcher:
 
     @property
     def is_stopped(self) -> bool:
-        """A stop string was found."""
+        """Whether a stop string was found."""
         return self.found is not None
 
     @property
     def state(self) -> tuple[str, str | None]:
-        """What it remembers, to go back to it later."""
+        """Text held back and stop string found, for restoring them."""
         return self._held, self.found
 
     @state.setter
@@ -39,10 +39,7 @@ class StopMatcher:
         self._held, self.found = kept
 
     def push(self, text: str) -> str:
-        """Take the next piece and return the text that is now certain to be kept.
-
-        After a stop string was found, `is_stopped` is true and nothing more is returned.
-        """
+        """Take the next piece; return the text that is now certain, nothing after a stop string."""
         if self.is_stopped:
             return ""
         if not self._stops:
@@ -58,19 +55,19 @@ class StopMatcher:
         return buffer[:keep]
 
     def finish(self) -> str:
-        """Return what was held back, at the end of the text."""
+        """Return the text held back, at the end of the text."""
         held, self._held = self._held, ""
         return held
 
     def _find(self, buffer: str) -> tuple[int, int] | None:
-        """Where the first stop string ends and begins, or None."""
+        """Return end and beginning of the first stop string, or None."""
         found = [
             (start + len(stop), start) for stop in self._stops if (start := buffer.find(stop)) >= 0
         ]
         return min(found) if found else None
 
     def _held_length(self, buffer: str) -> int:
-        """Length of the longest end of `buffer` that begins a stop string."""
+        """Return the length of the longest end of `buffer` that begins a stop string."""
         for length in range(min(self._longest - 1, len(buffer)), 0, -1):
             end = buffer[-length:]
             if any(stop.startswith(end) for stop in self._stops):

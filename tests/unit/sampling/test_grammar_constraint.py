@@ -191,7 +191,7 @@ def test_what_the_form_allows_may_be_banned_otherwise() -> None:
     tokenizer = small_tokenizer("byte level")
     (a,) = tokenizer.encode_inside("a")
     params = SamplingParams(regex="a", logit_bias={a: -np.inf}, temperature=0)
-    with pytest.raises(PromptError, match="no token is left to choose: what the form"):
+    with pytest.raises(PromptError, match="no token is left to choose: every token that the form"):
         new_sampler(tokenizer, params, [0]).sample(np.zeros(tokenizer.vocab_size, np.float32))
 
 

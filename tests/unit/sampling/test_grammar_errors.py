@@ -119,7 +119,7 @@ def test_expressions_that_cannot_be_enforced(regex: str, reason: str) -> None:
     [
         ("", "no rule named root"),
         ('start ::= "a"', "no rule named root"),
-        ("root ::= b", "no rule named b, which rule root asks for"),
+        ("root ::= b", "no rule named b, which rule root refers to"),
         ('root ::= "a"\nroot ::= "b"', "line 2, column 5: rule root is defined a second time"),
         ('root ::= "a', 'line 1, column 12: expected the " that ends the text'),
         ('root ::= "a\n"', 'expected the " that ends'),

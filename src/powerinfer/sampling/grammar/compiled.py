@@ -1,6 +1,6 @@
-"""Compiled forms: one for each text, or for the texts of one request.
+"""Compilation of forms, shared by the texts of one request.
 
-Compiling may take a second, so whoever must not wait makes constraints in another thread.
+Compiling may take a second, so callers that must not wait make constraints in another thread.
 """
 
 import re
@@ -19,23 +19,23 @@ from powerinfer.sampling.sampling_params import SamplingParams
 
 __all__ = ["check_form", "new_matcher", "why_not"]
 
-# Forms whose requests have more texts to come.
+# Compiled forms kept for later texts of their requests.
 _MOST_SHARED = 16
 _LONGEST_REASON = 300
-# A level takes up to 8 KiB, and a source of 64 KiB has some thousand; untouched pages cost nothing.
+# A level takes up to 8 KiB, and 64 KiB of source have some thousands; untouched pages cost nothing.
 _STACK_BYTES = 256 << 20
 
 _lock = threading.Lock()
-# By source: the compiled form at the beginning of a text, and for how many more texts.
+# By source: the compiled form at the beginning of a text, and the number of texts left.
 _Shared = OrderedDict[str, tuple[LLMatcher, int]]
 _shared: WeakKeyDictionary[GrammarVocabulary, _Shared] = WeakKeyDictionary()
 
 
 def new_matcher(vocabulary: GrammarVocabulary, params: SamplingParams) -> LLMatcher | None:
-    """The compiled form for one text; None if any text will do.
+    """Compile the form of one text; None if there is no form.
 
-    The `n` texts of a request share what its lexer finds out, and the limits on that. Requests do
-    not: many of them would reach the limits.
+    The `n` texts of a request share the lexer's states, and the limits on them. Requests do not
+    share them: many would reach the limits.
 
     Raises:
         PromptError: the form is not valid, costs too much, or cannot be enforced.
@@ -59,13 +59,13 @@ def new_matcher(vocabulary: GrammarVocabulary, params: SamplingParams) -> LLMatc
 
 
 def check_form(params: SamplingParams) -> None:
-    """Refuse a form that no vocabulary makes valid, before a model is loaded.
+    """Check a form before a model is loaded, as far as that is possible without a vocabulary.
 
     Raises:
-        PromptError: as `new_matcher`, which may find more.
+        PromptError: as for `new_matcher`, which may find more.
     """
     found = form_source(params)
-    # Grammars may name tokens, which only a vocabulary knows; ours are parsed by now.
+    # Grammars may name tokens, which only a vocabulary knows; GBNF has been parsed by now.
     if found is None or params.grammar is not None:
         return
     what, source = found
@@ -80,7 +80,7 @@ def check_form(params: SamplingParams) -> None:
 
 
 def why_not(matcher: LLMatcher) -> str:
-    """The reason why a form cannot be followed, as one line without control characters."""
+    """Return the reason why a form cannot be followed, as one line of printable characters."""
     return _one_line(matcher.get_error() or str(matcher.stop_reason()))
 
 
@@ -97,7 +97,7 @@ def _compile(vocabulary: GrammarVocabulary, what: str, source: str) -> LLMatcher
     def compile_it() -> None:
         try:
             matcher = LLMatcher(vocabulary.tree, source, log_level=0, limits=parser_limits())
-            # The first step does what was put off, and notices what no token can begin.
+            # The first step does deferred work, and notices forms that no token can begin.
             if not matcher.is_error():
                 matcher.compute_bitmask()
             made.append(matcher)
@@ -112,10 +112,9 @@ def _compile(vocabulary: GrammarVocabulary, what: str, source: str) -> LLMatcher
 
 
 def _in_large_stack(work: Callable[[], None]) -> None:
-    """Run a function in a thread whose stack has room for it.
+    """Run a function in a thread with a large stack.
 
-    llguidance goes down a level for each of a chain of rules or references, and a stack that is
-    too small ends the process.
+    llguidance recurses along chains of rules or references, and a stack overflow ends the process.
     """
     thread = threading.Thread(target=work, name="powerinfer-grammar", daemon=True)
     with _lock:

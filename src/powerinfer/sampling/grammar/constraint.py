@@ -1,4 +1,4 @@
-"""Keeping one text to the form it must follow: which tokens may come next."""
+"""Constraint of one text to its form: the tokens that may come next."""
 
 from functools import cache
 from typing import cast
@@ -20,10 +20,7 @@ _State = tuple[int, FirstSpace | None, _Bytes | None, bool]
 
 
 class Constraint:
-    """The form of one text, as far as the text has come.
-
-    The form sees the text alone, never the prompt.
-    """
+    """Form of one text and the position in it; applies to the text only, never to the prompt."""
 
     def __init__(
         self, tokenizer: Tokenizer, params: SamplingParams, *, begins_text: bool = False
@@ -31,10 +28,10 @@ class Constraint:
         """Compile the form, which may take a second.
 
         Args:
-            tokenizer: of the model.
-            params: with a form.
-            begins_text: nothing but special tokens stands before the text, so that a vocabulary
-                may drop its first space.
+            tokenizer: tokenizer of the model.
+            params: sampling parameters with a form.
+            begins_text: only special tokens precede the text, so that a vocabulary may drop its
+                first space.
 
         Raises:
             PromptError: there is no form, or it cannot be enforced.
@@ -56,7 +53,7 @@ class Constraint:
 
     @property
     def state(self) -> object:
-        """How far the text has come, to go back to it."""
+        """Position in the form, for going back to it."""
         return len(self._consumed), self._first_space, self._bits, self._is_complete
 
     @state.setter
@@ -68,7 +65,7 @@ class Constraint:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing but the end can follow: the text is over, whatever the model wants."""
+        """Whether only the end can follow, so that the text ends whatever the model wants."""
         return self._is_complete
 
     def mask(self, logits: FloatArray) -> FloatArray:
@@ -78,7 +75,7 @@ class Constraint:
             logits: f32[vocab_size]; not changed.
 
         Returns:
-            A copy with minus infinity for banned tokens; ends are allowed where the form allows
+            A copy with minus infinity for banned tokens; end tokens are allowed if the form allows
             the text to end.
 
         Raises:
@@ -95,7 +92,7 @@ class Constraint:
         return masked
 
     def accept(self, token_id: int) -> None:
-        """Go on by a token that `mask` allowed.
+        """Advance by a token that `mask` allowed.
 
         Raises:
             PromptError: the form has become too complex, or does not allow the token.
@@ -109,14 +106,14 @@ class Constraint:
             self._first_space = None
         self._bits = None
         if consumed is not None:
-            # Consumed and noted in one, for Ctrl-C comes between two instructions.
+            # Consume and note in one call, as Ctrl-C comes between two instructions.
             self._consumed.extend(filter(self._matcher.consume_token, (consumed,)))
             if self._matcher.is_error():
                 raise self._error()
         self._look_ahead()
 
     def _look_ahead(self) -> None:
-        """Notice whether something can still follow."""
+        """Determine whether something can still follow."""
         if self._matcher.is_stopped():
             if self._matcher.is_error():
                 raise self._error()
@@ -128,7 +125,7 @@ class Constraint:
             self._is_complete = not bits.any()
 
     def _allowed(self) -> _Bytes:
-        """A bit for each token, the lowest bit of a byte first."""
+        """Return one bit per token, the lowest bit of a byte first."""
         if self._bits is None:
             words = np.empty(self._num_words, np.uint32)
             self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
@@ -145,6 +142,6 @@ class Constraint:
 
 @cache
 def _summands() -> FloatArray:
-    """f32[256, 8]: of each byte what its bits add to eight logits, 0 or minus infinity."""
+    """Return f32[256, 8]: for each byte, the 0 or minus infinity that its bits add to logits."""
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     return np.where(bits, np.float32(0), np.float32(-np.inf)).astype(np.float32)

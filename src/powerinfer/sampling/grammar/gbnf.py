@@ -1,4 +1,4 @@
-"""GBNF, llama.cpp's notation for grammars, in the notation of llguidance."""
+"""Translation of GBNF, llama.cpp's notation for grammars, to that of llguidance."""
 
 from collections.abc import Callable
 
@@ -22,7 +22,7 @@ _EMPTY = '""'
 
 
 def gbnf_to_lark(source: str) -> str:
-    """Translate a grammar; the texts that it allows stay the same.
+    """Translate a grammar, which allows the same texts afterwards.
 
     Raises:
         PromptError: it is not valid, or too large.
@@ -31,7 +31,7 @@ def gbnf_to_lark(source: str) -> str:
         rules = parse_gbnf(source)
         return _Writer(rules, Lexemes(rules)).lark()
     except RecursionError:
-        # Nobody nests rules so deeply by hand.
+        # Nobody nests rules this deeply by hand.
         raise PromptError("the grammar is nested too deeply") from None
 
 
@@ -65,7 +65,7 @@ class _Writer:
         return f"{'T' if self._is_regular(name) else 'r'}{self._numbers[name]}"
 
     def _rule(self, node: Node) -> str:
-        """A node of a rule that is not regular."""
+        """Write a node of a rule that is not regular."""
         if isinstance(node, Ref) or not self._lexemes.is_lexeme(node):
             return self._combined(node, self._rule)
         text = self._regex(node)
@@ -74,11 +74,11 @@ class _Writer:
         return self._lexeme_names.setdefault(text, f"L{len(self._lexeme_names)}")
 
     def _regex(self, node: Node) -> str:
-        """A node of a lexeme."""
+        """Write a node of a lexeme."""
         return f"/{_set(node)}/" if isinstance(node, Chars) else self._combined(node, self._regex)
 
     def _combined(self, node: Node, write: Callable[[Node], str]) -> str:
-        """A node whose parts `write` writes."""
+        """Write a node, and its parts with `write`."""
         if isinstance(node, Token):
             return node.text
         if isinstance(node, Ref):
@@ -92,7 +92,7 @@ class _Writer:
 
 
 def _sequence(parts: list[str]) -> str:
-    """Parts one after the other; characters that follow each other are one expression."""
+    """Join parts; adjacent characters become one expression."""
     joined: list[str] = []
     for part in parts:
         if joined and part[0] == part[-1] == joined[-1][0] == joined[-1][-1] == "/":
@@ -113,7 +113,7 @@ def _times(node: Rep) -> str:
 
 
 def _set(node: Chars) -> str:
-    """A set of characters as a regular expression; none of them stands for itself."""
+    """Write a set of characters as a regular expression, with special characters escaped."""
     if node.ranges == ((0, LARGEST_CHARACTER),):
         return "(?s:.)"
     if len(node.ranges) == 1 and node.ranges[0][0] == node.ranges[0][1]:
@@ -122,7 +122,7 @@ def _set(node: Chars) -> str:
 
 
 def _character(code: int) -> str:
-    # The border of a range that lies among the halves of surrogate pairs moves out of them.
+    # Move the border of a range out of the surrogates.
     if 0xD800 <= code < 0xE000:
         code = 0xD7FF
     return chr(code) if chr(code).isascii() and chr(code).isalnum() else f"\\x{{{code:x}}}"

@@ -1,7 +1,7 @@
-"""The automaton that reads all lexemes of a grammar at once.
+"""Automaton that reads all lexemes of a grammar at once.
 
-Characters that no set tells apart are one atom, and a set of characters is an integer with a bit
-for each of its atoms. Counts above one stand for any count: that allows more, and so only makes
+Characters that no set distinguishes are one atom, and a set of characters is an integer with a bit
+for each of its atoms. Counts above one stand for any count, which allows more and so only makes
 `Lexemes` more careful.
 """
 
@@ -13,16 +13,16 @@ from powerinfer.sampling.grammar.gbnf_nodes import Alt, Chars, Node, Ref, Rep, R
 
 __all__ = ["Atoms", "Automaton", "Budget", "atoms_of"]
 
-# Places of automata that are looked at, in all automata of a grammar: some seconds of work.
+# Most places visited in all automata of a grammar: some seconds of work.
 _MOST_WORK = 2_000_000
 _WORK_OF_PLACE = 10
 
 Atoms = Mapping[Node, int]
-"""The atoms of each set of characters."""
+"""Atoms of each set of characters."""
 
 
 class Budget:
-    """The work that a grammar may still cost."""
+    """Work that a grammar may still cost."""
 
     def __init__(self) -> None:
         self._left = _MOST_WORK
@@ -31,7 +31,7 @@ class Budget:
         """Count work.
 
         Raises:
-            PromptError: there is too much.
+            PromptError: the budget is exceeded.
         """
         self._left -= work
         if self._left < 0:
@@ -41,7 +41,7 @@ class Budget:
 
 
 def atoms_of(sets: Iterable[Chars]) -> Atoms:
-    """The atoms that these sets are made of."""
+    """Divide sets of characters into atoms."""
     sets = list(sets)
     borders = {border for each in sets for low, high in each.ranges for border in (low, high + 1)}
     starts = sorted(borders)
@@ -55,7 +55,7 @@ def atoms_of(sets: Iterable[Chars]) -> Atoms:
 
 
 class Automaton:
-    """Reads the lexemes, and finds those that cannot be told apart in time."""
+    """Reads the lexemes, and finds those that cannot be distinguished in time."""
 
     def __init__(self, rules: Rules, atoms: Atoms, lexemes: Iterable[Node], budget: Budget) -> None:
         """Build it.
@@ -66,7 +66,7 @@ class Automaton:
         self._rules = rules
         self._atoms = atoms
         self._budget = budget
-        # For each place: the places reached without a character, and (atoms, place) with one.
+        # For each place: places reached without a character, and (atoms, place) reached with one.
         self._free: list[list[int]] = []
         self._moves: list[tuple[int, int]] = []
         self._owner: list[Node] = []
@@ -96,7 +96,7 @@ class Automaton:
         return found
 
     def _states(self) -> Iterator[frozenset[int]]:
-        """The places of every state that a text of at least one character leads to."""
+        """Yield the places of every state reached by a text of at least one character."""
         start = self._closure(set(self._starts))
         seen, waiting = {start}, [start]
         while waiting:
@@ -142,7 +142,7 @@ class Automaton:
         return len(self._free) - 1
 
     def _build(self, node: Node, end: int) -> int:
-        """Add a node that `end` follows; return the place before it."""
+        """Add a node before the place `end`; return the place before the node."""
         if isinstance(node, Chars):
             return self._place(move=(self._atoms[node], end))
         if isinstance(node, Ref):

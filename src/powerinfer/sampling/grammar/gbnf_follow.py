@@ -1,4 +1,4 @@
-"""Characters that may follow each part of a grammar."""
+"""Follow sets: the characters that may follow each part of a grammar."""
 
 from powerinfer.sampling.grammar.gbnf_automaton import Atoms
 from powerinfer.sampling.grammar.gbnf_nodes import (
@@ -18,7 +18,7 @@ __all__ = ["follow_sets"]
 
 
 def follow_sets(rules: Rules, atoms: Atoms) -> dict[Node, int]:
-    """The atoms that may follow each node, in all rules that texts need."""
+    """Return the atoms that may follow each node, in all rules that texts need."""
     return _Follow(rules, atoms).of
 
 
@@ -36,11 +36,11 @@ class _Follow:
                 self._visit(rules[name], self._of_rules[name])
             if before == (self._first, self._of_rules):
                 return
-            # Rules lean on earlier or on later ones.
+            # Alternate directions: rules depend on earlier and on later ones.
             names.reverse()
 
     def _begins(self, node: Node) -> tuple[int, bool]:
-        """The atoms that a node may begin with, and whether it may be empty."""
+        """Return the atoms that a node may begin with, and whether it may be empty."""
         if isinstance(node, Chars | Token):
             return self._atoms.get(node, 0), False
         if isinstance(node, Ref):

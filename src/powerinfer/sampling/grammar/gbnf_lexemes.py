@@ -1,13 +1,13 @@
-"""The parts of a grammar that are lexemes: the lexer reads them, not the parser.
+"""Lexemes: the parts of a grammar that the lexer reads instead of the parser.
 
-llguidance's lexer takes the longest match of all lexemes that may stand in a place, and it is what
-makes large vocabularies fast. GBNF knows no lexer. So that texts are the same, a part becomes a
-lexeme only if a longer match never takes away what the grammar needs next: in every state of the
-automaton that reads all lexemes at once, what may follow a lexeme that ends there differs from
-what any other could go on with. Lexemes that break this are divided, at most into characters.
+llguidance's lexer takes the longest match of all lexemes possible at a position, which makes large
+vocabularies fast. GBNF has no lexer. To allow the same texts, a part becomes a lexeme only if a
+longer match never takes away what the grammar needs next: in every state of the automaton that
+reads all lexemes at once, no character may both follow a lexeme that ends there and continue
+another. Lexemes that break this are divided, down to characters if necessary.
 
-llguidance's own `gbnf_to_lark` makes every rule without recursion a lexeme, and so refuses texts
-that the grammar allows. Characters alone would be right, but cost a hundred times more a token.
+llguidance's own `gbnf_to_lark` makes every rule without recursion a lexeme and so refuses texts
+that the grammar allows. Single characters would be right, but cost a hundred times more per token.
 """
 
 from collections.abc import Iterator
@@ -38,14 +38,14 @@ class Lexemes:
     """The lexemes of a grammar.
 
     Attributes:
-        regular: rules that are lexemes or parts of lexemes alone.
+        regular: rules that are lexemes or parts of lexemes only.
     """
 
     def __init__(self, rules: Rules) -> None:
         """Find them.
 
         Raises:
-            PromptError: the grammar is too large for it.
+            PromptError: the grammar is too large.
         """
         if len(rules) > _MOST_RULES:
             raise PromptError(
@@ -71,7 +71,7 @@ class Lexemes:
             self._divided |= conflicting
 
     def is_lexeme(self, node: Node) -> bool:
-        """Whether the lexer reads a node as a whole."""
+        """Tell whether the lexer reads a node as a whole."""
         if node in self._divided or isinstance(node, Token):
             return False
         if isinstance(node, Ref):
@@ -79,7 +79,7 @@ class Lexemes:
         return all(map(self.is_lexeme, children(node)))
 
     def _lexemes(self) -> Iterator[Node]:
-        """The largest nodes that are lexemes, in all rules that are not."""
+        """Yield the largest nodes that are lexemes, in all rules that are not."""
         for name in reached_rules(self._rules):
             if name not in self.regular:
                 yield from self._largest(self._rules[name])
@@ -92,14 +92,14 @@ class Lexemes:
                 yield from self._largest(child)
 
     def _body(self, node: Node) -> Node:
-        """The node that a chain of references ends with."""
+        """Return the node at the end of a chain of references."""
         while isinstance(node, Ref):
             node = self._rules[node.name]
         return node
 
 
 def _inner_first(rules: Rules) -> Iterator[str]:
-    """The rules without recursion, each after those that it refers to."""
+    """Yield the rules without recursion, each after those that it refers to."""
     sorter = TopologicalSorter({name: references(body) for name, body in rules.items()})
     with suppress(CycleError):
         sorter.prepare()

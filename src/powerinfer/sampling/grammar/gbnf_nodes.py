@@ -1,7 +1,4 @@
-"""Nodes of a grammar in GBNF.
-
-They are told apart by identity: the same text in two places is two nodes.
-"""
+"""Nodes of a GBNF grammar, compared by identity: the same text in two places is two nodes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +18,7 @@ __all__ = [
     "references",
 ]
 
-# Code points from the first to the last, in order and apart from each other.
+# First and last code points of ranges, sorted and neither overlapping nor adjacent.
 Ranges = tuple[tuple[int, int], ...]
 
 
@@ -48,21 +45,21 @@ class Ref:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Seq:
-    """One after the other; none of them for the empty text."""
+    """Nodes one after the other; the empty text if there are none."""
 
     items: "tuple[Node, ...]"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Alt:
-    """One of several."""
+    """One of several nodes."""
 
     items: "tuple[Node, ...]"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Rep:
-    """From `low` to `high` times, which is at least 1; None is without limit."""
+    """A node `low` to `high` times; `high` is at least 1, or None for no limit."""
 
     item: "Node"
     low: int
@@ -74,26 +71,26 @@ Rules = dict[str, Node]
 
 
 def children(node: Node) -> tuple[Node, ...]:
-    """The nodes directly in a node."""
+    """Return the direct parts of a node."""
     if isinstance(node, Seq | Alt):
         return node.items
     return (node.item,) if isinstance(node, Rep) else ()
 
 
 def descendants(node: Node) -> Iterator[Node]:
-    """A node and all nodes in it."""
+    """Yield a node and all nodes in it."""
     yield node
     for child in children(node):
         yield from descendants(child)
 
 
 def references(node: Node) -> list[str]:
-    """The names of the rules that a node refers to itself, in order."""
+    """Return the names of the rules that a node itself refers to, in order."""
     return [each.name for each in descendants(node) if isinstance(each, Ref)]
 
 
 def reached_rules(rules: Rules) -> list[str]:
-    """The names of the rules that texts need, root first."""
+    """Return the names of the rules that texts need, root first."""
     names = {"root": None}
     waiting = ["root"]
     while waiting:

@@ -1,4 +1,4 @@
-"""Reads GBNF, the notation of llama.cpp for grammars."""
+"""Parser of GBNF, llama.cpp's notation for grammars."""
 
 import re
 
@@ -32,10 +32,10 @@ _OPERATORS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None),
 
 
 def parse_gbnf(source: str) -> Rules:
-    """Read the rules of a grammar.
+    """Parse the rules of a grammar.
 
     Raises:
-        PromptError: the text is no such grammar; names line, column and what is wanted there.
+        PromptError: the text is not GBNF; names line, column and what is expected there.
     """
     return _Parser(source).rules()
 
@@ -71,7 +71,7 @@ class _Parser:
         return items[0] if len(items) == 1 else Alt(tuple(items))
 
     def _accept_bar(self) -> bool:
-        """Go past a bar, which may stand at the beginning of the next line."""
+        """Skip a bar, perhaps at the beginning of the next line; tell whether there was one."""
         before = self._at
         self._match(_BLANKS_AND_LINES)
         if not self._accept("|"):
@@ -191,17 +191,17 @@ class _Parser:
 
     @property
     def _next(self) -> str:
-        """The next character; empty at the end."""
+        """Next character; empty at the end."""
         return self._source[self._at : self._at + 1]
 
     def _accept(self, sign: str) -> bool:
-        """Go past a sign if it comes next."""
+        """Skip a sign if it comes next; tell whether it did."""
         is_next = self._source.startswith(sign, self._at)
         self._at += len(sign) if is_next else 0
         return is_next
 
     def _match(self, what: re.Pattern[str]) -> re.Match[str] | None:
-        """Go past what matches here."""
+        """Skip and return a match at this position."""
         found = what.match(self._source, self._at)
         self._at = found.end() if found else self._at
         return found
@@ -214,12 +214,12 @@ class _Parser:
 
 def _check_names(rules: Rules) -> None:
     if "root" not in rules:
-        raise PromptError("the grammar has no rule named root, with which texts begin")
+        raise PromptError("the grammar has no rule named root, which texts begin with")
     for name, body in rules.items():
         for each in references(body):
             if each not in rules:
                 raise PromptError(
-                    f"the grammar has no rule named {each}, which rule {name} asks for"
+                    f"the grammar has no rule named {each}, which rule {name} refers to"
                 )
 
 

@@ -1,6 +1,6 @@
-"""JSON schemas for llguidance, which refuses the keywords that it cannot enforce.
+"""JSON schemas for llguidance, which refuses keywords that it cannot enforce.
 
-It lets some pass that it enforces in part, or that cost it without a limit; they are refused here.
+Keywords that it enforces only partly, or at unlimited cost, are refused here.
 """
 
 import json
@@ -16,9 +16,9 @@ from powerinfer.sampling.grammar.limits import MOST_SIGNS, check_repetitions, to
 __all__ = ["closed", "schema_source"]
 
 _MOST_LEVELS = 100
-# Digits of a multiple are read by as many states of the lexer.
+# The lexer has as many states as the multiple.
 _LARGEST_MULTIPLE = 20_000
-# What stands below these keys is a value and no schema.
+# Contents of these keys are values, not schemas.
 _VALUES = frozenset({"const", "enum", "default", "examples"})
 _COMBINING = ("allOf", "not", "if", "dependentSchemas", "unevaluatedProperties")
 _SPEAKING_OF_OTHERS = (
@@ -27,18 +27,15 @@ _SPEAKING_OF_OTHERS = (
     "propertyNames",
     "minProperties",
 )
-# Settings of llguidance for a schema; ours count.
+# llguidance's settings in a schema, which ours replace.
 _SETTINGS = "x-guidance"
 
 
 def schema_source(schema: str) -> str:
-    """What llguidance compiles for a JSON schema: JSON without optional white space.
-
-    Args:
-        schema: the text of a JSON object.
+    """Return llguidance's source for a JSON schema; it allows no optional white space.
 
     Raises:
-        PromptError: something in it cannot be enforced, or costs too much.
+        PromptError: part of the schema cannot be enforced, or costs too much.
     """
     root = json.loads(schema)
     root.pop(_SETTINGS, None)
@@ -53,7 +50,7 @@ def schema_source(schema: str) -> str:
                 num_signs += check_repetitions(pattern, what)
     if num_signs > MOST_SIGNS:
         raise too_many_signs(num_signs, "the JSON schema, in its patterns,")
-    # Where several hold for one number, only their common multiples are left.
+    # If several apply to one number, only common multiples are left.
     if (common := math.lcm(*multiples)) > _LARGEST_MULTIPLE:
         raise PromptError(
             f"the least common multiple of all multipleOf in the JSON schema, without zeros at its "
@@ -65,16 +62,13 @@ def schema_source(schema: str) -> str:
 
 
 def closed(root: dict[str, object]) -> dict[str, object]:
-    """Let objects with named properties have no others, unless the schema speaks of others.
+    """Forbid additional properties in objects with named ones, unless the schema mentions them.
 
-    JSON Schema allows any others, of which small models find no end; what is written is what the
-    schema describes all the same. Nothing is changed where descriptions complete each other.
-
-    Args:
-        root: of the schema; is changed.
+    JSON Schema allows any others, and small models write them without end. The result still
+    matches the schema. Schemas whose parts complete each other are left alone.
 
     Returns:
-        The same object.
+        `root`, changed in place.
     """
     schemas = list(_schemas(root))
     if any(map(_is_part_of_a_description, schemas)):
@@ -90,13 +84,13 @@ def closed(root: dict[str, object]) -> dict[str, object]:
 
 
 def _is_part_of_a_description(schema: dict[str, object]) -> bool:
-    """Whether something else describes the same value as its `properties`."""
+    """Tell whether other parts of the schema describe the same value as its `properties`."""
     beside = "properties" in schema and any(key in schema for key in ("anyOf", "oneOf", "$ref"))
     return beside or any(key in schema for key in _COMBINING)
 
 
 def _schemas(root: dict[str, object]) -> Iterator[dict[str, object]]:
-    """All objects of a schema that may be schemas; values such as those of `const` are not."""
+    """Yield all objects that may be schemas, not values such as those of `const`."""
     level: list[object] = [root]
     for _ in range(_MOST_LEVELS):
         deeper: list[object] = []
@@ -116,7 +110,7 @@ def _schemas(root: dict[str, object]) -> Iterator[dict[str, object]]:
 
 
 def _coefficients(schema: dict[str, object]) -> list[int]:
-    """The digits of `multipleOf`, if it is there: 1.50 has 15."""
+    """Return the digits of `multipleOf` if there is one: 15 for 1.50."""
     value = schema.get("multipleOf")
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         return []

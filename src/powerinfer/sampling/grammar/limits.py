@@ -1,4 +1,4 @@
-"""What a form may cost: sizes that are checked before llguidance sees it, and its own limits."""
+"""Limits on the cost of a form: checks before llguidance sees it, and llguidance's own."""
 
 import re
 from functools import cache
@@ -16,7 +16,7 @@ _MOST_TERMINALS = 500
 # A lexer state takes up to a kilobyte.
 _LEXER_STATES = 100_000
 
-# Escapes, sets of characters and texts in quotes are passed over; brackets and counts are not.
+# Skips escapes, character sets and quoted texts; finds brackets and counts.
 _PARTS = re.compile(
     r"""\\. | \[(?:[^\]\\]|\\.)*\] | "(?:[^"\\\n]|\\.)*" | (\() | (\))
     | \{\s*(\d*)\s*,?\s*(\d*)\s*\} | ([?*+])""",
@@ -32,21 +32,21 @@ def parser_limits() -> LLParserLimits:
     """Limits of compiling and of each step, in memory and in work."""
     return LLParserLimits(
         max_lexer_states=_LEXER_STATES,
-        # Error messages go to clients: without the grammar and the text so far.
+        # Error messages go to clients, so they leave out the grammar and the text so far.
         verbose_errors=False,
     )
 
 
 def check_repetitions(source: str, what: str) -> int:
-    """Check the numbers in braces, as in `a{3,5}`, and their products, as in `(a{3}b){5}`.
+    """Check the counts in braces, as in `a{3,5}`, and their products, as in `(a{3}b){5}`.
 
     Returns:
-        How many signs of repetition there are; compiling takes time with their square.
+        The number of repetition signs; compile time grows with its square.
 
     Raises:
-        PromptError: one is too large; the work grows with it.
+        PromptError: a count or the number is too large.
     """
-    # Of each open group, and of what is in none: the most often that anything in it is repeated.
+    # Highest repetition of anything outside groups and inside each open group.
     most = [1]
     last = 1
     num_signs = 0
@@ -75,17 +75,17 @@ def check_repetitions(source: str, what: str) -> int:
 
 
 def too_many_signs(count: int, what: str) -> PromptError:
-    """The error for more signs of repetition than `MOST_SIGNS`."""
+    """Make the error for more repetition signs than `MOST_SIGNS`."""
     return PromptError(
         f"{what} repeats things in {count} places; at most {MOST_SIGNS} are possible"
     )
 
 
 def check_terminals(lark: str, what: str) -> None:
-    """Check how many lexemes a grammar names; each may contain all others.
+    """Check the number of lexemes in a grammar; each may contain all others.
 
     Raises:
-        PromptError: too many.
+        PromptError: there are too many.
     """
     count = len(_TERMINAL.findall(lark))
     if count > _MOST_TERMINALS:
@@ -95,7 +95,7 @@ def check_terminals(lark: str, what: str) -> None:
 
 
 def _count(shown: str, what: str, *numbers: str) -> int:
-    """The larger of two numbers, one of which may be empty."""
+    """Return the larger of two numbers, one of which may be empty."""
     if any(len(each) > len(str(_MOST_REPETITIONS)) for each in numbers):
         count = _MOST_REPETITIONS + 1
     else:

@@ -1,4 +1,4 @@
-"""Checks of the options that prescribe a form, without compiling it.
+"""Checks of the options for forms, without compiling them.
 
 `--help` imports this module, so it must import quickly.
 """
@@ -10,7 +10,7 @@ from powerinfer.errors import PromptError
 
 __all__ = ["read_grammar", "read_json_schema", "read_regex"]
 
-# A schema with some thousand properties, which takes half a second to compile.
+# Enough for a schema of some thousands of properties, which compiles in half a second.
 _MOST_CHARACTERS = 1 << 16
 _JSON_SCHEMA = "a JSON schema: a dictionary, or the text of a JSON object"
 
@@ -60,4 +60,4 @@ def _check_length(what: str, text: str) -> None:
 
 
 def _refuse(constant: str) -> object:
-    raise ValueError(f"{constant} is no number")
+    raise ValueError(f"{constant} is not a number")

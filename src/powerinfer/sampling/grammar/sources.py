@@ -1,4 +1,4 @@
-"""What llguidance compiles for the form that sampling parameters ask for."""
+"""Source code that llguidance compiles for the form in sampling parameters."""
 
 import re
 
@@ -17,13 +17,10 @@ _LAST_BACKSLASHES = re.compile(r"(\\*)\Z")
 
 
 def form_source(params: SamplingParams) -> tuple[str, str] | None:
-    """The form of a text.
-
-    Returns:
-        What it is called in messages, and its source for llguidance; None if any text will do.
+    """Return the form's name in messages and its source for llguidance; None without a form.
 
     Raises:
-        PromptError: it is not valid, costs too much, or cannot be enforced.
+        PromptError: the form is not valid, costs too much, or cannot be enforced.
     """
     if isinstance(params.json_schema, str):
         return "the JSON schema", schema_source(params.json_schema)

@@ -1,4 +1,4 @@
-"""A tokenizer as llguidance sees it: the bytes of every token, in a prefix tree."""
+"""Vocabulary for llguidance: the bytes of every token, in a prefix tree."""
 
 import threading
 from typing import cast
@@ -13,12 +13,11 @@ from powerinfer.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["GrammarVocabulary", "grammar_vocabulary"]
 
-# What marks special tokens in the prefix tree; no text in UTF-8 holds this byte.
+# Prefix of special tokens in the tree; this byte never occurs in UTF-8.
 _SPECIAL = b"\xff"
 # The prefix tree has room for paths of 1024 bytes.
 _LONGEST_TOKEN = 1000
-# Text that a form prescribes is encoded in stretches of at most so many characters: of a stretch
-# only the first token counts.
+# Longest stretch, in characters, in which prescribed text is encoded; only its first token counts.
 _STRETCH = 1024
 _STRETCH_TOKENS = 64
 
@@ -27,7 +26,7 @@ _made: "WeakKeyDictionary[Tokenizer, GrammarVocabulary]" = WeakKeyDictionary()
 
 
 def grammar_vocabulary(tokenizer: Tokenizer) -> "GrammarVocabulary":
-    """The prefix tree of a tokenizer, made when first asked for: a second for 152k tokens."""
+    """Return a tokenizer's vocabulary, made on first use: a second for 152k tokens."""
     with _lock:
         found = _made.get(tokenizer)
         if found is None:
@@ -36,13 +35,13 @@ def grammar_vocabulary(tokenizer: Tokenizer) -> "GrammarVocabulary":
 
 
 class GrammarVocabulary:
-    """The tokens that forms are matched against.
+    """Tokens that forms are matched against.
 
     Attributes:
         size: number of token ids of the tokenizer.
-        tree: llguidance's prefix tree; it has one token more, an end, if the tokenizer has none.
-        end_ids: tokens that end a text.
-        first_space: what tokens stand for that begin a text; None if no token loses a space there.
+        tree: llguidance's prefix tree, with an additional end token if the tokenizer has none.
+        end_ids: ids of the tokens that end a text.
+        first_space: tokens that lose a space at the beginning of a text; None if none do.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -54,12 +53,12 @@ class GrammarVocabulary:
         end_ids = list(self.end_ids) or [self.size]
         tokens = pieces if self.end_ids else [*pieces, b""]
         wrapper = _Wrapper(tokens, end_ids[0], tokenizer)
-        # It takes any object that has what a `TokenizerWrapper` has.
+        # It takes any object with the attributes of a `TokenizerWrapper`.
         self.tree = LLTokenizer(cast("TokenizerWrapper", wrapper), eos_token=end_ids)
 
 
 class FirstSpace:
-    """Tokens that lose a space where they begin a text, and the tokens they stand for there."""
+    """Tokens that lose a space at the beginning of a text, and the tokens they stand for there."""
 
     def __init__(self, tokenizer: Tokenizer, pieces: list[bytes]) -> None:
         """Look them up by their bytes."""
@@ -74,15 +73,15 @@ class FirstSpace:
         self._rest = np.array([by_piece.get(pieces[each][1:], _NO_TOKEN) for each in ids], np.intp)
 
     def allowed(self, bits: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """What may begin a text, from what may stand anywhere else; a bit for each token."""
+        """Turn the bits of tokens allowed inside a text into those allowed at its beginning."""
         allowed = np.unpackbits(bits, bitorder="little")
-        # A space alone leaves everything as it is.
+        # A single space leaves the text empty.
         is_nothing = self._rest == _NOTHING_LEFT
         allowed[self._ids] = np.where(self._rest >= 0, allowed[self._rest], is_nothing)
         return np.packbits(allowed, bitorder="little")
 
     def stands_for(self, token_id: int) -> int | None:
-        """The token that stands for what is left of the first one; None if nothing is left."""
+        """Return the token for the rest of the first one; None if nothing is left."""
         found = np.flatnonzero(self._ids == token_id)
         rest = int(self._rest[found[0]]) if len(found) else token_id
         return None if rest == _NOTHING_LEFT else rest
@@ -92,7 +91,7 @@ _NO_TOKEN, _NOTHING_LEFT = -1, -2
 
 
 class _Wrapper:
-    """What llguidance asks a tokenizer written in Python.
+    """Tokenizer with the interface that llguidance expects.
 
     The tree keeps it, so it must keep neither the tree nor the tokenizer alive.
     """
@@ -108,9 +107,9 @@ class _Wrapper:
         self._id_of_byte = {piece: number for number, piece in enumerate(tokens) if len(piece) == 1}
 
     def __call__(self, text: str) -> list[int]:
-        """Ids of the first part of a text in the middle of a text; their bytes are its own.
+        """Encode the first stretch of a text that continues another, byte for byte.
 
-        As the tokenizer encodes it, because that is how the model has learned it.
+        Like the tokenizer, because the model has learned its encoding.
         """
         begin = text[:_STRETCH]
         tokenizer = self._tokenizer()
@@ -129,7 +128,7 @@ def _byte(value: int) -> bytes:
 
 
 def _pieces(tokenizer: Tokenizer) -> list[bytes]:
-    """Bytes by token id; nothing for tokens that no form can choose."""
+    """Return bytes by token id; empty for tokens that no form can choose."""
     pieces: list[bytes] = []
     known: dict[bytes, int] = {}
     controls = tokenizer.eog_ids | tokenizer.mark_ids
@@ -140,7 +139,7 @@ def _pieces(tokenizer: Tokenizer) -> list[bytes]:
         elif _SPECIAL in piece or len(piece) > _LONGEST_TOKEN:
             piece = b""
         if piece in known and piece:
-            # Of tokens with the same bytes the one that encoding uses is chosen.
+            # Of tokens with the same bytes, keep the one that encoding uses.
             if _encoded(tokenizer, piece) != [token_id]:
                 piece = b""
             else:
