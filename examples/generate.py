@@ -17,5 +17,5 @@ try:
         print()
 except PowerInferError as error:
     sys.exit(f"error: {error}")
-except BrokenPipeError:  # whoever reads, such as `head`, has enough
+except BrokenPipeError:  # the reader, such as `head`, has closed its end
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

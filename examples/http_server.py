@@ -24,7 +24,7 @@ LONGEST_PROMPT = 1 << 20
 class Server(ThreadingHTTPServer):
     """Holds the model that all requests use."""
 
-    daemon_threads = False  # at the end they are waited for, and find the model closed
+    daemon_threads = False  # the end waits for them; they find the model closed
 
     def __init__(self, port: int, llm: LLM) -> None:
         super().__init__(("127.0.0.1", port), Handler)
@@ -32,19 +32,19 @@ class Server(ThreadingHTTPServer):
         self.clients: set[socket.socket] = set()
 
     def get_request(self) -> tuple[socket.socket, object]:
-        """Take a client on."""
+        """Accept a client."""
         client, address = super().get_request()
         self.clients.add(client)
         return client, address
 
     def shutdown_request(self, request: socket.socket | tuple[bytes, socket.socket]) -> None:
-        """Part with a client."""
+        """Disconnect a client."""
         if isinstance(request, socket.socket):
             self.clients.discard(request)
         super().shutdown_request(request)
 
     def stop_reading(self) -> None:
-        """End the wait for clients that send nothing, or only a part of a request."""
+        """Stop waiting for clients that send nothing, or only part of a request."""
         for client in list(self.clients):
             with contextlib.suppress(OSError):  # it hung up
                 client.shutdown(socket.SHUT_RD)
@@ -55,14 +55,14 @@ class Handler(BaseHTTPRequestHandler):
 
     server: Server
     protocol_version = "HTTP/1.1"
-    timeout = 10.0  # for what a client sends, and for what it does not read
+    timeout = 10.0  # for clients that send or read nothing
 
     def do_POST(self) -> None:
         """Stream the text that continues the body."""
         try:
             self.answer()
         except (OSError, PowerInferError) as error:
-            # The client hung up or sent nothing for long, or the model was closed meanwhile.
+            # The client hung up or sent nothing for too long, or the model was closed.
             self.log_error("not finished: %s", error)
             self.close_connection = True
 
@@ -79,16 +79,16 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Type", "text/plain; charset=utf-8")
         self.send_header("Transfer-Encoding", "chunked")
-        self.send_header("Connection", "close")  # a client that stays idle must not hold up the end
+        self.send_header("Connection", "close")  # an idle client must not delay the end
         self.end_headers()
-        # Leaving the block ends the text, also where the client has hung up.
+        # Leaving the block ends the text, even if the client has hung up.
         with stream:
             for piece in stream:
                 self.send_chunk(piece.encode())
         self.send_chunk(b"")
 
     def read_prompt(self) -> bytes:
-        """Read the body; raises ValueError if that is no prompt, OSError if it does not come."""
+        """Read the body; raises ValueError if it is no prompt, OSError if it does not come."""
         length = int(self.headers.get("Content-Length", 0))
         if not 0 < length <= LONGEST_PROMPT:
             raise ValueError("a prompt of 1 byte to 1 MiB is needed")
@@ -108,7 +108,7 @@ def main(model: str | None, port: int) -> None:
     with LLM(model) as llm, Server(port, llm) as server:
 
         def stop(*_: object) -> None:
-            # Not in this thread: it is the one that serves, and would wait for itself.
+            # Not in this thread, which serves and would wait for itself.
             threading.Thread(target=server.shutdown).start()
 
         signal.signal(signal.SIGINT, stop)

@@ -1,7 +1,7 @@
 """Serve one model to several clients with asyncio: python examples/line_server.py [MODEL.gguf].
 
 Each line that a client sends is a prompt. The answer comes back piece by piece, as one JSON string
-on each line, with an empty line behind the last:
+per line, with an empty line after the last:
 
     $ python examples/line_server.py &
     $ echo 'Once upon a time' | nc -N 127.0.0.1 8808
@@ -20,7 +20,7 @@ from powerinfer import LLM, PowerInferError, SamplingParams
 
 PARAMS = SamplingParams(max_tokens=64, seed=1)
 LONGEST_LINE = 1 << 16
-PATIENCE_S = 5.0  # for a client that sends on though it was refused
+PATIENCE_S = 5.0  # for a client that goes on sending after an error
 
 
 class LineServer:
@@ -43,7 +43,7 @@ class LineServer:
                 await answer(self.llm, line.rstrip(b"\r\n"), writer)
         except ConnectionError:
             pass  # it hung up
-        except ValueError:  # the rest of the line cannot be told from the next one
+        except ValueError:  # the rest of the line would look like the next one
             with contextlib.suppress(ConnectionError):
                 await refuse(f"a line is longer than {LONGEST_LINE} bytes", writer)
                 await drop_rest(reader, writer)
@@ -51,8 +51,8 @@ class LineServer:
             writer.close()
 
     async def close(self) -> None:
-        """End what is generated, hang up, and wait until no client is left."""
-        # In a thread, because it waits for the piece that is being computed.
+        """End all texts, hang up, and wait until no client is left."""
+        # In a thread, because it waits for the current step.
         await asyncio.to_thread(self.llm.close)
         for writer in self.clients.values():
             writer.close()
@@ -60,7 +60,7 @@ class LineServer:
 
 
 async def answer(llm: LLM, prompt: bytes, writer: asyncio.StreamWriter) -> None:
-    """Stream the text of one prompt; what is wrong with it is one line as well."""
+    """Stream the text of one prompt; an error is one line as well."""
     try:
         async with llm.astream(prompt, PARAMS) as stream:
             async for piece in stream:
@@ -74,13 +74,13 @@ async def answer(llm: LLM, prompt: bytes, writer: asyncio.StreamWriter) -> None:
 
 
 async def refuse(why: str, writer: asyncio.StreamWriter) -> None:
-    """Send what is wrong, as one line and the empty one."""
+    """Send an error as one line, and the empty line."""
     writer.write(json.dumps({"error": why}).encode() + b"\n\n")
     await writer.drain()
 
 
 async def drop_rest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Read what a client still sends: hanging up before would lose it the error."""
+    """Read what a client still sends; hanging up at once would lose it the error."""
     writer.write_eof()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(PATIENCE_S):
