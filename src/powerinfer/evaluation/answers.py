@@ -1,4 +1,4 @@
-"""Answers of a setting to the items of a task, and their difference to the dense model's."""
+"""Answers of a setting to the items of a task, compared with the dense model's."""
 
 import math
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ class Answers:
     """One setting's answers to one task.
 
     Attributes:
-        chosen: of each item the choice that is likeliest; of a continuation whether it is greedy.
-        is_right: of each item, 1.0 or 0.0.
-        is_right_normalized: the same for the choice that is likeliest per character; None where a
+        chosen: likeliest choice of each item; for a continuation, whether it is greedy.
+        is_right: 1.0 or 0.0 for each item.
+        is_right_normalized: the same for the choice that is likeliest per character; None if the
             task does not count that.
-        num_cut: requests that lost their beginning, because the context does not hold them.
+        num_cut: number of requests that lost their beginning to fit the context.
     """
 
     chosen: tuple[int, ...]
@@ -35,20 +35,20 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """The figures of one setting on one task; standard errors are None for a single item.
+    """Results of one setting on one task; standard errors are None for a single item.
 
     Attributes:
         accuracy: share of the items answered right.
-        standard_error: of the accuracy, as of a mean of independent items.
-        items: how many were asked.
-        difference: of the accuracy to the dense model's; None for the dense model itself.
-        difference_standard_error: of the difference item by item, which is smaller than that of
-            two accuracies, because both answered the same items.
-        equal_answers: share of the items to which the dense model gave the same answer.
-        normalized_accuracy: accuracy of the choices that are likeliest per character; None where
-            a task does not count that.
-        normalized_standard_error: of that.
-        truncated: requests that lost their beginning, because the context does not hold them.
+        standard_error: standard error of the accuracy, a mean of independent items.
+        items: number of items.
+        difference: difference to the dense model's accuracy; None for the dense model itself.
+        difference_standard_error: standard error of the item-by-item difference, smaller than that
+            of two accuracies, because both answered the same items.
+        equal_answers: share of the items that the dense model answered alike.
+        normalized_accuracy: accuracy of the choices that are likeliest per character; None if the
+            task does not count that.
+        normalized_standard_error: standard error of the normalized accuracy.
+        truncated: number of requests that lost their beginning to fit the context.
     """
 
     accuracy: float
@@ -63,10 +63,10 @@ class TaskRow:
 
 
 def read_answers(field: Field) -> Answers:
-    """The answers of a file, written as the fields of `Answers`.
+    """Read answers that a file holds as the fields of `Answers`.
 
     Raises:
-        PowerInferError: that of the file: anything is not as it must be.
+        PowerInferError: the error class of the file, if a field is malformed.
     """
     fields = field.exactly("chosen", "is_right", "is_right_normalized", "num_cut")
     chosen = fields["chosen"].counts(_MOST_CHOICES).tolist()
@@ -81,12 +81,7 @@ def _right(field: Field) -> tuple[float, ...] | None:
 
 
 def compare(answers: Answers, dense: Answers | None) -> TaskRow:
-    """The figures of some answers.
-
-    Args:
-        answers: of one setting.
-        dense: of the dense model to the same items; None if these are they.
-    """
+    """Compare answers with those of the dense model to the same items, if there are any."""
     right = np.array(answers.is_right)
     normalized = answers.is_right_normalized
     pairs = None if dense is None else right - np.array(dense.is_right)
@@ -105,7 +100,7 @@ def compare(answers: Answers, dense: Answers | None) -> TaskRow:
 
 
 def _standard_error(values: Sequence[float] | npt.NDArray[np.float64]) -> float | None:
-    """Of the mean of f64[num_items], as lm-eval computes it; a single item has none."""
+    """Return the standard error of the mean as lm-eval computes it; None for a single item."""
     if len(values) < 2:
         return None
     return float(np.std(values, ddof=1)) / math.sqrt(len(values))

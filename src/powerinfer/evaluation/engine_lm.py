@@ -16,28 +16,28 @@ if TYPE_CHECKING:
 __all__ = ["EngineLM"]
 
 Request = tuple[tuple[str, str] | None, list[int], list[int]]
-"""Context and continuation: as text, and the token ids of each."""
+"""Context and continuation as text, then the token ids of each."""
 
-# Continuations of one context that are scored in one call, between two reports of progress.
+# Most continuations of a context to score in one call, between two reports of progress.
 _SCORED_TOGETHER = 64
 _NEW_TOKENS = 256
 
 
 class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
-    """Answers what lm-eval asks, with the tokens and the cuts of its own `hf` model.
+    """Model of lm-eval that tokenizes and cuts as lm-eval's own `hf` model does.
 
     A context is computed once for all its continuations, and results are those of scoring each
     alone, to the bit.
 
     Attributes:
-        num_cut: requests whose beginning was dropped since the context does not hold them.
+        num_cut: number of requests that lost their beginning to fit the context.
     """
 
     def __init__(self, llm: LLM, progress: Callable[[int, int], None] | None = None) -> None:
         """Wrap a loaded model.
 
         Args:
-            llm: computes; nothing else should use it meanwhile.
+            llm: model that nothing else should use meanwhile.
             progress: called with (requests done, requests in all).
         """
         super().__init__()
@@ -48,12 +48,12 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
 
     @property
     def max_length(self) -> int:
-        """Tokens of the context."""
+        """Number of tokens in the context."""
         return self._llm.loaded.model.context_length
 
     @property
     def eot_token_id(self) -> int:
-        """Token that ends a text.
+        """Id of the token that ends a text.
 
         Raises:
             TokenizerError: the vocabulary has none.
@@ -66,7 +66,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a continuation that has no context: BOS, or else the end of a text."""
+        """Token before a continuation without a context: BOS, or else the end of a text."""
         bos_id = self._tokenizer.bos_id
         return self.eot_token_id if bos_id is None else bos_id
 
@@ -76,11 +76,9 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         add_special_tokens: bool | None = None,  # noqa: FBT001  lm-eval's signature
         **_: object,
     ) -> list[int]:
-        """Token ids of a text.
+        """Encode a text, adding BOS as the model expects unless `add_special_tokens` decides.
 
-        Args:
-            string: the text; a BOS that it begins with is not added again.
-            add_special_tokens: whether BOS is added; None does what the model expects.
+        By default, a BOS at the beginning of the text is not added again.
         """
         ids = self._tokenizer.encode(string, add_bos=add_special_tokens, parse_special=True)
         bos_id = self._tokenizer.bos_id
@@ -93,14 +91,14 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         requests: "list[Instance]",
         disable_tqdm: bool = True,  # noqa: FBT001, FBT002  lm-eval's signature
     ) -> list[tuple[float, bool]]:
-        """Logarithm of the probability of each continuation, and whether it is the greedy one."""
+        """Return the log probability of each continuation, and whether it is the greedy one."""
         scores = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
         return cast("list[tuple[float, bool]]", scores)
 
     def _loglikelihood_tokens(
         self, requests: Sequence[Request], **_: object
     ) -> list[tuple[float, bool]]:
-        """The same for token ids."""
+        """Score token ids like `loglikelihood`."""
         by_context: dict[tuple[int, ...], list[int]] = {}
         pairs = [self._fitting(*request) for request in requests]
         for number, (context, _continuation) in enumerate(pairs):
@@ -121,14 +119,14 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     def _fitting(
         self, text: tuple[str, str] | None, context: list[int], continuation: list[int]
     ) -> tuple[list[int], list[int]]:
-        """A request as the context of the model holds it; what is too much goes at the front.
+        """Cut the beginning of a request to fit the context of the model.
 
         Raises:
             PromptError: the continuation has no token of its own, or is longer than the context.
         """
         shown = "" if text is None else f" {text[1]!r:.60}"
         if not continuation:
-            raise PromptError(f"the continuation{shown} has no token of its own behind its context")
+            raise PromptError(f"the continuation{shown} has no token of its own after its context")
         if len(continuation) > self.max_length:
             raise PromptError(
                 f"the continuation{shown} has {len(continuation)} tokens, the context holds "
@@ -136,7 +134,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
                 remedy="take a larger context ({context_length})",
             )
         context = context or [self.prefix_token_id]
-        # The last token predicts nothing, and is not computed.
+        # The last token is never computed.
         too_many = len(context) + len(continuation) - (self.max_length + 1)
         if too_many > 0:
             self.num_cut += 1
@@ -148,7 +146,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         requests: "list[Instance]",
         disable_tqdm: bool = True,  # noqa: FBT001, FBT002  lm-eval's signature
     ) -> list[float]:
-        """Logarithm of the probability of each text, in windows of the whole context."""
+        """Return the log probability of each text, in windows of the whole context."""
         windows: list[Request] = []
         counts = []
         for request in requests:
@@ -170,7 +168,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         requests: "list[Instance]",
         disable_tqdm: bool = True,  # noqa: FBT001, FBT002  lm-eval's signature
     ) -> list[str]:
-        """What the model writes behind each context, until a stop string or the limit."""
+        """Generate a text after each context, until a stop string or the limit."""
         texts = []
         for number, request in enumerate(requests, 1):
             context, wanted = request.args
@@ -195,7 +193,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
 
 
 def _sampling_params(wanted: dict[str, Any]) -> SamplingParams:
-    """Ours for lm-eval's `generation_kwargs`; greedy unless it asks for sampling."""
+    """Convert lm-eval's `generation_kwargs`; greedy unless they ask for sampling."""
     until = wanted.get("until") or []
     temperature = float(wanted.get("temperature") or 0)
     return SamplingParams(

@@ -1,4 +1,4 @@
-"""Accuracy on tasks, and perplexity of a text, for several settings of sparsity on one model."""
+"""Accuracy on tasks and perplexity of a text, for several sparsity settings of one model."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,13 +23,12 @@ _WINDOW = 512
 
 @dataclass(frozen=True, slots=True)
 class EvalPlan:
-    """What to measure.
+    """Plan of an evaluation.
 
     Attributes:
-        tasks: to ask; their names differ.
-        settings: values of `--sparsity`, or `default`. The dense model, `off`, is measured first
-            in any case.
-        text: UTF-8 whose perplexity is measured too; None for none.
+        tasks: tasks with different names.
+        settings: values of `--sparsity`, or `default`; the dense model, `off`, always comes first.
+        text: UTF-8 text for the perplexity, or None.
     """
 
     tasks: tuple[Task, ...]
@@ -42,10 +41,10 @@ class TextRow:
     """Perplexity of one setting, as `powerinfer perplexity` measures it.
 
     Attributes:
-        perplexity: on the text.
-        standard_error: of it.
-        tokens: that were scored.
-        perplexity_ratio: to the dense model's; None for the dense model itself.
+        perplexity: perplexity on the text.
+        standard_error: standard error of the perplexity.
+        tokens: number of scored tokens.
+        perplexity_ratio: ratio to the dense model's; None for the dense model itself.
     """
 
     perplexity: float
@@ -56,13 +55,13 @@ class TextRow:
 
 @dataclass(frozen=True, slots=True)
 class SettingResult:
-    """All figures of one setting.
+    """All results of one setting.
 
     Attributes:
-        setting: as asked for.
-        sparsity: what ran.
-        tasks: by the task's name.
-        text: None without a text.
+        setting: the setting as given.
+        sparsity: the sparsity that ran.
+        tasks: results by name of the task.
+        text: perplexity; None without a text.
     """
 
     setting: str
@@ -73,7 +72,7 @@ class SettingResult:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """What one setting answered."""
+    """Measurements of one setting."""
 
     answers: dict[str, Answers]
     perplexity: Perplexity | None
@@ -85,13 +84,13 @@ def evaluate_settings(
     plan: EvalPlan,
     progress: Progress | None = None,
 ) -> Iterator[SettingResult]:
-    """Measure every setting, yielding results as they are done; the dense model comes first.
+    """Measure every setting and yield its results; the dense model comes first.
 
     Args:
-        path: of the model, see `engine.loader.load`.
-        options: of the engine; `sparsity` and the dials are those of the settings.
-        plan: what to measure.
-        progress: told after every item or window.
+        path: path of the model, see `powerinfer.loading.loader.open_model`.
+        options: engine options; settings replace `sparsity` and the dials.
+        plan: the settings, tasks and text.
+        progress: called after every item or window.
 
     Raises:
         PromptError: an item cannot be scored, or the text is shorter than a window.
@@ -100,7 +99,7 @@ def evaluate_settings(
     options = replace(options, max_ffn_error=None, recall=None)
     settings = [read_setting(name) for name in dict.fromkeys(plan.settings) if name != OFF]
     for setting in settings:
-        # Refuses unknown names before anything is measured.
+        # Raises for unknown names before anything is measured.
         setting.options(options)
     job = _Job(plan, progress)
     dense_model = _load(path, replace(options, sparsity=OFF), progress)
@@ -111,7 +110,7 @@ def evaluate_settings(
             check_is_sparse(activation, setting.sparsity)
     dense = job.measure(dense_model, OFF)
     yield _result(OFF, OFF, dense, None)
-    # Its weights may be in other layouts; two models need not fit the memory.
+    # Its weights may be in other layouts, and two models may not fit the memory.
     del dense_model
     sparse = None
     for setting in settings:
@@ -131,7 +130,7 @@ def _load(
 
 
 class _Job:
-    """What is the same for all settings."""
+    """Measures one setting after the other."""
 
     def __init__(self, plan: EvalPlan, progress: Progress | None) -> None:
         self._tasks = [LocalTask(task) for task in plan.tasks]
@@ -140,7 +139,7 @@ class _Job:
         self._token_ids: list[int] | None = None
 
     def measure(self, loaded: loader.LoadedModel, name: str) -> _Measured:
-        """All tasks and the text, for one setting.
+        """Measure all tasks and the text with one setting.
 
         Raises:
             PromptError: as for `evaluate_settings`.
@@ -152,7 +151,7 @@ class _Job:
             return _Measured(answers, self._perplexity(llm, token_ids, window, name))
 
     def _tokens(self, llm: LLM, window: int) -> Sequence[int]:
-        """Of the text, which must have a window: that is checked before anything is measured."""
+        """Encode the text and check that it has a window, before anything is measured."""
         if self._text is None:
             return ()
         if self._token_ids is None:

@@ -1,4 +1,4 @@
-"""Runs tasks through lm-eval."""
+"""Execution of tasks by lm-eval."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,22 +15,22 @@ __all__ = ["Progress", "ask_all"]
 
 Scored = tuple[float, bool]
 Progress = Callable[[str, int, int], None]
-"""Called with (what is measured, number done, number in all)."""
+"""Called with (title of the measurement, number done, number in all)."""
 
 
 def ask_all(
     llm: LLM, tasks: Sequence[LocalTask], setting: str, progress: Progress | None = None
 ) -> dict[str, Answers]:
-    """Ask a model all items of several tasks, which may be asked again.
+    """Ask a model all items of the tasks, which can be used again.
 
     Args:
         llm: the model.
-        tasks: to ask.
-        setting: that the model runs, for progress.
-        progress: notified after every item.
+        tasks: the tasks.
+        setting: name of the model's setting, for progress.
+        progress: called after every item.
 
     Returns:
-        The answers to each task, by its name.
+        The answers by name of the task.
 
     Raises:
         PromptError: an item cannot be scored.
@@ -47,7 +47,7 @@ def ask_all(
 def _ask(llm: LLM, task: LocalTask, progress: Callable[[int, int], None] | None) -> Answers:
     lm = EngineLM(llm, progress)
     name = task.task_name
-    # Nothing is drawn by lot: the metrics are means, whose standard errors `answers` computes.
+    # No bootstrap: the metrics are means, whose standard errors `answers` computes.
     found = evaluate(lm, {"tasks": {name: task}}, bootstrap_iters=0, log_samples=True)
     samples = sorted(found["samples"][name], key=lambda sample: int(sample["doc_id"]))
     has_choices = task.OUTPUT_TYPE == "multiple_choice"
@@ -63,7 +63,7 @@ def _ask(llm: LLM, task: LocalTask, progress: Callable[[int, int], None] | None)
 
 
 def _chosen(scores: list[Scored], *, has_choices: bool) -> int:
-    """The likeliest choice, the first of equals as lm-eval takes it; of one alone, 1 if greedy."""
+    """Return the likeliest choice, the first of equals like lm-eval; else 1 if greedy."""
     if not has_choices:
         return int(scores[0][1])
     return int(np.argmax([logprob for logprob, _ in scores]))

@@ -1,4 +1,4 @@
-"""Imports lm-eval before a model is loaded, or says why it cannot be imported."""
+"""Import of lm-eval before a model is loaded, with an error that says why it fails."""
 
 import importlib.util
 import logging
@@ -13,13 +13,10 @@ _LONGEST_REASON = 200
 
 
 def prepare_lm_eval(what: str) -> str:
-    """Import lm-eval, which takes seconds, so that it asks the network for nothing.
+    """Import lm-eval, which takes seconds, without access to the network; return its version.
 
     Args:
-        what: needs it, for messages.
-
-    Returns:
-        Its version.
+        what: the feature that needs it, for messages.
 
     Raises:
         UnsupportedError: it is not installed, or cannot be imported.
@@ -28,7 +25,7 @@ def prepare_lm_eval(what: str) -> str:
         raise UnsupportedError(
             f"{what} needs lm-eval, which is not installed", remedy=how_to_install("eval")
         )
-    # `datasets` reads it when it is imported; data sets are made here, from files.
+    # `datasets` reads this on import. Our data sets come from files.
     os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
     try:
         import lm_eval.evaluator
@@ -36,8 +33,8 @@ def prepare_lm_eval(what: str) -> str:
         reason = " ".join(str(error).split())[:_LONGEST_REASON]
         raise UnsupportedError(
             f"{what} needs lm-eval, which cannot be imported: {reason}",
-            remedy=f"install it anew: {how_to_install('eval')}",
+            remedy=f"reinstall it: {how_to_install('eval')}",
         ) from None
-    # What it says of every task is of no use to those who wrote none.
+    # Its messages about every task are of no use to those who wrote none.
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     return str(lm_eval.__version__)

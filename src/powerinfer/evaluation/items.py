@@ -1,4 +1,4 @@
-"""Items of a task, in three forms, which are also those of task files."""
+"""Items of a task in three forms, which task files share."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -8,12 +8,12 @@ __all__ = ["Choices", "Contexts", "Continuation", "Item", "Items"]
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """One context, several continuations; right if that number `gold` is the likeliest.
+    """One context, several continuations; right if continuation `gold` is the likeliest.
 
     Attributes:
         query: the context; may be empty.
         choices: at least two, none empty. One space joins the query and a choice.
-        gold: index of the right one.
+        gold: index of the right choice.
     """
 
     query: str
@@ -23,11 +23,11 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """Several contexts, one continuation; right if it is likeliest after context number `gold`.
+    """Several contexts, one continuation; right if it is likeliest after context `gold`.
 
     Attributes:
         context_options: at least two, none empty.
-        continuation: not empty. One space joins a context and it.
+        continuation: not empty. One space joins a context and the continuation.
         gold: index of the right context.
     """
 

@@ -1,4 +1,4 @@
-"""`LocalTask`: a task of lm-eval whose items are in memory, so that nothing is downloaded."""
+"""`LocalTask`: an lm-eval task with its items in memory, so that nothing is downloaded."""
 
 import contextlib
 import io
@@ -14,7 +14,7 @@ from powerinfer.evaluation.task import Task
 __all__ = ["LocalTask"]
 
 _SPLIT = "test"
-# Fields are named, not written as templates: what stands in a file is text, whatever it looks like.
+# Names of fields instead of templates, so that the text of a file is never read as a template.
 _FORMS: dict[type[Item], dict[str, object]] = {
     Choices: {
         "output_type": "multiple_choice",
@@ -41,7 +41,7 @@ class LocalTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval has no types
     """One of our tasks as lm-eval runs it."""
 
     def __init__(self, task: Task) -> None:
-        """Define it by lm-eval's configuration, and give it the items."""
+        """Define the task by lm-eval's configuration."""
         self._items = task.items
         metrics = ["acc", *(["acc_norm"] if task.is_normalized else [])]
         super().__init__(
@@ -60,12 +60,12 @@ class LocalTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval has no types
         self.set_fewshot_seed(seed=0)
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **_: object) -> None:
-        """Make the data set of the items; called by lm-eval."""
+        """Make a data set of the items; called by lm-eval."""
         rows = [_row(item) for item in self._items]
         self.dataset = {_SPLIT: datasets.Dataset.from_list(rows)}
 
     def build_all_requests(self, **arguments: Any) -> None:
-        """As lm-eval does, without a bar of its own."""
+        """Build the requests as lm-eval does, without its progress bar."""
         with contextlib.redirect_stderr(io.StringIO()):
             super().build_all_requests(**arguments)
 

@@ -24,13 +24,13 @@ T = TypeVar("T", Choices, Contexts, Continuation)
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Items to ask.
+    """Named items to ask.
 
     Attributes:
-        name: of the task; of a file without its ending.
-        path: where the items come from.
+        name: name of the task, or of its file without the suffix.
+        path: file of the items.
         items: at least one, all in the same form.
-        is_normalized: also count which choice is the likeliest per character, as lm-eval does for
+        is_normalized: also count the choice that is likeliest per character, as lm-eval does for
             tasks whose choices differ much in length.
     """
 
@@ -40,16 +40,16 @@ class Task:
     is_normalized: bool = False
 
     def first(self, limit: int | None) -> "Task":
-        """The same task with at most `limit` items."""
+        """Return the task with at most `limit` items."""
         return replace(self, items=self.items[:limit])
 
 
 @dataclass(frozen=True, slots=True)
 class NamedTask:
-    """A task whose wording is known.
+    """A task of known wording.
 
     Attributes:
-        files: names that its file may have in the folder of task files, the usual one first.
+        files: possible names of its file in the folder of task files, the usual one first.
         read: reads the file and words its items as lm-eval words this task.
         is_normalized: as in `Task`.
     """
@@ -73,8 +73,8 @@ def find_tasks(names: Sequence[str], folder: Path | None) -> list[Task]:
     """Find tasks and read them.
 
     Args:
-        names: of tasks, or paths of files in one of the forms of `items`.
-        folder: where the files of named tasks lie.
+        names: names of tasks, or paths of files in one of the forms of `items`.
+        folder: folder with the files of named tasks.
 
     Raises:
         TaskError: there is no such task or file, or the file is malformed.

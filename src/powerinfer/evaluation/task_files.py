@@ -1,6 +1,6 @@
-"""Reads task files: JSON lines in one of three forms, and tables of sentence pairs.
+"""Reader of task files: JSON lines in one of three forms, and tables of sentence pairs.
 
-Files come from anywhere: whatever is wrong with one is an error that names its line.
+Files may come from anywhere, so every error names the line.
 """
 
 import json
@@ -31,11 +31,11 @@ def read_json_lines(path: Path, form: type[Item] | None = None) -> Items:
     """Read the items of a file with one JSON object on each line, all in the same form.
 
     Args:
-        path: of the file. Keys of no form are ignored, and so are empty lines.
-        form: that the items must have; None for that of the first.
+        path: the file; unknown keys and empty lines are ignored.
+        form: form of the items; None for that of the first.
 
     Raises:
-        TaskError: it cannot be read, has no items, or a line is malformed; names the line.
+        TaskError: the file cannot be read or has no items, or a line is malformed; names the line.
     """
     items: list[Item] = []
     for where, line in _lines(path):
@@ -48,8 +48,8 @@ def read_json_lines(path: Path, form: type[Item] | None = None) -> Items:
 def read_sentence_pairs(path: Path) -> tuple[tuple[str, str, int], ...]:
     """Read first sentence, second sentence and label of each row of a table such as GLUE's RTE.
 
-    The first line names the columns, of which `sentence1`, `sentence2` and `label` are read; tabs
-    divide them. A label is 0 or `entailment`, 1 or `not_entailment`.
+    Tabs separate the columns. The first line names them; `sentence1`, `sentence2` and `label` are
+    read. A label is 0 or `entailment`, 1 or `not_entailment`.
 
     Raises:
         TaskError: as for `read_json_lines`.
@@ -75,9 +75,9 @@ def read_sentence_pairs(path: Path) -> tuple[tuple[str, str, int], ...]:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """The place and the text of each line, without the line end; skips empty ones."""
+    """Yield place and text of each line that is not empty, without the line end."""
     data = read_small_file(path, _LARGEST_FILE, noun="task file", error=TaskError)
-    # Line ends inside a JSON string (U+2028) divide nothing.
+    # Line ends inside a JSON string (U+2028) separate nothing.
     for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
         where = f"{path}:{number}"
         try:
@@ -103,7 +103,7 @@ def _object(where: str, line: str) -> Row:
 
 
 def _form(where: str, row: Row, wanted: type[Item] | None, why: str) -> type[Item]:
-    """The form of a line; `why` it must be the wanted one, for messages."""
+    """Return the form of a line; `why` explains the wanted form in messages."""
     forms = _FORMS if wanted is None else {wanted: _FORMS[wanted]}
     for form, keys in forms.items():
         if all(key in row for key in keys):
@@ -158,7 +158,7 @@ def _texts(where: str, row: Row, key: str) -> tuple[str, ...]:
 
 
 def _without_space(where: str, key: str, text: str) -> str:
-    """A text without the space in front that joins it, if the file has it."""
+    """Check a text and drop the space in front that would join it."""
     return _text(where, key, text.removeprefix(" "))
 
 
@@ -190,7 +190,7 @@ _LABELS = {"0": 0, "1": 1, "entailment": 0, "not_entailment": 1}
 
 
 def _unquoted(cell: str) -> str:
-    """A cell as tables of spreadsheets write it; GLUE's own have no such quotation marks."""
+    """Unquote a cell of a spreadsheet's table; GLUE's own tables have no quotation marks."""
     quoted = _QUOTED.fullmatch(cell)
     return cell if quoted is None else quoted[1].replace('""', '"')
 
@@ -208,7 +208,7 @@ def _some(path: Path, items: list[T], expected: str) -> tuple[T, ...]:
 
 
 def _shown(value: object) -> str:
-    """A value, or the beginning of it."""
+    """Show a value or its beginning."""
     return _beginning(repr(value))
 
 

@@ -1,4 +1,4 @@
-"""ARC: questions of natural science from schools, the harder part."""
+"""ARC: school questions of natural science, the harder part."""
 
 from powerinfer.evaluation.items import Choices
 from powerinfer.evaluation.task import NamedTask, reworded

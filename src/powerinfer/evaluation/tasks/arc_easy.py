@@ -1,4 +1,4 @@
-"""ARC: questions of natural science from schools, the easier part."""
+"""ARC: school questions of natural science, the easier part."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ __all__ = ["TASK", "reword"]
 
 
 def reword(item: Choices) -> Choices:
-    """The file has the question alone; lm-eval also asks for the answer."""
+    """Ask for the answer, which the file's question alone does not."""
     return replace(item, query=f"{item.query}\nAnswer:")
 
 

@@ -1,4 +1,4 @@
-"""BoolQ: yes or no, by a passage of an encyclopedia."""
+"""BoolQ: yes-or-no questions on a passage of an encyclopedia."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ __all__ = ["TASK"]
 
 
 def _reword(item: Choices) -> Choices:
-    """Of the file's words lm-eval has no `Passage:`, and it also asks for the answer."""
+    """Drop the file's `Passage:`, and ask for the answer."""
     query = item.query.removeprefix("Passage: ").removesuffix("\nAnswer:")
     return replace(item, query=f"{query}\nAnswer:")
 

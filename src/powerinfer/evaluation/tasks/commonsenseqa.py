@@ -1,4 +1,4 @@
-"""CommonsenseQA: the letter of an answer; the file has four answers of the five."""
+"""CommonsenseQA: the letter of an answer; the file has four of the five answers."""
 
 import re
 from dataclasses import replace
@@ -12,7 +12,7 @@ _HEADING = re.compile(r"\s*\nChoices:\n")
 
 
 def _reword(item: Choices) -> Choices:
-    """lm-eval lists the answers without a heading."""
+    """Drop the heading of the list of answers."""
     return replace(item, query=_HEADING.sub("\n", item.query))
 
 

@@ -11,10 +11,7 @@ _CONNECTOR = re.compile(r"[.,!?]?\s+(because|therefore)$")
 
 
 def _reword(item: Choices) -> Choices:
-    """The premise loses the mark at its end, and choices begin with a small letter.
-
-    Two spaces stand in front of a choice, as in lm-eval's own task.
-    """
+    """Drop the premise's final mark, and begin choices with a small letter after two spaces."""
     query = _CONNECTOR.sub(r" \1", item.query.strip())
     choices = tuple(f" {choice[0].lower()}{choice[1:]}" for choice in item.choices)
     return Choices(query, choices, item.gold)

@@ -1,4 +1,4 @@
-"""HellaSwag: how a situation goes on."""
+"""HellaSwag: the likeliest continuation of a situation."""
 
 import re
 
@@ -12,7 +12,7 @@ _LAST_SENTENCE = re.compile(r"(?<=[.!?] )[a-z][^.!?]*$")
 
 
 def _reword(item: Choices) -> Choices:
-    """Marks of the WikiHow part go, and the sentence that is to go on begins with a capital.
+    """Drop marks of the WikiHow part, and begin the sentence to complete with a capital.
 
     lm-eval also names the activity first, which is in the file or is lost.
     """

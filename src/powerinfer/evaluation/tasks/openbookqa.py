@@ -1,4 +1,4 @@
-"""OpenBookQA: elementary questions of natural science, of which the file has the words already."""
+"""OpenBookQA: elementary questions of natural science, worded in the file as in lm-eval."""
 
 from powerinfer.evaluation.items import Choices
 from powerinfer.evaluation.task import NamedTask, reworded

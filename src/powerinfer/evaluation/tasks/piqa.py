@@ -1,4 +1,4 @@
-"""PIQA: which of two ways reaches an everyday goal."""
+"""PIQA: the better of two ways to an everyday goal."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ __all__ = ["TASK"]
 
 
 def _reword(item: Choices) -> Choices:
-    """The file ends a question with a line end; lm-eval also asks for the answer."""
+    """Drop the line end of a question, and ask for the answer."""
     return replace(item, query=item.query.removesuffix("\n") + "\nAnswer:")
 
 

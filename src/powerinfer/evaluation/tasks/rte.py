@@ -1,4 +1,4 @@
-"""RTE of GLUE: does the second sentence follow from the first?"""
+"""RTE of GLUE: entailment between two sentences."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ __all__ = ["TASK"]
 
 
 def _read(path: Path) -> tuple[Choices, ...]:
-    """The rows of GLUE's table, in words."""
+    """Word the rows of GLUE's table."""
     return tuple(
         Choices(f"{first}\nQuestion: {second} True or False?\nAnswer:", ("True", "False"), label)
         for first, second, label in read_sentence_pairs(path)

@@ -1,4 +1,4 @@
-"""Social IQa: what people feel or do in a situation; files have two or three answers."""
+"""Social IQa: feelings and actions of people in a situation; two or three answers."""
 
 import re
 
@@ -15,7 +15,7 @@ _LETTER = re.compile(r"(?:^|\n)[A-Z]\. ")
 
 
 def _reword(item: Choices) -> Choices:
-    """The file asks for a letter, lm-eval for the answer itself."""
+    """Ask for the answer itself, where the file asks for a letter."""
     found = _QUERY.fullmatch(item.query)
     answers = () if found is None else tuple(_LETTER.split(found["answers"])[1:])
     if found is None or len(answers) != len(item.choices) or not all(answers):

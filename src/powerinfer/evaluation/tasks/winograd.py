@@ -1,4 +1,4 @@
-"""The Winograd Schema Challenge (WSC273): whom a pronoun means."""
+"""The Winograd Schema Challenge (WSC273): the referent of a pronoun."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ __all__ = ["TASK"]
 
 
 def _reword(item: Contexts) -> Contexts:
-    """lm-eval joins what follows the pronoun by one more space than the sentence has."""
+    """Add the second space with which lm-eval joins the rest of the sentence."""
     is_word = item.continuation[0].isalnum() or item.continuation[0] in "\"'("
     return replace(item, continuation=f" {item.continuation}" if is_word else item.continuation)
 
