@@ -217,7 +217,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do something."""
+        """True if a step would do something."""
         return not self._queue.is_empty
 
     def statistics(self) -> EngineStatistics:

@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal, NoReturn, Self, Unpack
 
 from powerinfer.calibration.observing import FFNObserver, observable, observed
@@ -135,12 +134,7 @@ class LLM:
         self.loaded  # noqa: B018  raises if it was closed
         return self
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __reduce_ex__(self, _protocol: object) -> NoReturn:
@@ -224,9 +218,9 @@ class LLM:
             NumericsError: the model produced NaN or infinity; names the layer.
             PowerInferError: the model was closed.
         """
-        loaded = self.loaded
-        requests = [self._request(*job) for job in read_jobs(loaded, prompts, params)]
-        return _generate_all(self._engine, requests, _WINDOW * loaded.options.parallel)
+        return self._generate(
+            [self._request(*job) for job in read_jobs(self.loaded, prompts, params)]
+        )
 
     def stream(
         self,
@@ -279,7 +273,7 @@ class LLM:
             NumericsError: the model produced NaN or infinity; names the layer.
         """
         request = self._one(self.chat_prompt(messages), self.chat_params(params))
-        return _generate_all(self._engine, [request], 1)[0]
+        return self._generate([request])[0]
 
     def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Write the messages as a prompt by the model's chat template; return its token ids.
@@ -371,16 +365,10 @@ class LLM:
         from powerinfer.prompts.texts import read_scorables
         from powerinfer.scoring.scoring import score_of
 
-        loaded = self.loaded
-        items = read_scorables(loaded, texts)
+        items = read_scorables(self.loaded, texts)
         # Sorted, so that texts of one context follow each other and reuse its keys and values.
         order = sorted(set(items))
-        done = _run_all(
-            self._engine,
-            [_scoring(item) for item in order],
-            _WINDOW * loaded.options.parallel,
-            _have_other_contexts,
-        )
+        done = self._run_all([_scoring(item) for item in order], _have_other_contexts)
         scores = {
             item: score_of(handle.prompt_logprobs or ())
             for item, (handle, _) in zip(order, done, strict=True)
@@ -451,65 +439,57 @@ class LLM:
             reuses_prefix=self.loaded.options.reuse_prefix,
         )
 
+    def _generate(self, requests: Sequence[Request]) -> list[Generation]:
+        """Generate the texts of the requests, `n` of each, in order."""
+        return [text.generation for _, texts in self._run_all(requests) for text in texts]
 
-def _run_all(
-    engine: Engine,
-    requests: Sequence[Request],
-    num_at_once: int,
-    may_overlap: Callable[[Request, Request], bool] = lambda _one, _other: True,
-) -> list[tuple[RequestHandle, list[TextSoFar]]]:
-    """Compute all texts of the requests, side by side with those of other callers.
+    def _run_all(
+        self,
+        requests: Sequence[Request],
+        may_overlap: Callable[[Request, Request], bool] = lambda _one, _other: True,
+    ) -> list[tuple[RequestHandle, list[TextSoFar]]]:
+        """Compute all texts of the requests, side by side with those of other callers.
 
-    Args:
-        engine: the engine that computes them.
-        requests: requests, all of which are checked before the first is computed.
-        num_at_once: most texts to queue at the same time.
-        may_overlap: tells whether two of the requests may run at the same time.
+        All requests are checked before the first is computed. `may_overlap` tells whether two of
+        them may run at the same time.
 
-    Returns:
-        The handle and the `n` texts of each request, in order.
+        Returns:
+            The handle and the `n` texts of each request, in order.
 
-    Raises:
-        PromptError: a request can never run.
-        PowerInferError: the model was closed meanwhile.
-        NumericsError: the model produced NaN or infinity; names the layer.
-    """
-    engine.check_usable()
-    handles = [engine.prepare(request) for request in requests]
-    texts = {
-        handle: [TextSoFar(handle, index) for index in range(handle.request.params.n)]
-        for handle in handles
-    }
+        Raises:
+            PromptError: a request can never run.
+            PowerInferError: the model was closed meanwhile.
+            NumericsError: the model produced NaN or infinity; names the layer.
+        """
+        engine, num_at_once = self._engine, _WINDOW * self.loaded.options.parallel
+        engine.check_usable()
+        handles = [engine.prepare(request) for request in requests]
+        texts = {
+            handle: [TextSoFar(handle, index) for index in range(handle.request.params.n)]
+            for handle in handles
+        }
 
-    def may_join(handle: RequestHandle) -> bool:
-        return sum(each.request.params.n for each in running) < num_at_once and all(
-            may_overlap(handle.request, each.request) for each in running
-        )
+        def may_join(handle: RequestHandle) -> bool:
+            return sum(each.request.params.n for each in running) < num_at_once and all(
+                may_overlap(handle.request, each.request) for each in running
+            )
 
-    todo, running = deque(handles), list[RequestHandle]()
-    try:
-        while todo or running:
-            while todo and may_join(todo[0]):
-                handle = todo.popleft()
-                running.append(handle)
-                engine.enter(handle)
-            _wait_for_any(engine, running)
-            for handle in running:
-                _take(handle, texts[handle])
-            running = _unfinished(running, texts)
-    except BaseException:
-        for handle in handles:
-            handle.is_cancelled = True
-        raise
-    return [(handle, texts[handle]) for handle in handles]
-
-
-def _generate_all(
-    engine: Engine, requests: Sequence[Request], num_at_once: int
-) -> list[Generation]:
-    """Generate the texts of the requests, `n` of each, in order."""
-    done = _run_all(engine, requests, num_at_once)
-    return [text.generation for _, texts in done for text in texts]
+        todo, running = deque(handles), list[RequestHandle]()
+        try:
+            while todo or running:
+                while todo and may_join(todo[0]):
+                    handle = todo.popleft()
+                    running.append(handle)
+                    engine.enter(handle)
+                _wait_for_any(engine, running)
+                for handle in running:
+                    _take(handle, texts[handle])
+                running = _unfinished(running, texts)
+        except BaseException:
+            for handle in handles:
+                handle.is_cancelled = True
+            raise
+        return [(handle, texts[handle]) for handle in handles]
 
 
 def _wait_for_any(engine: Engine, handles: Sequence[RequestHandle]) -> None:
@@ -549,11 +529,8 @@ def _scoring(item: "ContextAndContinuation") -> Request:
 
 def _have_other_contexts(one: Request, other: Request) -> bool:
     """Tell whether two requests score continuations of different contexts."""
-    return _context(one) != _context(other)
-
-
-def _context(request: Request) -> Sequence[int]:
-    return request.prompt_ids[: (request.first_scored or 0) + 1]
+    contexts = [each.prompt_ids[: (each.first_scored or 0) + 1] for each in (one, other)]
+    return contexts[0] != contexts[1]
 
 
 def _checked_kinds(is_prompt: Sequence[bool]) -> list[bool]:

@@ -130,7 +130,7 @@ class Prefill:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether none of its texts is over, as the blocks of those may be another's by now."""
+        """True if none of its texts is over, as the blocks of those may be another's by now."""
         return not any(chunk.text.is_over for chunk in self.chunks)
 
     def run(self, num_slices: int) -> FloatArray | None:

@@ -51,7 +51,7 @@ class Queue:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no text waits or runs."""
+        """True if no text waits or runs."""
         return not (self._arrivals or self.waiting or self.running)
 
     @property

@@ -73,7 +73,7 @@ class Output:
 
     @property
     def is_last(self) -> bool:
-        """Whether this is the last output of its text."""
+        """True if this is the last output of its text."""
         return self.finish_reason is not None or self.error is not None
 
 
@@ -137,7 +137,7 @@ class RequestHandle:
 
     @property
     def is_over(self) -> bool:
-        """Whether all texts have ended."""
+        """True if all texts have ended."""
         return len(self.over) == self.request.params.n
 
     def metrics(self, index: int = 0) -> Metrics:

@@ -4,7 +4,6 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Literal, Self
 
 from powerinfer.engine.engine import CLOSED, Engine
@@ -174,7 +173,7 @@ class Reader:
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is something to take, or never will be."""
+        """True if there is something to take, or never will be."""
         return bool(self._handle.unread) or self.is_ended
 
     def close(self) -> None:
@@ -224,12 +223,7 @@ class TextStream(_Stream, Iterator[str]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __next__(self) -> str:
@@ -267,12 +261,7 @@ class AsyncTextStream(_Stream, AsyncIterator[str]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def __anext__(self) -> str:

@@ -21,7 +21,7 @@ class Form(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing can follow."""
+        """True if nothing can follow."""
         ...
 
     def mask(self, logits: FloatArray) -> FloatArray:

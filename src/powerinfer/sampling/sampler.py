@@ -99,7 +99,7 @@ class Sampler:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the form is complete and nothing can follow, so that the text ends here."""
+        """True if the form is complete and nothing can follow, so that the text ends here."""
         return self._form is not None and self._form.is_complete
 
     @property

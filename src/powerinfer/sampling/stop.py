@@ -26,7 +26,7 @@ class StopMatcher:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a stop string was found."""
+        """True if a stop string was found."""
         return self.found is not None
 
     @property

@@ -32,7 +32,7 @@ class Score:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether greedy decoding would generate exactly these tokens."""
+        """True if greedy decoding would generate exactly these tokens."""
         return self.token_ids == self.greedy_ids
 
     @property

@@ -65,7 +65,7 @@ class Constraint:
 
     @property
     def is_complete(self) -> bool:
-        """Whether only the end can follow, so that the text ends whatever the model wants."""
+        """True if only the end can follow, so that the text ends whatever the model wants."""
         return self._is_complete
 
     def mask(self, logits: FloatArray) -> FloatArray:
