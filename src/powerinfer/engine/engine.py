@@ -21,7 +21,6 @@ from powerinfer.engine.queue import Queue
 from powerinfer.engine.request import EngineStatistics, Output, Request, RequestHandle
 from powerinfer.engine.text import RunningText
 from powerinfer.errors import ContextLengthError, PowerInferError, PromptError
-from powerinfer.kvcache import KVCache
 from powerinfer.loading.loader import LoadedModel, Progress
 from powerinfer.loading.step import TokenSequence
 from powerinfer.loading.turns import AsyncLeader, FairLock
@@ -512,11 +511,6 @@ class Engine:
             if sequence() is None:
                 free()
         self._lent = [each for each in self._lent if each[0]() is not None]
-
-    @property
-    def cache(self) -> KVCache:
-        """Keys and values; not to be used during a step."""
-        return self._pool.cache
 
 
 def _check(request: Request, most_tokens: int, vocab_size: int) -> None:
