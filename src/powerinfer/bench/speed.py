@@ -9,6 +9,7 @@ from typing import TypedDict
 import numpy as np
 
 from powerinfer.bench.machine import Machine, describe_machine
+from powerinfer.bench.quality_row import DECODE_PROMPT_LENGTH
 from powerinfer.bench.read_bandwidth import PLAIN_READ_SETTINGS, PlainReader
 from powerinfer.engine.llm import LLM
 from powerinfer.errors import PromptError
