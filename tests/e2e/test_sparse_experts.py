@@ -9,7 +9,7 @@ import pytest
 
 from command_line import assert_error, invoke, run_json
 from powerinfer import LLM, SamplingParams
-from powerinfer.ops.some_backend import SomeOps
+from powerinfer.ops.backend import Backend
 from powerinfer.predictors import ActiveIds, LayerSource, PredictorKind, outside, register
 from powerinfer.predictors.calibration_json import CALIBRATION
 from powerinfer.values import BoolArray, FloatArray
@@ -174,7 +174,7 @@ def test_kinds_from_outside_list_neurons_of_all_experts(
     monkeypatch.setattr(outside, "_registered", {})
 
     def listed(*, is_chosen_only: bool) -> object:
-        def make(ops: SomeOps, source: LayerSource, _variant: str) -> object:
+        def make(ops: Backend, source: LayerSource, _variant: str) -> object:
             def active_ids(x: FloatArray, is_prompt: BoolArray | None) -> ActiveIds:
                 experts, _ = ops.route(x, source.ffn, is_prompt)
                 mask = np.zeros((len(x), 4, 48), bool)

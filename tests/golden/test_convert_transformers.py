@@ -13,8 +13,8 @@ from powerinfer.convert import planning
 from powerinfer.convert.convert import convert
 from powerinfer.gguf import GGUFFile, open_gguf
 from powerinfer.models import load_model
+from powerinfer.ops.backend import Backend, as_backend
 from powerinfer.ops.reference.ops import ReferenceOps
-from powerinfer.ops.some_backend import SomeOps, some_ops
 from tolerances import assert_close
 from transformers_cases import CASES, FOLDER, Case
 
@@ -37,7 +37,7 @@ def _without_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "check_tokenizer", lambda _folder, _metadata: None)
 
 
-def logits(file: GGUFFile, case: Case, ops: SomeOps) -> FloatArray:
+def logits(file: GGUFFile, case: Case, ops: Backend) -> FloatArray:
     model = load_model(file, ops)
     cache = model.new_cache()
     return model.forward(cache.batch([(0, case.token_ids, 0)], [True]), cache)[case.positions]
@@ -73,7 +73,7 @@ def test_logits_of_a_checkpoint_that_transformers_saves(
     assert (report.architecture, report.outtype) == (case.architecture, "f32")
     file = open_gguf(tmp_path / "m.gguf")
     assert not any("_t." in tensor for tensor in file.tensors)
-    assert_close(logits(file, case, some_ops(ReferenceOps())), goldens[name], "transformers")
+    assert_close(logits(file, case, as_backend(ReferenceOps())), goldens[name], "transformers")
 
 
 @pytest.mark.parametrize("name", CONVERTED)

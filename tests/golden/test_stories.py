@@ -8,7 +8,7 @@ import pytest
 from backends import BACKENDS, using
 from powerinfer.gguf import open_gguf
 from powerinfer.models import load_model
-from powerinfer.ops.some_backend import SomeOps
+from powerinfer.ops.backend import Backend
 from powerinfer.tokenizer import Tokenizer
 
 FIRST_IDS = [403, 407, 261, 378, 432, 383, 286, 261, 376, 298]
@@ -43,7 +43,7 @@ def test_prefill_of_the_text_predicts_the_text(backend: str, stories260k: Path) 
     assert logits.argmax(axis=1).tolist() == token_ids
 
 
-def _greedy(path: Path, ops: SomeOps, num_tokens: int) -> list[int]:
+def _greedy(path: Path, ops: Backend, num_tokens: int) -> list[int]:
     model = load_model(open_gguf(path), ops)
     cache = model.new_cache()
     token_ids = [1]

@@ -30,7 +30,7 @@ from powerinfer.ops.cpu.fired_bits import count_fired
 from powerinfer.ops.cpu.handles import NativeFFN
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.operands import FFN, Linear, MatrixUse
-from powerinfer.ops.protocol import LoadsWeights, MatrixT, VectorT
+from powerinfer.ops.protocol import MatrixT, VectorT, WeightLoader
 from powerinfer.values import Activation, ActivationKind, ByteArray, FloatArray
 
 TABLES = st.sampled_from(KERNELS)
@@ -56,7 +56,7 @@ def f32(values: FloatArray) -> Tensor:
     return replace(vector_tensor(values.reshape(-1)), shape=values.shape)
 
 
-def make_block(ops: LoadsWeights[MatrixT, VectorT], case: Case) -> FFN[MatrixT, VectorT]:
+def make_block(ops: WeightLoader[MatrixT, VectorT], case: Case) -> FFN[MatrixT, VectorT]:
     hidden, neurons = case.sizes
     ffn = make_ffn(
         ops,
@@ -85,7 +85,7 @@ def make_block(ops: LoadsWeights[MatrixT, VectorT], case: Case) -> FFN[MatrixT, 
 
 
 def _of_rows(
-    ops: LoadsWeights[MatrixT, VectorT],
+    ops: WeightLoader[MatrixT, VectorT],
     weights: FloatArray,
     activation: Activation,
 ) -> FFN[MatrixT, VectorT]:

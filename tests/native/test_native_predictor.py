@@ -27,12 +27,12 @@ from powerinfer.ops.protocol import (
     ActiveIds,
     FFNCounters,
     Linear,
-    LoadsWeights,
     MatrixT,
     MatrixUse,
     NeuronPredictor,
     ScoreStage,
     VectorT,
+    WeightLoader,
 )
 from powerinfer.values import Activation, ActivationKind, FloatArray
 from tolerances import assert_close
@@ -46,7 +46,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 def make_predictor(
-    ops: LoadsWeights[MatrixT, VectorT],
+    ops: WeightLoader[MatrixT, VectorT],
     thresholds: tuple[float, ...],
     *,
     has_fc1: bool = False,

@@ -18,7 +18,7 @@ from native_cases import (
     use_kernels,
     vector_tensor,
 )
-from powerinfer.ops.protocol import FFN, ActiveIds, Linear, LoadsWeights, MatrixT, VectorT
+from powerinfer.ops.protocol import FFN, ActiveIds, Linear, MatrixT, VectorT, WeightLoader
 from powerinfer.values import Activation, ActivationKind
 from tolerances import assert_close
 
@@ -28,7 +28,7 @@ KINDS = [ActivationKind.RELU, ActivationKind.DRELU, ActivationKind.FATRELU, Acti
 
 
 def planted_ffn(
-    ops: LoadsWeights[MatrixT, VectorT],
+    ops: WeightLoader[MatrixT, VectorT],
     kind: ActivationKind,
     *,
     format_name: str = "f32",

@@ -8,10 +8,10 @@ import pytest
 from native_cases import both, given_rows, make_ffn, numbers
 from powerinfer.gguf import open_gguf
 from powerinfer.models import load_model
+from powerinfer.ops.backend import as_backend
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.protocol import NeuronShares
 from powerinfer.ops.reference.ops import ReferenceOps
-from powerinfer.ops.some_backend import some_ops
 from powerinfer.values import Activation, ActivationKind
 from tiny_models import TINY_MODELS, write_model
 
@@ -74,7 +74,7 @@ def test_a_block_that_skips_nothing_computes_all() -> None:
 def test_every_layer_of_a_model_says_what_it_needed(name: str, tmp_path: Path) -> None:
     write_model(tmp_path / "tiny.gguf", TINY_MODELS[name])
     file = open_gguf(tmp_path / "tiny.gguf")
-    model = load_model(file, some_ops(NativeOps(2)), sparsity="exact")
+    model = load_model(file, as_backend(NativeOps(2)), sparsity="exact")
     assert model.layer_shares() is None
     cache = model.new_cache(256)
     # Twice: the second step is one that was recorded.
@@ -87,5 +87,5 @@ def test_every_layer_of_a_model_says_what_it_needed(name: str, tmp_path: Path) -
         assert np.all(shares.active > 0)
         assert np.all(shares.active < shares.union)
         assert np.all(shares.union <= 1)
-    whole = load_model(file, some_ops(ReferenceOps()), sparsity="exact")
+    whole = load_model(file, as_backend(ReferenceOps()), sparsity="exact")
     assert whole.layer_shares() is None

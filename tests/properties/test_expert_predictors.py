@@ -12,8 +12,8 @@ from backends import using
 from powerinfer.calibration.ground_truth import GroundTruth
 from powerinfer.calibration.routing import Routing
 from powerinfer.gguf import Tensor
+from powerinfer.ops.backend import Backend, Matrix, SomeFFN, Vector
 from powerinfer.ops.operands import FFN, Linear, MatrixUse, Router, RouterRule
-from powerinfer.ops.some_backend import Matrix, SomeFFN, SomeOps, Vector
 from powerinfer.predictors import LayerChoice, LayerSource, PredictorInput, build_predictor
 from powerinfer.values import Activation, ActivationKind, FloatArray
 from tolerances import assert_close
@@ -68,7 +68,7 @@ def shapes(draw: st.DrawFn) -> Shape:
 class _Made:
     """A block of a shape with everything that its predictors are built from."""
 
-    def __init__(self, ops: SomeOps, shape: Shape) -> None:
+    def __init__(self, ops: Backend, shape: Shape) -> None:
         self._ops, self._shape = ops, shape
         self._stream = np.random.default_rng(shape.seed)
         size = (shape.num_tokens, HIDDEN)

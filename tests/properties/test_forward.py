@@ -16,9 +16,9 @@ from expert_choices import ChoiceObserver, num_agreeing
 from powerinfer.gguf import GGUFFile, open_gguf
 from powerinfer.kvcache import KVCache
 from powerinfer.models import Model, get_architecture, load_model
+from powerinfer.ops.backend import Backend, as_backend
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.protocol import KVType
-from powerinfer.ops.some_backend import SomeOps, some_ops
 from powerinfer.values import FloatArray
 from tiny_models import TINY_MODELS, wide, write_model
 from tolerances import assert_close
@@ -59,7 +59,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     return open_model
 
 
-def load(file: GGUFFile, ops: SomeOps) -> Model:
+def load(file: GGUFFile, ops: Backend) -> Model:
     """With what loses nothing: rounding may turn a predictor's score from one side to the other."""
     model = load_model(file, ops)
     return model if model.sparsity in ("exact", "off") else load_model(file, ops, sparsity="exact")
@@ -254,7 +254,7 @@ def test_threads_do_not_change_a_bit(
     is_prompt: bool,
 ) -> None:
     file = files(name, format_name)
-    one, more = (load(file, some_ops(NativeOps(number))) for number in (1, threads))
+    one, more = (load(file, as_backend(NativeOps(number))) for number in (1, threads))
     got, expected = (whole(model, token_ids, is_prompt=is_prompt) for model in (more, one))
     np.testing.assert_array_equal(got, expected)
     for model in (one, more):

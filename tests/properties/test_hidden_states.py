@@ -10,8 +10,8 @@ from backends import BACKENDS, using
 from native_cases import given_rows
 from powerinfer.gguf import open_gguf
 from powerinfer.models import Model, load_model
+from powerinfer.ops.backend import Activations, Backend
 from powerinfer.ops.cpu.ops import NativeOps
-from powerinfer.ops.some_backend import Activations, SomeOps
 from powerinfer.values import FloatArray
 from tiny_models import TINY_MODELS, write_model
 from tolerances import assert_close
@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def load(folder: Path, name: str, ops: SomeOps) -> Model:
+def load(folder: Path, name: str, ops: Backend) -> Model:
     """With what loses nothing: rounding may turn a predictor's score from one side to the other."""
     model = load_model(open_gguf(folder / f"{name}.gguf"), ops)
     if model.sparsity in ("exact", "off"):

@@ -12,8 +12,8 @@ from powerinfer.errors import PowerInferError, UnsupportedError
 from powerinfer.gguf import GGUFFile, open_gguf
 from powerinfer.models import Model, load_model, uniform, with_predictors
 from powerinfer.models.sparsity import layer_source
+from powerinfer.ops.backend import Backend
 from powerinfer.ops.protocol import ActiveIds
-from powerinfer.ops.some_backend import SomeOps
 from powerinfer.predictors import LayerChoice, PredictorInput, build_predictor, kind_names
 from powerinfer.values import FloatArray
 from tiny_models import TINY_EXPERTS, TINY_MODELS, write_model
@@ -65,7 +65,7 @@ def _logits(model: Model, tokens: list[int] = TOKENS) -> FloatArray:
 
 
 def _ids(
-    ops: SomeOps, model: Model, kind: str, thresholds: tuple[float, ...], x: FloatArray
+    ops: Backend, model: Model, kind: str, thresholds: tuple[float, ...], x: FloatArray
 ) -> ActiveIds:
     built = build_predictor(ops, layer_source(model, 0, None), LayerChoice(kind, thresholds))
     assert built.predictor is not None
@@ -189,6 +189,6 @@ def test_mlp_without_its_tensors(tmp_path: Path) -> None:
         load_model(file, _reference(), sparsity="mlp")
 
 
-def _reference() -> SomeOps:
+def _reference() -> Backend:
     with using("reference") as ops:
         return ops

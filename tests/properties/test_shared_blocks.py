@@ -13,9 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from powerinfer.errors import PromptError
 from powerinfer.kvcache import KVCache, PrefixTree
+from powerinfer.ops.backend import KVLayer
 from powerinfer.ops.protocol import KVType
 from powerinfer.ops.reference.ops import ReferenceKV, ReferenceOps
-from powerinfer.ops.some_backend import KVLayer
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 12
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from native_cases import KERNELS
+from powerinfer.ops.backend import Backend, as_backend
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.reference.ops import ReferenceOps
-from powerinfer.ops.some_backend import SomeOps, some_ops
 
 __all__ = ["BACKENDS", "NATIVE", "using"]
 
@@ -17,9 +17,9 @@ BACKENDS = ("reference", *NATIVE)
 
 
 @contextmanager
-def using(name: str, threads: int = 2) -> Iterator[SomeOps]:
+def using(name: str, threads: int = 2) -> Iterator[Backend]:
     """Make the operations of a backend."""
     if name == "reference":
-        yield some_ops(ReferenceOps())
+        yield as_backend(ReferenceOps())
         return
-    yield some_ops(NativeOps(threads, name.removeprefix("native-")))
+    yield as_backend(NativeOps(threads, name.removeprefix("native-")))

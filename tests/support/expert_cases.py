@@ -7,7 +7,7 @@ import numpy as np
 from native_cases import numbers, tensor
 from powerinfer.gguf import Tensor
 from powerinfer.ops.operands import FFN, Linear, MatrixUse, Router, RouterRule
-from powerinfer.ops.protocol import LoadsWeights, MatrixT, VectorT
+from powerinfer.ops.protocol import MatrixT, VectorT, WeightLoader
 from powerinfer.values import Activation, ActivationKind
 
 __all__ = ["EXPERTS", "ExpertCase", "make_experts"]
@@ -46,7 +46,7 @@ class ExpertCase:
     is_single: bool = False
 
 
-def make_experts(ops: LoadsWeights[MatrixT, VectorT], case: ExpertCase) -> FFN[MatrixT, VectorT]:
+def make_experts(ops: WeightLoader[MatrixT, VectorT], case: ExpertCase) -> FFN[MatrixT, VectorT]:
     """A block as a backend prepares it."""
     hidden, neurons = case.sizes
 
@@ -85,7 +85,7 @@ def _single(merged: Tensor) -> list[Tensor]:
     ]
 
 
-def _bias(ops: LoadsWeights[MatrixT, VectorT], size: int, seed: int) -> VectorT:
+def _bias(ops: WeightLoader[MatrixT, VectorT], size: int, seed: int) -> VectorT:
     values = numbers((EXPERTS, size), seed)
     return ops.expert_vector(replace(_VECTORS, shape=values.shape, data=values.view(np.uint8)))
 

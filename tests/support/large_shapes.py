@@ -12,6 +12,7 @@ from powerinfer.models.attention import AttentionOptions, LayerAttention
 from powerinfer.models.experts import ExpertsConfig
 from powerinfer.models.scales import Scales
 from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
+from powerinfer.ops.backend import as_backend
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings
@@ -26,7 +27,6 @@ from powerinfer.ops.operands import (
     RouterRule,
     ScoreStage,
 )
-from powerinfer.ops.some_backend import some_ops
 from powerinfer.placement.plan import PlacementPlan
 from powerinfer.quant import get_format
 from powerinfer.values import Activation, ActivationKind, FloatArray
@@ -179,7 +179,7 @@ def shaped_model(large: LargeModel) -> Model:
         config=config,
         architecture=llama.ARCHITECTURE,
         weights=weights,
-        ops=some_ops(cast("NativeOps", _Shapes())),
+        ops=as_backend(cast("NativeOps", _Shapes())),
         attention=(options,) * large.num_layers,
         context_length=large.context_length,
         sparsity="exact",

@@ -11,21 +11,21 @@ import numpy.typing as npt
 
 from powerinfer import _core
 from powerinfer.gguf import Tensor
+from powerinfer.ops.backend import KVLayer, Matrix, Vector
 from powerinfer.ops.cpu.handles import NativePredictor
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.protocol import (
     FFN,
     Linear,
-    LoadsWeights,
     MatrixT,
     MatrixUse,
     NeuronPredictor,
     Ops,
     ScoreStage,
     VectorT,
+    WeightLoader,
 )
 from powerinfer.ops.reference.ops import ReferenceOps
-from powerinfer.ops.some_backend import KVLayer, Matrix, Vector
 from powerinfer.quant import get_format
 from powerinfer.values import Activation, Batch, BoolArray, FloatArray
 
@@ -130,7 +130,7 @@ def vector_tensor(values: FloatArray) -> Tensor:
 
 
 def make_linear(
-    ops: LoadsWeights[MatrixT, VectorT],
+    ops: WeightLoader[MatrixT, VectorT],
     format_name: str,
     shape: tuple[int, int],
     seed: int,
@@ -145,7 +145,7 @@ def make_linear(
 
 
 def make_ffn(
-    ops: LoadsWeights[MatrixT, VectorT],
+    ops: WeightLoader[MatrixT, VectorT],
     activation: Activation,
     sizes: tuple[int, int],
     *,
@@ -207,7 +207,7 @@ def use_kernels(name: str, threads: int = 2) -> NativeOps:
 def host_ops(
     ops: Ops[FloatArray, Any, Any, Any],
 ) -> HostOps:
-    """A backend of whose handles the type checker forgets which they are: see `some_ops`."""
+    """A backend of whose handles the type checker forgets which they are: see `as_backend`."""
     return ops
 
 

@@ -10,11 +10,11 @@ import numpy as np
 from powerinfer.gguf import open_gguf
 from powerinfer.models import Model, load_model
 from powerinfer.offload.placing import place_model
+from powerinfer.ops.backend import AnyBackend
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings
 from powerinfer.ops.hybrid.ops import HybridOps, HybridSettings
-from powerinfer.ops.some_backend import AnyOps
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 from powerinfer.values import FloatArray
 from tiny_models import TINY_EXPERTS, TINY_MODELS, write_model
@@ -40,7 +40,7 @@ def tiny_file(folder: Path, name: str, format_name: str = "f32") -> Path:
 
 def load(
     path: Path,
-    ops: AnyOps,
+    ops: AnyBackend,
     kind: str | None = None,
 ) -> Model:
     """A model on one device."""

@@ -18,8 +18,8 @@ from powerinfer.convert.convert import convert
 from powerinfer.errors import CheckpointError, NumericsError, PowerInferError
 from powerinfer.gguf import open_gguf
 from powerinfer.models import load_model as load_gguf
+from powerinfer.ops.backend import as_backend
 from powerinfer.ops.reference.ops import ReferenceOps
-from powerinfer.ops.some_backend import some_ops
 from powerinfer.train.sparsify.model import SparseModel, load_model, random_model, set_activation
 from powerinfer.train.sparsify.saving import save
 from sparsify_cases import LLAMA, MISTRAL, random_tokens
@@ -78,7 +78,7 @@ def test_a_saved_checkpoint_converts_to_the_same_logits(
     report = convert(tmp_path / "out", tmp_path / "m.gguf")
     assert report.architecture == ("bamboo" if activation == "drelu" else "llama")
     file = open_gguf(tmp_path / "m.gguf")
-    read = load_gguf(file, some_ops(ReferenceOps()))
+    read = load_gguf(file, as_backend(ReferenceOps()))
     assert str(read.config.activation) == activation
     cache = read.new_cache()
     got = read.forward(cache.batch([(0, TOKENS.tolist(), 0)], [True]), cache)

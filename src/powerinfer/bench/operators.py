@@ -14,8 +14,8 @@ from powerinfer.engine.llm import LLM
 from powerinfer.gguf import Tensor
 from powerinfer.loading.step import TokenSequence
 from powerinfer.models import Model
+from powerinfer.ops.backend import Activations, Backend, Matrix, SomeLinear
 from powerinfer.ops.protocol import LayerProgram
-from powerinfer.ops.some_backend import Activations, Matrix, SomeLinear, SomeOps
 from powerinfer.values import Batch, BoolArray, FloatArray
 
 __all__ = ["OperatorCost", "OperatorTimes", "TimedOps", "measure_operators"]
@@ -127,7 +127,7 @@ def _row(name: str, cost: OperatorCost, bound: float | None) -> OperatorRow:
 class _OperatorClock:
     """Adds up the cost of calls to a backend."""
 
-    ops: SomeOps
+    ops: Backend
     head: Matrix
     costs: dict[str, OperatorCost] = field(default_factory=dict)
 
@@ -193,7 +193,7 @@ class TimedOps:
     Passes for `powerinfer.ops.protocol.Ops`: attributes that are not timed are the backend's own.
     """
 
-    def __init__(self, ops: SomeOps, head: Matrix) -> None:
+    def __init__(self, ops: Backend, head: Matrix) -> None:
         # The wrapped calls kept below refer to the clock, which does not refer back.
         self._clock = _OperatorClock(ops, head)
         self.clear()
@@ -277,7 +277,7 @@ def measure_operators(llm: LLM, steps: int = 16, seed: int = 0) -> OperatorTimes
 def _timed_sequence(llm: LLM, timed: TimedOps) -> TokenSequence:
     """A new sequence whose steps go through the timer."""
     loaded = llm.loaded
-    model: Model = replace(loaded.model, ops=cast("SomeOps", timed))
+    model: Model = replace(loaded.model, ops=cast("Backend", timed))
     return TokenSequence(model, model.new_cache(kv_type=loaded.kv_type), loaded.options.batch_size)
 
 

@@ -6,11 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from powerinfer.calibration.routing import Routing
-from powerinfer.ops.float_errors import quietly
+from powerinfer.ops.backend import Backend, SomeFFN
+from powerinfer.ops.float_errors import ignore_float_errors
 from powerinfer.ops.protocol import Linear
 from powerinfer.ops.reference.ffn import activate, fires
 from powerinfer.ops.reference.matrix import narrow
-from powerinfer.ops.some_backend import SomeFFN, SomeOps
 from powerinfer.values import Activation, ActivationKind, BoolArray, FloatArray
 
 __all__ = [
@@ -65,7 +65,7 @@ class GroundTruth:
 
     def __init__(
         self,
-        ops: SomeOps,
+        ops: Backend,
         ffn: SomeFFN,
         x: FloatArray,
         firsts: npt.NDArray[np.bool_] | None = None,
@@ -151,7 +151,7 @@ def _ratio(
     return float(np.sqrt(ratio)), float(np.sqrt(ratio + _STANDARD_ERRORS * np.sqrt(variance)))
 
 
-def _neuron_bytes(ops: SomeOps, ffn: SomeFFN) -> float:
+def _neuron_bytes(ops: Backend, ffn: SomeFFN) -> float:
     """Bytes read to compute one neuron."""
     parts = [ffn.up, ffn.down] if ffn.gate is None else [ffn.gate, ffn.up, ffn.down]
     num_neurons = ops.matrix_shape(ffn.up.matrix)[0]
@@ -159,7 +159,7 @@ def _neuron_bytes(ops: SomeOps, ffn: SomeFFN) -> float:
 
 
 def count_active(
-    ops: SomeOps, ffn: SomeFFN, x: FloatArray, router_input: FloatArray | None = None
+    ops: Backend, ffn: SomeFFN, x: FloatArray, router_input: FloatArray | None = None
 ) -> npt.NDArray[np.int64]:
     """Tokens in which each neuron is active: i64[num_neurons], of all experts one after the other.
 
@@ -196,7 +196,7 @@ def _part(values: FloatArray | None, tokens: slice | npt.NDArray[np.intp]) -> Fl
 
 
 def _output(
-    ops: SomeOps, ffn: SomeFFN, x: FloatArray, router_input: FloatArray | None
+    ops: Backend, ffn: SomeFFN, x: FloatArray, router_input: FloatArray | None
 ) -> FloatArray:
     return ops.to_host(ops.ffn(x, ffn, None, _as_prompt(x), router_input))
 
@@ -206,12 +206,12 @@ def _as_prompt(x: FloatArray) -> BoolArray:
     return np.ones(len(x), bool)
 
 
-def _exact(ops: SomeOps, ffn: SomeFFN) -> SomeFFN:
+def _exact(ops: Backend, ffn: SomeFFN) -> SomeFFN:
     return ops.ffn_weights(replace(ffn, is_exact_sparse=True, predictor=None))
 
 
 def neuron_values(
-    ops: SomeOps, ffn: SomeFFN, x: FloatArray, routing: Routing
+    ops: Backend, ffn: SomeFFN, x: FloatArray, routing: Routing
 ) -> tuple[Mask, FloatArray]:
     """Firing of the deciding matrix, and the values that scale rows of down, for candidates.
 
@@ -226,7 +226,7 @@ def neuron_values(
     return fires(ffn.activation, wide[0]), narrow(values)
 
 
-@quietly
+@ignore_float_errors
 def _squared(values: FloatArray) -> FloatArray:
     squared: FloatArray = np.square(values)
     return squared

@@ -16,7 +16,7 @@ from powerinfer.calibration.routing import Routing
 from powerinfer.calibration.window_pass import check_finite, end_after, run_windows
 from powerinfer.models import Model
 from powerinfer.models.blocks import Stage, StepControl
-from powerinfer.ops.some_backend import SomeFFN
+from powerinfer.ops.backend import SomeFFN
 from powerinfer.values import FloatArray
 
 __all__ = ["InputSquares", "measure_inputs"]

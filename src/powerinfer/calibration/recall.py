@@ -18,7 +18,7 @@ from powerinfer.calibration.routing import Routing
 from powerinfer.models import LayerWeights, Model, layer_source
 from powerinfer.models.blocks import Observer, Stage, StepObserver, marks_of
 from powerinfer.models.metrics import uncounted
-from powerinfer.ops.some_backend import SomeFFN, SomeOps
+from powerinfer.ops.backend import Backend, SomeFFN
 from powerinfer.predictors import get_kind
 from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
 
@@ -164,7 +164,7 @@ def recall_meter(model: Model) -> RecallMeter | None:
     return model.observer if isinstance(model.observer, RecallMeter) else None
 
 
-def _without_predictor(ops: SomeOps, ffn: SomeFFN) -> SomeFFN:
+def _without_predictor(ops: Backend, ffn: SomeFFN) -> SomeFFN:
     return ffn if ffn.predictor is None else ops.ffn_weights(replace(ffn, predictor=None))
 
 

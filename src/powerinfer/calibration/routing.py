@@ -11,8 +11,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from powerinfer.ops.backend import Backend, SomeFFN
 from powerinfer.ops.protocol import ActiveIds
-from powerinfer.ops.some_backend import SomeFFN, SomeOps
 from powerinfer.values import BoolArray, FloatArray, IntArray
 
 __all__ = ["Routing"]
@@ -38,7 +38,7 @@ class Routing:
     @classmethod
     def of(
         cls,
-        ops: SomeOps,
+        ops: Backend,
         ffn: SomeFFN,
         x: FloatArray,
         router_input: FloatArray | None = None,

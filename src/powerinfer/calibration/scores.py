@@ -8,8 +8,8 @@ import numpy as np
 from powerinfer.calibration.ground_truth import token_chunks
 from powerinfer.calibration.routing import Routing
 from powerinfer.errors import UnsupportedError
+from powerinfer.ops.backend import Backend, Matrix
 from powerinfer.ops.protocol import Linear
-from powerinfer.ops.some_backend import Matrix, SomeOps
 from powerinfer.predictors import KindName, LayerSource, PredictorInput, Scorer, parse_kind
 from powerinfer.predictors.answers import scorer_of
 from powerinfer.predictors.choosing import PredictorBytes
@@ -32,7 +32,7 @@ class PartScores:
     num_bytes: PredictorBytes
 
     @classmethod
-    def measure(cls, ops: SomeOps, scorer: Scorer, x: FloatArray, routing: Routing) -> "PartScores":
+    def measure(cls, ops: Backend, scorer: Scorer, x: FloatArray, routing: Routing) -> "PartScores":
         """Score f32[num_tokens, hidden_size] for the neurons that may run."""
         chunks = [
             _scores(ops, scorer, x[chunk], routing.rows(chunk)) for chunk in token_chunks(len(x))
@@ -55,7 +55,7 @@ class ScoreCache:
 
     def __init__(
         self,
-        ops: SomeOps,
+        ops: Backend,
         source: LayerSource,
         inputs: dict[PredictorInput, FloatArray],
         kinds: Sequence[str],
@@ -87,7 +87,7 @@ class ScoreCache:
 
 
 def _scores(
-    ops: SomeOps, scorer: Scorer, x: FloatArray, routing: Routing
+    ops: Backend, scorer: Scorer, x: FloatArray, routing: Routing
 ) -> tuple[FloatArray, ...]:
     """f32[num_tokens, num_candidates] of each stage."""
     inputs = x if scorer.center is None else x - scorer.center
@@ -108,7 +108,7 @@ def _scores(
 
 
 def _scores_by_expert(
-    ops: SomeOps, hidden: FloatArray, matrix: Matrix, routing: Routing
+    ops: Backend, hidden: FloatArray, matrix: Matrix, routing: Routing
 ) -> FloatArray:
     """Each expert's rows of a matrix times its own part of f32[num_tokens, num_experts * rank]."""
     by_expert = hidden.reshape(len(hidden), routing.num_experts, -1)
@@ -120,7 +120,7 @@ def _scores_by_expert(
     return np.concatenate(scores, axis=1)
 
 
-def _product(ops: SomeOps, x: FloatArray, matrix: Matrix) -> FloatArray:
+def _product(ops: Backend, x: FloatArray, matrix: Matrix) -> FloatArray:
     """Multiply with a matrix that may have more columns, which meet zeros.
 
     Without prompt flags, by decoding's arithmetic: it decides about neurons near the threshold, and

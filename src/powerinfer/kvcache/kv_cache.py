@@ -23,8 +23,8 @@ from typing import Protocol
 import numpy as np
 
 from powerinfer.errors import PowerInferError, PromptError
+from powerinfer.ops.backend import KVLayer
 from powerinfer.ops.protocol import KVType
-from powerinfer.ops.some_backend import KVLayer
 from powerinfer.values import Batch, IntArray
 
 __all__ = ["BLOCK_SIZE", "BlockKeeper", "KVCache"]

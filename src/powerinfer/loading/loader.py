@@ -25,8 +25,8 @@ from powerinfer.models import (
     prepare_model,
 )
 from powerinfer.offload.devices import find_device
+from powerinfer.ops.backend import Backend, as_backend
 from powerinfer.ops.protocol import KVType
-from powerinfer.ops.some_backend import SomeOps, some_ops
 from powerinfer.options.options import CPU, EngineOptions
 from powerinfer.store.default_model import find_model
 from powerinfer.store.memory import available_memory_bytes, format_bytes, total_memory_bytes
@@ -265,7 +265,7 @@ def load(
 
 def make_ops(
     kernels: str | None, threads: int, *, in_place: bool = True, repack: bool = True
-) -> tuple[SomeOps, str]:
+) -> tuple[Backend, str]:
     """Make a backend, importing only this one.
 
     Args:
@@ -283,7 +283,7 @@ def make_ops(
     if kernels == REFERENCE_KERNELS:
         from powerinfer.ops.reference.ops import ReferenceOps
 
-        return some_ops(ReferenceOps()), REFERENCE_KERNELS
+        return as_backend(ReferenceOps()), REFERENCE_KERNELS
     from powerinfer.ops.cpu.machine import machine_info
     from powerinfer.ops.cpu.ops import NativeOps
 
@@ -295,7 +295,7 @@ def make_ops(
             remedy="name one of them with {kernels}",
         )
     ops = NativeOps(threads=threads, kernels=kernels or None, in_place=in_place, repack=repack)
-    return some_ops(ops), ops.kernels
+    return as_backend(ops), ops.kernels
 
 
 def _fits_this_machine(file: GGUFFile) -> bool:

@@ -11,7 +11,7 @@ from powerinfer.models.attention import WindowPattern
 from powerinfer.models.checkpoints.rules import CheckpointRules
 from powerinfer.models.experts import ExpertRules
 from powerinfer.models.scales import DefaultScales, usual_scales
-from powerinfer.ops.some_backend import Activations
+from powerinfer.ops.backend import Activations
 from powerinfer.predictors import PredictorInput
 from powerinfer.values import Activation, ActivationKind
 

@@ -17,7 +17,7 @@ from powerinfer.models.architecture import NormKind
 from powerinfer.models.attention import AttentionOptions
 from powerinfer.models.config import ModelConfig
 from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
-from powerinfer.ops.some_backend import Activations, KVLayer, SomeFFN, SomeOps
+from powerinfer.ops.backend import Activations, Backend, KVLayer, SomeFFN
 from powerinfer.values import Batch, BoolArray, ByteArray, FloatArray, IntArray
 
 __all__ = [
@@ -101,7 +101,7 @@ class FiringObserver(ABC):
         """Receive the neurons that fired in a layer, before its `Stage.FFN_OUTPUT`.
 
         Args:
-            bits: u8[num_tokens, ceil(num_neurons / 8)], see `Computes.ffn_firing`; they may be
+            bits: u8[num_tokens, ceil(num_neurons / 8)], see `Ops.ffn_firing`; they may be
                 kept. Neurons of a shared expert have none.
         """
 
@@ -122,7 +122,7 @@ class StepObserver(ABC):
 
 
 def embed_tokens(
-    ops: SomeOps,
+    ops: Backend,
     config: ModelConfig,
     weights: ModelWeights,
     batch: Batch,
@@ -142,20 +142,20 @@ def embed_tokens(
     return x
 
 
-def normalize(ops: SomeOps, x: Activations, norm: Norm) -> Activations:
+def normalize(ops: Backend, x: Activations, norm: Norm) -> Activations:
     """Normalize each row of f32[num_tokens, columns]."""
     if norm.kind is NormKind.RMS:
         return ops.rms_norm(x, norm.weight, norm.eps)
     return ops.layer_norm(x, norm.weight, norm.bias, norm.eps)
 
 
-def normalize_output(ops: SomeOps, x: Activations, norm: Norm | None) -> Activations:
+def normalize_output(ops: Backend, x: Activations, norm: Norm | None) -> Activations:
     """Normalize the output of attention or FFN in architectures that do."""
     return x if norm is None else normalize(ops, x, norm)
 
 
 def attention_block(  # noqa: PLR0913  observers need the layer number
-    ops: SomeOps,
+    ops: Backend,
     layer: LayerWeights,
     number: int,
     x: Activations,
@@ -189,7 +189,7 @@ def attention_block(  # noqa: PLR0913  observers need the layer number
 
 
 def ffn_block(  # noqa: PLR0913  routers may have their own input
-    ops: SomeOps,
+    ops: Backend,
     layer: LayerWeights,
     number: int,
     x: Activations,
@@ -218,7 +218,7 @@ def ffn_block(  # noqa: PLR0913  routers may have their own input
 
 
 def start_ffn_block(  # noqa: PLR0913  routers may have their own input
-    ops: SomeOps,
+    ops: Backend,
     layer: LayerWeights,
     number: int,
     x: Activations,
@@ -247,7 +247,7 @@ def start_ffn_block(  # noqa: PLR0913  routers may have their own input
 
 
 def _start(
-    ops: SomeOps,
+    ops: Backend,
     layer: LayerWeights,
     x: Activations,
     raw: Activations,
@@ -266,7 +266,7 @@ def _start(
 
 
 def _show_firing(
-    ops: SomeOps,
+    ops: Backend,
     layer: LayerWeights,
     number: int,
     x: Activations,
@@ -281,7 +281,7 @@ def _show_firing(
 
 
 def _finish(
-    ops: SomeOps, number: int, finish: Callable[[], Activations], observe: Observer
+    ops: Backend, number: int, finish: Callable[[], Activations], observe: Observer
 ) -> Activations:
     output = finish()
     observe(Stage.FFN_OUTPUT, number, ops.to_host(output))
@@ -289,7 +289,7 @@ def _finish(
 
 
 def _add_shared(
-    ops: SomeOps,
+    ops: Backend,
     shared: SomeFFN,
     x: Activations,
     is_prompt: BoolArray | None,
@@ -303,13 +303,13 @@ def _add_shared(
     return output
 
 
-def end_of_layer(ops: SomeOps, number: int, x: Activations, observe: Observer) -> Activations:
+def end_of_layer(ops: Backend, number: int, x: Activations, observe: Observer) -> Activations:
     """Show the end of a layer; returns no rows if the observer ends the step."""
     control = observe(Stage.FFN, number, ops.to_host(x))
     return ops.take_rows(x, NO_ROWS) if control is StepControl.STOP else x
 
 
-def select_rows(ops: SomeOps, x: Activations, rows: IntArray | None) -> Activations:
+def select_rows(ops: Backend, x: Activations, rows: IntArray | None) -> Activations:
     """Select rows; all of them for None."""
     return x if rows is None else ops.take_rows(x, rows)
 
@@ -321,7 +321,7 @@ def marks_of(batch: Batch, rows: IntArray | None) -> BoolArray | None:
 
 
 def final_states(
-    ops: SomeOps,
+    ops: Backend,
     config: ModelConfig,
     weights: ModelWeights,
     x: Activations,
@@ -340,7 +340,7 @@ def final_states(
 
 
 def output_logits(
-    ops: SomeOps,
+    ops: Backend,
     config: ModelConfig,
     weights: ModelWeights,
     x: Activations,

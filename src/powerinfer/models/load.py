@@ -15,7 +15,7 @@ from powerinfer.models.sparsity import EXACT, OFF, default_sparsity, uniform, wi
 from powerinfer.models.tensors.predictor_tensors import predictor_threshold
 from powerinfer.models.tensors.preparer import Progress
 from powerinfer.models.weights import ModelWeights, load_weights
-from powerinfer.ops.some_backend import AnyOps
+from powerinfer.ops.backend import AnyBackend
 from powerinfer.values import Activation
 
 __all__ = ["DEFAULT_CONTEXT_LENGTH", "default_context", "load_model", "prepare_model"]
@@ -28,7 +28,7 @@ _logger = logging.getLogger(__name__)
 
 def load_model(
     file: GGUFFile,
-    ops: AnyOps,
+    ops: AnyBackend,
     *,
     activation: Activation | str | None = None,
     sparsity: str | None = None,
@@ -68,7 +68,7 @@ def load_model(
 
 def prepare_model(
     opened: ModelFile,
-    ops: AnyOps,
+    ops: AnyBackend,
     *,
     skips_neurons: bool,
     context_length: int | None = None,

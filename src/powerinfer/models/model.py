@@ -23,15 +23,15 @@ from powerinfer.models.blocks import (
 from powerinfer.models.config import ModelConfig
 from powerinfer.models.paused_step import PausedStep
 from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
+from powerinfer.ops.backend import Activations, Backend, SomeFFN
 from powerinfer.ops.protocol import KVType, LayerProgram, RopeTable
-from powerinfer.ops.some_backend import Activations, SomeFFN, SomeOps
 from powerinfer.quant import get_format
 from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
 
 __all__ = ["LayerShares", "Model", "kv_bytes_per_position", "new_kv_cache"]
 
 _End: TypeAlias = Callable[
-    [SomeOps, ModelConfig, ModelWeights, Activations, BoolArray | None], Activations
+    [Backend, ModelConfig, ModelWeights, Activations, BoolArray | None], Activations
 ]
 """End of a step: `blocks.output_logits` or `blocks.final_states`."""
 
@@ -65,7 +65,7 @@ class Model:
     config: ModelConfig
     architecture: Architecture
     weights: ModelWeights
-    ops: SomeOps
+    ops: Backend
     attention: tuple[AttentionOptions, ...]
     context_length: int
     sparsity: str
@@ -131,7 +131,7 @@ class Model:
     ) -> PausedStep:
         """Prepare a step that pauses between layers; arguments and logits as for `forward`.
 
-        Only for backends that run layers apart (`RunsSteps.runs_layers_apart`).
+        Only for backends that run layers apart (`StepRunner.runs_layers_apart`).
         """
         program = self._program(batch, cache, output_logits, logits_for, observe)
         return PausedStep(program, batch, self.config.scales, self.embed(batch))
@@ -263,7 +263,7 @@ class Model:
 
 
 def new_kv_cache(
-    ops: SomeOps,
+    ops: Backend,
     config: ModelConfig,
     num_positions: int,
     *,
@@ -310,12 +310,12 @@ def _bytes_of_norm(config: ModelConfig, name: str, norm: Norm) -> int:
     return 4 * norm.num_vectors * (size or config.hidden_size)
 
 
-def _bytes_of_ffn(ops: SomeOps, ffn: SomeFFN) -> int:
+def _bytes_of_ffn(ops: Backend, ffn: SomeFFN) -> int:
     linears = [linear for linear in (ffn.gate, ffn.up, ffn.down) if linear is not None]
     return sum(ops.matrix_bytes(linear.matrix) for linear in linears)
 
 
-def _always_read(ops: SomeOps, layer: LayerWeights) -> int:
+def _always_read(ops: Backend, layer: LayerWeights) -> int:
     """Bytes of a layer's router and shared expert, which every token reads."""
     router = layer.ffn.router
     shared = 0 if layer.shared_ffn is None else _bytes_of_ffn(ops, layer.shared_ffn)

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import cast
 
 from powerinfer.models.scales import Scales
+from powerinfer.ops.backend import Activations
 from powerinfer.ops.protocol import LayerProgram
-from powerinfer.ops.some_backend import Activations
 from powerinfer.values import Batch, FloatArray
 
 __all__ = ["PausedStep"]

@@ -9,7 +9,7 @@ from powerinfer.errors import ShapeError, UnsupportedError
 from powerinfer.models.config import ModelConfig
 from powerinfer.models.model import Model
 from powerinfer.models.weights import LayerWeights
-from powerinfer.ops.some_backend import SomeOps
+from powerinfer.ops.backend import Backend
 from powerinfer.predictors import LayerChoice, LayerSource, build_predictor, parse_kind
 from powerinfer.values import Activation, FloatArray
 
@@ -123,7 +123,7 @@ def layer_source(model: Model, number: int, statistics: InputStatistics | None) 
     )
 
 
-def _implied_by_norm(ops: SomeOps, layer: LayerWeights) -> InputStatistics:
+def _implied_by_norm(ops: Backend, layer: LayerWeights) -> InputStatistics:
     """Statistics implied by the norm: mean 0 and variance 1, then scaled and shifted."""
     norm = layer.ffn_input_norm
     weight = ops.vector_values(norm.weight)

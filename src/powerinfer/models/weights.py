@@ -15,8 +15,8 @@ from powerinfer.models.tensors.ffn_weights import prepare_experts, prepare_ffn
 from powerinfer.models.tensors.predictor_tensors import MLPTensors, find_predictors
 from powerinfer.models.tensors.preparer import Preparer, Progress
 from powerinfer.models.tensors.tensor_finder import TensorFinder
+from powerinfer.ops.backend import Backend, Matrix, SomeFFN, SomeHeadNorms, SomeLinear, Vector
 from powerinfer.ops.protocol import HeadNorms, MatrixUse
-from powerinfer.ops.some_backend import Matrix, SomeFFN, SomeHeadNorms, SomeLinear, SomeOps, Vector
 from powerinfer.predictors import LayerPredictor
 
 __all__ = ["LayerWeights", "ModelWeights", "Norm", "load_weights"]
@@ -56,7 +56,7 @@ class LayerWeights:
         ffn_input_norm: norm whose output the FFN gets.
         ffn: feed-forward block prepared by the backend; has a router if it consists of experts.
         head_norms: norms of single heads of q and k, or None.
-        sinks: f32[num_heads], see `Computes.attention`, or None.
+        sinks: f32[num_heads], see `Ops.attention`, or None.
     """
 
     norms: Mapping[str, Norm]
@@ -115,7 +115,7 @@ class ModelWeights:
 
 def load_weights(
     file: GGUFFile,
-    ops: SomeOps,
+    ops: Backend,
     config: ModelConfig,
     architecture: Architecture,
     *,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from powerinfer.kvcache.kv_cache import BLOCK_SIZE
 from powerinfer.models import Model, kv_bytes_per_position
 from powerinfer.models.weights import LayerWeights, Norm
+from powerinfer.ops.backend import Backend, Matrix, SomeFFN, SomeLinear, SomePredictor, Vector
 from powerinfer.ops.gpu.formats import (
     ALIGNMENT,
     WIDEST_PIECE,
@@ -16,7 +17,6 @@ from powerinfer.ops.gpu.formats import (
     transposed_format,
 )
 from powerinfer.ops.protocol import KVType
-from powerinfer.ops.some_backend import Matrix, SomeFFN, SomeLinear, SomeOps, SomePredictor, Vector
 from powerinfer.placement.sizes import HostReads, LayerSizes, ModelSizes
 
 __all__ = ["CHUNK_BYTES", "CONTEXT_BYTES", "SPARE_NEURONS", "SizeAssumptions", "model_sizes"]
@@ -73,7 +73,7 @@ class SizeAssumptions:
 class _Memory:
     """Sizes of weights on the GPU, where they are padded, or in the file's formats."""
 
-    ops: SomeOps
+    ops: Backend
     is_device: bool
 
     def matrix(self, matrix: Matrix) -> int:
@@ -139,7 +139,7 @@ def _workspace_bytes(model: Model, assumed: SizeAssumptions) -> int:
     return _POOLS_BYTES + _DECODED_BYTES + _UPLOAD_BYTES + 2 * chunk + arrays
 
 
-def _chunk_bytes(ops: SomeOps, ffn: SomeFFN) -> int:
+def _chunk_bytes(ops: Backend, ffn: SomeFFN) -> int:
     """Size of one of the two buffers that stream cold neurons."""
     neuron = _device_neuron(ops, ffn)
     biases = _F32 * sum(part is not None and part.bias is not None for part in (ffn.gate, ffn.up))
@@ -231,7 +231,7 @@ def _can_move(ffn: SomeFFN) -> bool:
     return ffn.predictor is not None and ffn.is_down_transposed
 
 
-def _table_bytes(ops: SomeOps, ffn: SomeFFN, assumed: SizeAssumptions) -> int:
+def _table_bytes(ops: Backend, ffn: SomeFFN, assumed: SizeAssumptions) -> int:
     """Size of the GPU tables over all neurons, hot or cold, and of the gaps between arrays."""
     table = aligned(_F32 * ops.matrix_shape(ffn.up.matrix)[0])
     num_tables = 2 if assumed.neurons_move and _can_move(ffn) else 1
@@ -254,7 +254,7 @@ def _reads(kind: str, neuron: _Neuron) -> tuple[int, int]:
     return 0, neuron.deciding + neuron.rest
 
 
-def _device_neuron(ops: SomeOps, ffn: SomeFFN) -> _Neuron:
+def _device_neuron(ops: Backend, ffn: SomeFFN) -> _Neuron:
     """Bytes in the formats of hot neurons on the GPU, where down always has a row per neuron."""
     rows = [part for part in (ffn.gate, ffn.up) if part is not None]
     sizes = [_device_row(ops, part) for part in rows]
@@ -263,13 +263,13 @@ def _device_neuron(ops: SomeOps, ffn: SomeFFN) -> _Neuron:
     return _Neuron(sizes[0], sum(sizes[1:]) + device_bytes(down, 1, hidden_size))
 
 
-def _down_format(ops: SomeOps, ffn: SomeFFN) -> str:
+def _down_format(ops: Backend, ffn: SomeFFN) -> str:
     """Format of down on the GPU, where down stored by columns is transposed."""
     name = ops.matrix_format(ffn.down.matrix)
     return name if ffn.is_down_transposed else transposed_format(name)
 
 
-def _host_neuron(ops: SomeOps, ffn: SomeFFN) -> _Neuron:
+def _host_neuron(ops: Backend, ffn: SomeFFN) -> _Neuron:
     """Bytes in the file's formats, without down if its rows are not neurons."""
     parts = [part for part in (ffn.gate, ffn.up) if part is not None]
     parts += [ffn.down] if ffn.is_down_transposed else []
@@ -278,7 +278,7 @@ def _host_neuron(ops: SomeOps, ffn: SomeFFN) -> _Neuron:
     return _Neuron(sizes[0], sum(sizes[1:]))
 
 
-def _device_row(ops: SomeOps, linear: SomeLinear) -> int:
+def _device_row(ops: Backend, linear: SomeLinear) -> int:
     columns = ops.matrix_shape(linear.matrix)[1]
     bias = 0 if linear.bias is None else _F32
     return device_bytes(ops.matrix_format(linear.matrix), 1, columns) + bias

@@ -14,12 +14,12 @@ import numpy as np
 from powerinfer.errors import PlacementError, PowerInferError
 from powerinfer.models.model import Model
 from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
+from powerinfer.ops.backend import SomeFFN, SomeLinear, Vector, as_backend
 from powerinfer.ops.cpu.handles import NativeFFN, NativeLinear, NativeVector
 from powerinfer.ops.gpu.memory import Arena, naming_exhaustion
 from powerinfer.ops.hybrid.ops import HybridOps
 from powerinfer.ops.hybrid.plan import LayerPlan
 from powerinfer.ops.hybrid.upload import HandedBlock, PlacedBlock, Placer
-from powerinfer.ops.some_backend import SomeFFN, SomeLinear, Vector, some_ops
 
 __all__ = ["count_bytes", "place_model"]
 
@@ -44,7 +44,7 @@ def place_model(model: Model, ops: HybridOps) -> Model:
         ops.release()
         # Frames of the traceback hold what was uploaded.
         raise error.with_traceback(None) from None
-    return replace(model, weights=weights, ops=some_ops(ops))
+    return replace(model, weights=weights, ops=as_backend(ops))
 
 
 def count_bytes(model: Model, ops: HybridOps) -> int:

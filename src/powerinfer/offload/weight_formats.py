@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from powerinfer.models import Model
+from powerinfer.ops.backend import Backend, Matrix
 from powerinfer.ops.gpu.formats import device_bytes, transposed_format
-from powerinfer.ops.some_backend import Matrix, SomeOps
 
 __all__ = ["WeightFormat", "grown_formats", "weight_formats"]
 
@@ -72,7 +72,7 @@ def _matrices(model: Model) -> Iterator[tuple[Matrix, bool]]:
     yield model.weights.output.matrix, False
 
 
-def _sizes(ops: SomeOps, matrix: Matrix, *, is_transposed: bool) -> tuple[int, int, int]:
+def _sizes(ops: Backend, matrix: Matrix, *, is_transposed: bool) -> tuple[int, int, int]:
     name, (rows, columns) = ops.matrix_format(matrix), ops.matrix_shape(matrix)
     if is_transposed:
         device = device_bytes(transposed_format(name), columns, rows)

@@ -16,7 +16,7 @@ def as_rows(tensor: Tensor) -> Tensor:
 
 
 def check_expert_tensors(tensors: Sequence[Tensor]) -> None:
-    """Check tensors for `LoadsWeights.expert_matrix`.
+    """Check tensors for `WeightLoader.expert_matrix`.
 
     Raises:
         ShapeError: they are neither one tensor of three dimensions nor matrices that are alike.
@@ -38,7 +38,7 @@ def check_expert_tensors(tensors: Sequence[Tensor]) -> None:
 
 
 def check_expert_biases(tensor: Tensor) -> None:
-    """Check a tensor for `LoadsWeights.expert_vector`.
+    """Check a tensor for `WeightLoader.expert_vector`.
 
     Raises:
         ShapeError: it is not two-dimensional.

@@ -3,10 +3,10 @@
 `models/architectures/*` call these and nothing else, so one model file runs on the numpy
 reference (the oracle), the native CPU backend and the hybrid of CPU and GPU.
 
-A backend loads weights (`LoadsWeights`), runs whole steps (`RunsSteps`) and computes (`Ops`, which
+A backend loads weights (`WeightLoader`), runs whole steps (`StepRunner`) and computes (`Ops`, which
 includes the other two). The protocols are generic over the backend's types: its arrays of
 activations, its matrices and vectors, and its KV cache of a layer. Models know none of these types;
-see `powerinfer.ops.some_backend`.
+see `powerinfer.ops.backend`.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -44,7 +44,6 @@ __all__ = [
     "KVType",
     "LayerProgram",
     "Linear",
-    "LoadsWeights",
     "MatrixT",
     "MatrixUse",
     "NeuronPredictor",
@@ -53,9 +52,10 @@ __all__ = [
     "RopeTable",
     "Router",
     "RouterRule",
-    "RunsSteps",
     "ScoreStage",
+    "StepRunner",
     "VectorT",
+    "WeightLoader",
 ]
 
 # A backend's arrays of activations, f32[num_tokens, columns], and its KV cache of one layer.
@@ -63,7 +63,7 @@ ArrayT = TypeVar("ArrayT")
 KVLayerT = TypeVar("KVLayerT")
 
 
-class LoadsWeights(Protocol[MatrixT, VectorT]):
+class WeightLoader(Protocol[MatrixT, VectorT]):
     """Creates and describes handles of weights, before anything is computed."""
 
     def matrix(self, tensor: Tensor, use: MatrixUse) -> MatrixT:
@@ -177,7 +177,7 @@ class LayerProgram(Generic[ArrayT]):
     key: Hashable | None = None
 
 
-class RunsSteps(Protocol[ArrayT]):
+class StepRunner(Protocol[ArrayT]):
     """Runs whole steps."""
 
     @property
@@ -197,8 +197,8 @@ class RunsSteps(Protocol[ArrayT]):
 
 
 class Ops(
-    LoadsWeights[MatrixT, VectorT],
-    RunsSteps[ArrayT],
+    WeightLoader[MatrixT, VectorT],
+    StepRunner[ArrayT],
     Protocol[ArrayT, MatrixT, VectorT, KVLayerT],
 ):
     """A backend: one device, or several that work together.

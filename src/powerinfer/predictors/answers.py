@@ -7,7 +7,7 @@ kind, rather than by a crash inside a backend.
 import numpy as np
 
 from powerinfer.errors import UnsupportedError
-from powerinfer.ops.some_backend import SomeOps
+from powerinfer.ops.backend import Backend
 from powerinfer.predictors.names import KindName
 from powerinfer.predictors.predictor import AsksNeurons, LayerSource, ScorePart, Scorer
 
@@ -16,7 +16,7 @@ __all__ = ["neurons_of", "scorer_of"]
 _HOW = "a matrix of the backend is expected, such as ops.recode returns"
 
 
-def scorer_of(ops: SomeOps, source: LayerSource, part: KindName) -> Scorer:
+def scorer_of(ops: Backend, source: LayerSource, part: KindName) -> Scorer:
     """Get the scorer of a kind for one layer.
 
     Raises:
@@ -47,7 +47,7 @@ def scorer_of(ops: SomeOps, source: LayerSource, part: KindName) -> Scorer:
     return scorer
 
 
-def neurons_of(ops: SomeOps, source: LayerSource, part: KindName) -> AsksNeurons:
+def neurons_of(ops: Backend, source: LayerSource, part: KindName) -> AsksNeurons:
     """Get the function of a kind that lists the active neurons of one layer.
 
     Raises:
@@ -62,7 +62,7 @@ def neurons_of(ops: SomeOps, source: LayerSource, part: KindName) -> AsksNeurons
     return asked
 
 
-def _problem(ops: SomeOps, part: object, num_neurons: int) -> str | None:
+def _problem(ops: Backend, part: object, num_neurons: int) -> str | None:
     if not isinstance(part, ScorePart):
         return f"is {_type(part)}, expected a ScorePart"
     shape = _shape(ops, part.matrix)
@@ -76,7 +76,7 @@ def _problem(ops: SomeOps, part: object, num_neurons: int) -> str | None:
     return None
 
 
-def _shape(ops: SomeOps, matrix: object) -> tuple[int, int] | None:
+def _shape(ops: Backend, matrix: object) -> tuple[int, int] | None:
     """Return rows and columns; None for an object that is not a matrix of the backend."""
     try:
         return ops.matrix_shape(matrix)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from powerinfer.errors import UnsupportedError
-from powerinfer.ops.some_backend import SomeFFN, SomeOps
+from powerinfer.ops.backend import Backend, SomeFFN
 from powerinfer.predictors.answers import neurons_of, scorer_of
 from powerinfer.predictors.names import parse_kind
 from powerinfer.predictors.predictor import (
@@ -40,7 +40,7 @@ class PredictedFFN:
     predictor: LayerPredictor | None
 
 
-def build_predictor(ops: SomeOps, source: LayerSource, choice: LayerChoice) -> PredictedFFN:
+def build_predictor(ops: Backend, source: LayerSource, choice: LayerChoice) -> PredictedFFN:
     """Prepare the predictor of one layer, with the backend that prepared `source.ffn`.
 
     Raises:
@@ -68,7 +68,7 @@ def build_predictor(ops: SomeOps, source: LayerSource, choice: LayerChoice) -> P
     return PredictedFFN(ffn, LayerPredictor(name, scorers[0].input))
 
 
-def _prepare(ops: SomeOps, ffn: SomeFFN) -> SomeFFN:
+def _prepare(ops: Backend, ffn: SomeFFN) -> SomeFFN:
     return ops.ffn_weights(replace(ffn, is_exact_sparse=True, predictor=None))
 
 

@@ -7,7 +7,7 @@ gathered where single rows of it are.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from powerinfer.ops.some_backend import Matrix, SomeFFN, SomeOps
+from powerinfer.ops.backend import Backend, Matrix, SomeFFN
 from powerinfer.predictors.build import LayerChoice
 from powerinfer.predictors.calibration import Calibration, Curve, CurvePoint, Dial
 from powerinfer.predictors.predictor import Scorer
@@ -43,7 +43,7 @@ class PredictorBytes:
 
     @classmethod
     def of(
-        cls, ops: SomeOps, scorers: tuple[Scorer, ...], used_share: float = 1.0
+        cls, ops: Backend, scorers: tuple[Scorer, ...], used_share: float = 1.0
     ) -> "PredictorBytes":
         """Compute the reads of a cascade of scorers; a token uses `used_share` of the experts."""
         fc1 = scorers[0].fc1
@@ -74,7 +74,7 @@ class FFNBytes:
     is_down_skippable: bool
 
     @classmethod
-    def of(cls, ops: SomeOps, ffn: SomeFFN) -> "FFNBytes":
+    def of(cls, ops: Backend, ffn: SomeFFN) -> "FFNBytes":
         """Compute the reads of a prepared FFN."""
         num_neurons = ops.matrix_shape(ffn.up.matrix)[0]
         num_used = 1 if ffn.router is None else ffn.router.num_used
@@ -159,5 +159,5 @@ def _is_within(point: CurvePoint, dial: Dial) -> bool:
     return dial.max_ffn_error is None or error <= dial.max_ffn_error
 
 
-def _row_bytes(ops: SomeOps, matrix: Matrix) -> float:
+def _row_bytes(ops: Backend, matrix: Matrix) -> float:
     return ops.matrix_bytes(matrix) / max(1, ops.matrix_shape(matrix)[0])

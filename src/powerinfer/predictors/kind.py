@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from powerinfer.ops.some_backend import SomeOps
+from powerinfer.ops.backend import Backend
 from powerinfer.predictors.predictor import AsksNeurons, LayerSource, PredictorInput, Scorer
 
 __all__ = ["PredictorKind"]
@@ -33,8 +33,8 @@ class PredictorKind:
     name: str
     summary: str
     variants: tuple[str, ...] = ()
-    scorer: Callable[[SomeOps, LayerSource, str], Scorer] | None = None
-    active_ids: Callable[[SomeOps, LayerSource, str], AsksNeurons] | None = None
+    scorer: Callable[[Backend, LayerSource, str], Scorer] | None = None
+    active_ids: Callable[[Backend, LayerSource, str], AsksNeurons] | None = None
     input: PredictorInput = PredictorInput.FFN_INPUT
     default_threshold: Callable[[LayerSource], float] = lambda _source: 0.0
     cascade_bits: Mapping[str, int] = field(default_factory=dict)

@@ -12,16 +12,16 @@ import numpy as np
 
 from powerinfer.errors import UnsupportedError
 from powerinfer.gguf import Tensor
-from powerinfer.ops.protocol import ActiveIds, ArrayT, NeuronPredictor, ScoreStage
-from powerinfer.ops.some_backend import (
+from powerinfer.ops.backend import (
     Activations,
+    Backend,
     Matrix,
     SomeFFN,
     SomeLinear,
-    SomeOps,
     SomePredictor,
     SomeStage,
 )
+from powerinfer.ops.protocol import ActiveIds, ArrayT, NeuronPredictor, ScoreStage
 from powerinfer.values import ActivationKind, BoolArray, FloatArray
 
 __all__ = [
@@ -38,7 +38,7 @@ __all__ = [
 AsksNeurons: TypeAlias = Callable[[FloatArray, BoolArray | None], ActiveIds]
 """Function from f32[num_tokens, hidden_size] in host memory and marks to the neurons per token.
 
-Marks say which tokens are prompt, see `powerinfer.ops.protocol.Computes`.
+Marks say which tokens are prompt, see `powerinfer.ops.protocol.Ops`.
 """
 
 
@@ -126,7 +126,7 @@ class Scorer:
     center: FloatArray | None = None
     num_experts: int = 1
 
-    def stages(self, ops: SomeOps, threshold: float) -> tuple[SomeStage, ...]:
+    def stages(self, ops: Backend, threshold: float) -> tuple[SomeStage, ...]:
         """Build the stages of the parts with this threshold."""
         return tuple(_stage(ops, part, threshold) for part in self.parts)
 
@@ -156,7 +156,7 @@ class LayerPredictor:
 
     def select(
         self,
-        ops: SomeOps,
+        ops: Backend,
         ffn: SomeFFN,
         x: Activations,
         raw: Activations,
@@ -169,7 +169,7 @@ class LayerPredictor:
         Args:
             x: see `select_input`.
             raw: see `select_input`.
-            is_prompt: bool[num_tokens], see `powerinfer.ops.protocol.Computes`.
+            is_prompt: bool[num_tokens], see `powerinfer.ops.protocol.Ops`.
 
         Raises:
             UnsupportedError: neither this nor the FFN has a predictor.
@@ -183,7 +183,7 @@ class LayerPredictor:
 
 
 def fused_predictor(
-    ops: SomeOps, scorers: tuple[Scorer, ...], thresholds: tuple[float, ...]
+    ops: Backend, scorers: tuple[Scorer, ...], thresholds: tuple[float, ...]
 ) -> SomePredictor:
     """Fuse a cascade of scorers that share their input into one predictor for the FFN call.
 
@@ -205,7 +205,7 @@ def fused_predictor(
     )
 
 
-def _stage(ops: SomeOps, part: ScorePart, threshold: float) -> SomeStage:
+def _stage(ops: Backend, part: ScorePart, threshold: float) -> SomeStage:
     """Fold offset and noise into one bias per neuron, so that a test is one addition."""
     if part.noise is None:
         bias = None if part.offset is None else ops.constant(part.offset)

@@ -23,8 +23,8 @@ from powerinfer.gguf import open_gguf
 from powerinfer.models import InputStatistics, Model, load_model, with_predictors
 from powerinfer.models.blocks import Stage
 from powerinfer.models.sparsity import layer_source
+from powerinfer.ops.backend import Backend, as_backend
 from powerinfer.ops.reference.ops import ReferenceOps
-from powerinfer.ops.some_backend import SomeOps, some_ops
 from powerinfer.predictors import LayerChoice, build_predictor
 from powerinfer.predictors.calibration import Calibration, CurvePoint, Dial
 from powerinfer.predictors.calibration_json import CALIBRATION
@@ -47,9 +47,9 @@ MODELS = ("bamboo", "llama-relu", "falcon-powerinfer", "llama-relu2", *EXPERTS)
 RECIPES = TINY_MODELS | TINY_EXPERTS
 
 
-def _load(folder: Path, name: str, ops: SomeOps | None = None) -> Model:
+def _load(folder: Path, name: str, ops: Backend | None = None) -> Model:
     path = write_model(folder / f"{name}.gguf", RECIPES[name])
-    return load_model(open_gguf(path), ops or some_ops(ReferenceOps()))
+    return load_model(open_gguf(path), ops or as_backend(ReferenceOps()))
 
 
 @pytest.fixture(scope="module", params=MODELS)

@@ -16,22 +16,22 @@ from powerinfer.calibration.ground_truth import GroundTruth, count_active
 from powerinfer.calibration.routing import Routing
 from powerinfer.calibration.scores import PartScores
 from powerinfer.gguf import Tensor
-from powerinfer.ops.protocol import FFN, Linear, MatrixUse
-from powerinfer.ops.reference.ops import ReferenceOps
-from powerinfer.ops.some_backend import (
+from powerinfer.ops.backend import (
     Matrix,
     SomeFFN,
     SomeLinear,
     Vector,
-    some_ops,
+    as_backend,
 )
+from powerinfer.ops.protocol import FFN, Linear, MatrixUse
+from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.predictors import PredictorInput, Scorer
 from powerinfer.predictors.calibration import Dial
 from powerinfer.predictors.choosing import FFNBytes, PredictorBytes
 from powerinfer.predictors.predictor import ScorePart
 from powerinfer.values import Activation, ActivationKind, FloatArray
 
-OPS = some_ops(ReferenceOps())
+OPS = as_backend(ReferenceOps())
 # Two f32 of up and two of down.
 NEURON_BYTES = 16
 

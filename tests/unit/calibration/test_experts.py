@@ -13,17 +13,17 @@ from powerinfer.calibration.curves import measure_curve
 from powerinfer.calibration.ground_truth import GroundTruth, count_active
 from powerinfer.calibration.scores import PartScores
 from powerinfer.gguf import Tensor
+from powerinfer.ops.backend import Matrix, SomeFFN, Vector, as_backend
 from powerinfer.ops.operands import Router, RouterRule
 from powerinfer.ops.protocol import FFN, Linear, MatrixUse
 from powerinfer.ops.reference.ops import ReferenceOps
-from powerinfer.ops.some_backend import Matrix, SomeFFN, Vector, some_ops
 from powerinfer.predictors import PredictorInput, Scorer
 from powerinfer.predictors.calibration import Dial
 from powerinfer.predictors.choosing import FFNBytes, PredictorBytes
 from powerinfer.predictors.predictor import ScorePart, fused_predictor
 from powerinfer.values import Activation, ActivationKind, FloatArray
 
-OPS = some_ops(ReferenceOps())
+OPS = as_backend(ReferenceOps())
 HIDDEN, SIZE, EXPERTS, USED, RANK = 8, 5, 6, 2, 4
 TOKENS = 11
 

@@ -11,8 +11,8 @@ from powerinfer import PromptError
 from powerinfer.gguf import open_gguf
 from powerinfer.loading.step import TokenSequence
 from powerinfer.models import Model, load_model
+from powerinfer.ops.backend import as_backend
 from powerinfer.ops.cpu.ops import NativeOps
-from powerinfer.ops.some_backend import some_ops
 from tiny_models import TINY_MODELS, write_model
 
 MARKS = [True, False, True, False, False]
@@ -22,7 +22,7 @@ TOKENS = [5, 6, 7, 8, 9]
 @pytest.fixture
 def model(tmp_path: Path) -> Model:
     file = open_gguf(write_model(tmp_path / "tiny.gguf", TINY_MODELS["llama"]))
-    return load_model(file, some_ops(NativeOps(1, "portable")))
+    return load_model(file, as_backend(NativeOps(1, "portable")))
 
 
 def new_sequence(model: Model) -> TokenSequence:

@@ -25,8 +25,8 @@ from powerinfer.gguf import (
 )
 from powerinfer.loading.step import TokenSequence
 from powerinfer.models import get_architecture, load_model, read_config
+from powerinfer.ops.backend import Backend, as_backend
 from powerinfer.ops.reference.ops import ReferenceOps
-from powerinfer.ops.some_backend import SomeOps, some_ops
 from powerinfer.values import FloatArray
 from tiny_models import TINY_MODELS, TinyModel, wide, write_model
 from tolerances import assert_close
@@ -57,8 +57,8 @@ def rewrite(
     return open_gguf(path / "changed.gguf")
 
 
-def logits_of(file: GGUFFile, ops: SomeOps | None = None, **options: Any) -> FloatArray:
-    model = load_model(file, ops or some_ops(ReferenceOps()), **options)
+def logits_of(file: GGUFFile, ops: Backend | None = None, **options: Any) -> FloatArray:
+    model = load_model(file, ops or as_backend(ReferenceOps()), **options)
     cache = model.new_cache()
     return model.forward(cache.batch([(0, TOKEN_IDS, 0)], [True]), cache)
 

@@ -13,13 +13,13 @@ import pytest
 
 from native_cases import make_ffn, make_linear, numbers, tensor
 from powerinfer import _core
+from powerinfer.ops.backend import Backend, as_backend
 from powerinfer.ops.cpu.handles import NativeFFN, NativeLinear, NativePredictor
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.protocol import FFN, Linear, MatrixUse, NeuronPredictor, Ops, ScoreStage
 from powerinfer.ops.reference.ffn import ReferenceFFN
 from powerinfer.ops.reference.matrix import ReferenceLinear
 from powerinfer.ops.reference.ops import ReferenceKV, ReferenceMatrix, ReferenceOps
-from powerinfer.ops.some_backend import SomeOps, some_ops
 from powerinfer.values import Activation, ActivationKind, FloatArray
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def another_backend(ops: NativeOps) -> ReferenceBackend:
 
 
 def test_a_model_forgets_what_its_backend_is() -> None:
-    forget: Callable[[NativeOps], SomeOps] = some_ops
+    forget: Callable[[NativeOps], Backend] = as_backend
     ops = NativeOps(1)
     forgotten: object = forget(ops)
     assert forgotten is ops

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from powerinfer.gguf import Tensor
-from powerinfer.ops.protocol import FFN, Linear, MatrixUse
-from powerinfer.ops.reference.ops import ReferenceOps
-from powerinfer.ops.some_backend import (
+from powerinfer.ops.backend import (
     Matrix,
     SomeFFN,
     Vector,
-    some_ops,
+    as_backend,
 )
+from powerinfer.ops.protocol import FFN, Linear, MatrixUse
+from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.predictors import LayerChoice, PredictorInput, Scorer
 from powerinfer.predictors.calibration import (
     DEFAULT_DIAL,
@@ -209,7 +209,7 @@ def test_the_predicted_time_counts_each_stage_for_those_that_reach_it() -> None:
 
 # Bytes: 64 columns are 68 bytes in q8_0, 128 in f16, 256 in f32
 
-OPS = some_ops(ReferenceOps())
+OPS = as_backend(ReferenceOps())
 
 
 def _matrix(rows: int, columns: int, name: str = "f32") -> Matrix:

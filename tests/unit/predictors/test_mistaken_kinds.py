@@ -8,7 +8,7 @@ import pytest
 
 from command_line import assert_error, invoke
 from powerinfer import LLM, UnsupportedError
-from powerinfer.ops.some_backend import SomeOps
+from powerinfer.ops.backend import Backend
 from powerinfer.predictors import (
     LayerSource,
     PredictorInput,
@@ -21,10 +21,10 @@ from powerinfer.predictors import (
 from tiny_models import TINY_MODELS, write_model
 
 INPUT = PredictorInput.FFN_INPUT
-Answer = Callable[[SomeOps, LayerSource], object]
+Answer = Callable[[Backend, LayerSource], object]
 
 
-def _part(ops: SomeOps, source: LayerSource, **changes: object) -> ScorePart:
+def _part(ops: Backend, source: LayerSource, **changes: object) -> ScorePart:
     return ScorePart(ops.recode(source.ffn.up.matrix, "q8_0"), **changes)  # type: ignore[arg-type]
 
 

@@ -14,7 +14,7 @@ import pytest
 from command_line import assert_error, invoke, run_json
 from patience import PATIENCE_S
 from powerinfer import LLM, SamplingParams, UnsupportedError
-from powerinfer.ops.some_backend import SomeOps
+from powerinfer.ops.backend import Backend
 from powerinfer.predictors import (
     ActiveIds,
     LayerSource,
@@ -107,7 +107,7 @@ def _kind(name: str = "mine", **changes: object) -> PredictorKind:
     return replace(kind, **changes)  # type: ignore[arg-type]
 
 
-def _scorer(ops: SomeOps, source: LayerSource, _variant: str) -> Scorer:
+def _scorer(ops: Backend, source: LayerSource, _variant: str) -> Scorer:
     parts = tuple(ScorePart(ops.recode(part.matrix, "q8_0")) for part in source.deciding)
     return Scorer(PredictorInput.FFN_INPUT, parts)
 
@@ -285,7 +285,7 @@ def test_a_name_is_registered_once() -> None:
 def test_a_kind_that_lists_neurons_has_no_dial(model: Path) -> None:
     asked: list[int] = []
 
-    def first_half(_ops: SomeOps, source: LayerSource, _variant: str) -> object:
+    def first_half(_ops: Backend, source: LayerSource, _variant: str) -> object:
         def active_ids(x: FloatArray, _is_prompt: BoolArray | None) -> ActiveIds:
             asked.append(source.number)
             mask = np.zeros((len(x), 48), bool)
@@ -315,7 +315,7 @@ def test_a_kind_that_lists_neurons_has_no_dial(model: Path) -> None:
 def test_parts_that_do_not_go_together(
     model: Path, text: Path, change: dict[str, object], said: str
 ) -> None:
-    def scorer(ops: SomeOps, source: LayerSource, variant: str) -> Scorer:
+    def scorer(ops: Backend, source: LayerSource, variant: str) -> Scorer:
         values = {"mean": source.mean + 1, "up": source.ffn.up.matrix}
         made = {key: values.get(str(value), value) for key, value in change.items()}
         return replace(_scorer(ops, source, variant), **made)  # type: ignore[arg-type]

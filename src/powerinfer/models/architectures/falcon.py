@@ -24,7 +24,7 @@ from powerinfer.models.blocks import (
 from powerinfer.models.checkpoints.config import CheckpointConfig
 from powerinfer.models.checkpoints.rules import CheckpointRules
 from powerinfer.models.model import Model
-from powerinfer.ops.some_backend import Activations
+from powerinfer.ops.backend import Activations
 from powerinfer.predictors import PredictorInput
 from powerinfer.values import Activation, ActivationKind, Batch, IntArray
 

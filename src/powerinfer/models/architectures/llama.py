@@ -22,7 +22,7 @@ from powerinfer.models.checkpoints.config import CheckpointConfig
 from powerinfer.models.checkpoints.rules import CheckpointRules
 from powerinfer.models.experts import ExpertRules
 from powerinfer.models.model import Model
-from powerinfer.ops.some_backend import Activations
+from powerinfer.ops.backend import Activations
 from powerinfer.values import Batch, IntArray
 
 __all__ = ["ARCHITECTURE", "EXPERT_NAMES", "HUGGING_FACE_NAMES", "QK_NORM_NAMES", "run_layer"]

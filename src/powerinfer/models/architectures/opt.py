@@ -26,7 +26,7 @@ from powerinfer.models.checkpoints.config import CheckpointConfig
 from powerinfer.models.checkpoints.rules import CheckpointRules
 from powerinfer.models.model import Model
 from powerinfer.models.weights import Norm
-from powerinfer.ops.some_backend import Activations, SomeOps
+from powerinfer.ops.backend import Activations, Backend
 from powerinfer.values import Activation, ActivationKind, Batch, IntArray
 
 __all__ = ["ARCHITECTURE", "run_layer"]
@@ -83,7 +83,7 @@ def run_layer(
     return x if observe is None else end_of_layer(ops, number, x, observe)
 
 
-def _keep(_ops: SomeOps, x: Activations, _norm: Norm | None) -> Activations:
+def _keep(_ops: Backend, x: Activations, _norm: Norm | None) -> Activations:
     """Identity in place of a norm."""
     return x
 

@@ -8,8 +8,8 @@ from powerinfer.models.config import ModelConfig
 from powerinfer.models.experts import ExpertsConfig
 from powerinfer.models.tensors.ffn_tensors import ROUTER
 from powerinfer.models.tensors.preparer import Preparer
+from powerinfer.ops.backend import Matrix, SomeFFN, SomeLinear, Vector
 from powerinfer.ops.protocol import FFN, MatrixUse, Router
-from powerinfer.ops.some_backend import Matrix, SomeFFN, SomeLinear, Vector
 
 __all__ = ["prepare_experts", "prepare_ffn"]
 

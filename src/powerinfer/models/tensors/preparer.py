@@ -6,8 +6,8 @@ import numpy as np
 
 from powerinfer.gguf import Tensor
 from powerinfer.models.tensors.tensor_lookup import decoded
+from powerinfer.ops.backend import Backend, Matrix, SomeLinear, Vector
 from powerinfer.ops.protocol import Linear, MatrixUse
-from powerinfer.ops.some_backend import Matrix, SomeLinear, SomeOps, Vector
 from powerinfer.quant import format_names
 
 __all__ = ["Preparer", "Progress"]
@@ -27,7 +27,7 @@ _FLOATS = {"f32", "f16", "bf16"}
 class Preparer:
     """Hands tensors to a backend and reports progress."""
 
-    def __init__(self, ops: SomeOps, *, progress: Progress | None, total_bytes: int) -> None:
+    def __init__(self, ops: Backend, *, progress: Progress | None, total_bytes: int) -> None:
         self.ops = ops
         self._progress = progress
         self._total_bytes = total_bytes
@@ -58,7 +58,7 @@ class Preparer:
     def expert_linear(
         self, weights: Sequence[Tensor], bias: Tensor | None, use: MatrixUse
     ) -> SomeLinear:
-        """Prepare all experts' tensors of one matrix, see `LoadsWeights.expert_matrix`."""
+        """Prepare all experts' tensors of one matrix, see `WeightLoader.expert_matrix`."""
         matrix = self.ops.expert_matrix(_decoded_if_small(weights), use)
         for tensor in weights if bias is None else (*weights, bias):
             self._advance(tensor)

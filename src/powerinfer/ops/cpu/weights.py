@@ -43,7 +43,7 @@ _SUPERBLOCK = 256
 
 
 class NativeWeights:
-    """`powerinfer.ops.protocol.LoadsWeights` of the native CPU backend; see there for shapes."""
+    """`powerinfer.ops.protocol.WeightLoader` of the native CPU backend; see there for shapes."""
 
     def __init__(self, team: _core.ThreadTeam, *, repack: bool, in_place: bool) -> None:
         """Start without weights; the arguments are those of `NativeOps`."""

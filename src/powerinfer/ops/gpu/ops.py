@@ -5,7 +5,7 @@ tensors [num_tokens, columns]. Steps of up to 8 tokens never wait for the device
 launches whatever the numbers are, so that they can be recorded in a CUDA graph.
 
 Without a GPU, numpy interprets the kernels and would warn about results of damaged weights; hence
-`quietly`.
+`ignore_float_errors`.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from powerinfer.ops.float_errors import quietly
+from powerinfer.ops.float_errors import ignore_float_errors
 from powerinfer.ops.gpu import attention, linear
 from powerinfer.ops.gpu.attention import DeviceKV
 from powerinfer.ops.gpu.batch import DeviceBatch, batch_sizes
@@ -62,17 +62,17 @@ class TorchGPU(DeviceMemory):
         """
         return self.to_device(values.astype(np.float32, copy=False))
 
-    @quietly
+    @ignore_float_errors
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Compute x / sqrt(mean(x^2) + eps) * weight per row."""
         return norm.rms_norm(x, weight, eps)
 
-    @quietly
+    @ignore_float_errors
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
         """Compute (x - mean) / sqrt(variance + eps) * weight + bias per row."""
         return norm.layer_norm(x, weight, bias, eps)
 
-    @quietly
+    @ignore_float_errors
     def linear(self, x: Tensor, layers: Sequence[DeviceLinear]) -> list[Tensor]:
         """Multiply one input with several matrices, see `linear.linear`."""
         return linear.linear(x, layers)
@@ -135,7 +135,7 @@ class TorchGPU(DeviceMemory):
         (cache,) = self.new_kv_layers(1, *sizes, kv_type)
         return cache
 
-    @quietly
+    @ignore_float_errors
     def rope_and_store(
         self,
         q: Tensor,
@@ -157,7 +157,7 @@ class TorchGPU(DeviceMemory):
         placed.require_blocks(cache.block_size)
         rope.rope_and_store(q, k, v, cache, placed, self._uploaded_angles(table), head_norms)
 
-    @quietly
+    @ignore_float_errors
     def attention(
         self,
         q: Tensor,

@@ -6,7 +6,7 @@ from typing import TypeAlias
 import numpy as np
 
 from powerinfer.errors import ShapeError, UnsupportedError
-from powerinfer.ops.float_errors import quietly
+from powerinfer.ops.float_errors import ignore_float_errors
 from powerinfer.ops.protocol import FFNCounters, Router, RouterRule
 from powerinfer.ops.reference.ffn import ReferenceFFN, ffn_values, hidden_size
 from powerinfer.ops.reference.matrix import (
@@ -64,7 +64,7 @@ def router_of(ffn: ReferenceFFN) -> ReferenceRouter:
     return ffn.router
 
 
-@quietly
+@ignore_float_errors
 def choose_experts(x: FloatArray, router: ReferenceRouter) -> ChosenExperts:
     """Choose the experts with the largest logits for each token; among equals, the lower id."""
     logits = narrow(product(x, router.linear))

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from powerinfer.errors import ShapeError
-from powerinfer.ops.float_errors import quietly
+from powerinfer.ops.float_errors import ignore_float_errors
 from powerinfer.ops.protocol import FFN, ActiveIds, FFNCounters
 from powerinfer.ops.reference.matrix import (
     DoubleArray,
@@ -45,7 +45,7 @@ _CLAMP = 7.0
 _SWIGLU_SLOPE = 1.702
 
 
-@quietly
+@ignore_float_errors
 def activate(activation: Activation, gate: DoubleArray | None, up: DoubleArray) -> DoubleArray:
     """Compute the values that scale the rows of `down`; without a gate, from `up` alone."""
     first = up if gate is None else gate
@@ -214,7 +214,7 @@ def fires(activation: Activation, scores: DoubleArray | FloatArray) -> Mask:
     return ~(scores <= 0.0)
 
 
-@quietly
+@ignore_float_errors
 def _product_rows(x: FloatArray, layer: ReferenceLinear, ids: npt.NDArray[np.intp]) -> DoubleArray:
     """Compute chosen elements of the product of one token: f64[len(ids)]."""
     chosen: DoubleArray = layer.matrix.values[ids].astype(np.float64) @ x.astype(np.float64)

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from powerinfer.errors import ShapeError
-from powerinfer.ops.float_errors import quietly
+from powerinfer.ops.float_errors import ignore_float_errors
 from powerinfer.ops.protocol import Linear
 from powerinfer.values import FloatArray
 
@@ -57,7 +57,7 @@ class ReferenceMatrix:
 ReferenceLinear: TypeAlias = Linear[ReferenceMatrix, FloatArray]
 
 
-@quietly
+@ignore_float_errors
 def product(x: FloatArray, layer: ReferenceLinear) -> DoubleArray:
     """Compute x @ matrix.T + bias in f64; a binary matrix multiplies the signs of x."""
     weights = layer.matrix.values.astype(np.float64)
@@ -72,7 +72,7 @@ def add_bias(values: DoubleArray, layer: ReferenceLinear) -> DoubleArray:
     return values if layer.bias is None else values + layer.bias
 
 
-@quietly
+@ignore_float_errors
 def narrow(x: DoubleArray) -> FloatArray:
     """Round to f32."""
     return x.astype(np.float32)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from powerinfer.errors import PowerInferError, ShapeError, UnsupportedError
 from powerinfer.gguf import Tensor
 from powerinfer.ops.expert_tensors import check_expert_biases, check_expert_tensors
-from powerinfer.ops.float_errors import quietly
+from powerinfer.ops.float_errors import ignore_float_errors
 from powerinfer.ops.protocol import (
     ActiveIds,
     FFNCounters,
@@ -85,7 +85,7 @@ class ReferenceKV:
         """Heads of the keys."""
         return int(self.keys.shape[2])
 
-    @quietly
+    @ignore_float_errors
     def encode(self, x: FloatArray) -> npt.NDArray[np.float16] | npt.NDArray[np.uint8]:
         """Convert f32[..., head_dim] to the stored form."""
         if self.kv_type is KVType.F16:
@@ -167,14 +167,14 @@ class ReferenceOps:
         """Look up rows."""
         return table.values[token_ids]
 
-    @quietly
+    @ignore_float_errors
     def rms_norm(self, x: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
         """Root mean square normalisation (arXiv 1910.07467)."""
         wide = x.astype(np.float64)
         scale = 1.0 / np.sqrt(np.mean(wide * wide, axis=-1, keepdims=True) + eps)
         return narrow(wide * scale * weight)
 
-    @quietly
+    @ignore_float_errors
     def layer_norm(
         self, x: FloatArray, weight: FloatArray, bias: FloatArray | None, eps: float
     ) -> FloatArray:
@@ -318,7 +318,7 @@ class ReferenceOps:
         chosen = choose_experts(x, router_of(ffn))
         return chosen.ids, chosen.weights
 
-    @quietly
+    @ignore_float_errors
     def ffn(
         self,
         x: FloatArray,
@@ -348,7 +348,7 @@ class ReferenceOps:
         """Put off everything until the result is asked for."""
         return partial(self.ffn, x, ffn, predictor_input, is_prompt, router_input)
 
-    @quietly
+    @ignore_float_errors
     def ffn_active(
         self,
         x: FloatArray,
@@ -361,7 +361,7 @@ class ReferenceOps:
         mask = mask_of_ids(active, len(x), len(ffn.up.matrix.values))
         return self._run(x, ffn, _chosen(x if router_input is None else router_input, ffn), mask)
 
-    @quietly
+    @ignore_float_errors
     def ffn_firing(
         self,
         x: FloatArray,
@@ -387,7 +387,7 @@ class ReferenceOps:
             return run_ffn(x, ffn, mask, self.counters)
         return run_experts(x, ffn, chosen, mask, self.counters)
 
-    @quietly
+    @ignore_float_errors
     def add(self, x: FloatArray, y: FloatArray) -> None:
         """Add y to x in place."""
         np.add(x, y, out=x)
@@ -410,7 +410,7 @@ def _chosen(x: FloatArray, ffn: ReferenceFFN) -> ChosenExperts | None:
     return None if ffn.router is None else choose_experts(x, ffn.router)
 
 
-@quietly
+@ignore_float_errors
 def _rotate(heads: FloatArray, positions: IntArray, rope: RopeTable) -> None:
     """Rotate pairs of f32[num_tokens, heads, head_dim] in place."""
     half = rope.rotary_dim // 2
@@ -465,7 +465,7 @@ class _Softmax:
         return seen
 
 
-@quietly
+@ignore_float_errors
 def _attend(
     q: FloatArray,
     keys: DoubleArray,

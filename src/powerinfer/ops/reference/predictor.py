@@ -5,7 +5,7 @@ from typing import TypeAlias
 import numpy as np
 
 from powerinfer.errors import ShapeError
-from powerinfer.ops.float_errors import quietly
+from powerinfer.ops.float_errors import ignore_float_errors
 from powerinfer.ops.protocol import FFNCounters, Linear, NeuronPredictor, ScoreStage
 from powerinfer.ops.reference.matrix import (
     DoubleArray,
@@ -52,7 +52,7 @@ def check_predictor(predictor: ReferencePredictor) -> None:
                 )
 
 
-@quietly
+@ignore_float_errors
 def predicted_mask(
     x: FloatArray,
     predictor: ReferencePredictor,

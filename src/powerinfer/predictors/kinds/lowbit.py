@@ -10,7 +10,7 @@ threshold per layer (-3: three deviations of caution) fits all its neurons.
 import numpy as np
 
 from powerinfer.errors import NumericsError
-from powerinfer.ops.some_backend import SomeLinear, SomeOps
+from powerinfer.ops.backend import Backend, SomeLinear
 from powerinfer.predictors.kind import PredictorKind
 from powerinfer.predictors.predictor import LayerSource, PredictorInput, ScorePart, Scorer
 
@@ -20,14 +20,14 @@ _FORMATS = {"2": "lowbit2", "3": "lowbit3", "4": "q4_0"}
 _CAUTION = -3.0
 
 
-def copy_scorer(ops: SomeOps, source: LayerSource, format_name: str) -> Scorer:
+def copy_scorer(ops: Backend, source: LayerSource, format_name: str) -> Scorer:
     """Build a scorer from copies of the deciding matrices in another format."""
     parts = tuple(_part(ops, linear, source, format_name) for linear in source.deciding)
     center = source.mean if source.mean.any() else None
     return Scorer(PredictorInput.FFN_INPUT, parts, center=center)
 
 
-def _part(ops: SomeOps, linear: SomeLinear, source: LayerSource, format_name: str) -> ScorePart:
+def _part(ops: Backend, linear: SomeLinear, source: LayerSource, format_name: str) -> ScorePart:
     try:
         copy = ops.recode(linear.matrix, format_name)
     except NumericsError as error:
@@ -42,7 +42,7 @@ def _part(ops: SomeOps, linear: SomeLinear, source: LayerSource, format_name: st
     return ScorePart(copy, offset - np.float32(source.ffn.activation.threshold), noise)
 
 
-def _scorer(ops: SomeOps, source: LayerSource, variant: str) -> Scorer:
+def _scorer(ops: Backend, source: LayerSource, variant: str) -> Scorer:
     return copy_scorer(ops, source, _FORMATS[variant])
 
 

@@ -8,8 +8,8 @@ Each expert has its own predictor, in `fc1_exps` and `fc2_exps`, with the same i
 
 from powerinfer.errors import GGUFError, NumericsError, UnsupportedError
 from powerinfer.gguf import Tensor
+from powerinfer.ops.backend import Backend, Matrix
 from powerinfer.ops.protocol import MatrixUse
-from powerinfer.ops.some_backend import Matrix, SomeOps
 from powerinfer.predictors.kind import PredictorKind
 from powerinfer.predictors.predictor import LayerSource, ScorePart, Scorer
 
@@ -18,7 +18,7 @@ __all__ = ["KIND"]
 _AS_STORED = ""
 
 
-def _scorer(ops: SomeOps, source: LayerSource, variant: str) -> Scorer:
+def _scorer(ops: Backend, source: LayerSource, variant: str) -> Scorer:
     if source.mlp_problem is not None:
         raise GGUFError(source.mlp_problem)
     if source.mlp is None:
@@ -33,7 +33,7 @@ def _scorer(ops: SomeOps, source: LayerSource, variant: str) -> Scorer:
     return Scorer(source.mlp_input, parts, fc1=fc1, num_experts=source.ffn.num_experts)
 
 
-def _matrix(ops: SomeOps, tensor: Tensor, variant: str) -> Matrix:
+def _matrix(ops: Backend, tensor: Tensor, variant: str) -> Matrix:
     if len(tensor.shape) == 3:
         matrix = ops.expert_matrix([tensor], MatrixUse.DENSE)
     else:

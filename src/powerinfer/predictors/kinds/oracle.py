@@ -8,9 +8,9 @@ from functools import reduce
 
 import numpy as np
 
+from powerinfer.ops.backend import Backend
 from powerinfer.ops.protocol import ActiveIds
 from powerinfer.ops.reference.ffn import fires
-from powerinfer.ops.some_backend import SomeOps
 from powerinfer.predictors.kind import PredictorKind
 from powerinfer.predictors.predictor import AsksNeurons, LayerSource
 from powerinfer.values import BoolArray, FloatArray
@@ -18,7 +18,7 @@ from powerinfer.values import BoolArray, FloatArray
 __all__ = ["KIND"]
 
 
-def _active_ids(ops: SomeOps, source: LayerSource, _variant: str) -> AsksNeurons:
+def _active_ids(ops: Backend, source: LayerSource, _variant: str) -> AsksNeurons:
     activation, deciding = source.ffn.activation, source.deciding
 
     def active_ids(x: FloatArray, is_prompt: BoolArray | None) -> ActiveIds:

@@ -5,7 +5,7 @@ per neuron is in deviations of the estimate, as in `lowbit`. Binarising both sid
 where neurons are easily separated, or as the first stage of a cascade.
 """
 
-from powerinfer.ops.some_backend import SomeOps
+from powerinfer.ops.backend import Backend
 from powerinfer.predictors.kind import PredictorKind
 from powerinfer.predictors.kinds.lowbit import copy_scorer
 from powerinfer.predictors.predictor import LayerSource, Scorer
@@ -15,7 +15,7 @@ __all__ = ["KIND"]
 _CAUTION = -2.0
 
 
-def _scorer(ops: SomeOps, source: LayerSource, _variant: str) -> Scorer:
+def _scorer(ops: Backend, source: LayerSource, _variant: str) -> Scorer:
     return copy_scorer(ops, source, "sign")
 
 

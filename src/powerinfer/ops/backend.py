@@ -1,7 +1,7 @@
 """Types of a model on an unknown backend.
 
 A model only carries handles from one operation to the next, so its code names none of a backend's
-types: `SomeOps` is a backend, `Matrix`, `Vector` and `KVLayer` are handles that this backend made.
+types: `Backend` is a backend, `Matrix`, `Vector` and `KVLayer` are handles that this backend made.
 They exist for the type checker only: at run time nothing wraps a handle.
 """
 
@@ -11,17 +11,17 @@ from powerinfer.ops.protocol import FFN, HeadNorms, Linear, NeuronPredictor, Ops
 
 __all__ = [
     "Activations",
-    "AnyOps",
+    "AnyBackend",
+    "Backend",
     "KVLayer",
     "Matrix",
     "SomeFFN",
     "SomeHeadNorms",
     "SomeLinear",
-    "SomeOps",
     "SomePredictor",
     "SomeStage",
     "Vector",
-    "some_ops",
+    "as_backend",
 ]
 
 
@@ -47,13 +47,13 @@ SomeLinear: TypeAlias = Linear[Matrix, Vector]
 SomeStage: TypeAlias = ScoreStage[Matrix, Vector]
 SomePredictor: TypeAlias = NeuronPredictor[Matrix, Vector]
 SomeFFN: TypeAlias = FFN[Matrix, Vector]
-SomeOps: TypeAlias = Ops[Activations, Matrix, Vector, KVLayer]
+Backend: TypeAlias = Ops[Activations, Matrix, Vector, KVLayer]
 
-AnyOps: TypeAlias = Ops[Any, Any, Any, Any]
+AnyBackend: TypeAlias = Ops[Any, Any, Any, Any]
 """Any backend: the type checker verifies that it is one and forgets the types of its handles."""
 
 
-def some_ops(ops: AnyOps) -> SomeOps:
+def as_backend(ops: AnyBackend) -> Backend:
     """Return the same backend, for code that does not depend on its types.
 
     From here on nothing checks that it gets its own handles. Those of a model are, because
