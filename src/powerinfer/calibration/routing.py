@@ -27,7 +27,6 @@ class Routing:
     Attributes:
         experts: i32[num_tokens, num_used], ascending; a dense FFN is one expert, always chosen.
         weights: f32[num_tokens, num_used], factors of their outputs.
-        num_neurons: of all experts together.
     """
 
     experts: IntArray

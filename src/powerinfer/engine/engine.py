@@ -462,8 +462,8 @@ class Engine:
         """
         self.check_usable()
         with self._direct_calls.held_until(lambda: self.is_closed):
-            self._check_open()
-            sequence = self._new_sequence(self._exclusive)
+            with self._exclusive():
+                sequence = self._new_sequence(self._exclusive)
             self._lent.append((weakref.ref(sequence), sequence.freeing))
             try:
                 self._make_room(sequence, num_tokens)

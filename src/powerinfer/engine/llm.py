@@ -110,6 +110,9 @@ class LLM:
     def of(cls, loaded: LoadedModel) -> Self:
         """Make an `LLM` that runs a loaded model, perhaps another one's; see `share`.
 
+        Args:
+            loaded: what another `LLM` has as `loaded`.
+
         Raises:
             PowerInferError: `loaded` is something else.
             UnsupportedError: a part of the model lies on a GPU.
@@ -256,6 +259,11 @@ class LLM:
     ) -> AsyncTextStream:
         """Stream for asyncio, like `stream`; the event loop stays free while pieces are computed.
 
+        Args:
+            prompt: as for `stream`.
+            params: as for `stream`.
+            is_prompt: as for `stream`.
+
         Raises:
             PromptError: as for `stream`.
         """
@@ -280,6 +288,9 @@ class LLM:
 
         Without a template, it is a plain dialogue of `User:` and `Assistant:`; see `chat_params`.
 
+        Args:
+            messages: as for `chat`.
+
         Raises:
             PromptError: as for `chat`.
         """
@@ -290,6 +301,9 @@ class LLM:
         """Return sampling parameters for an answer to `chat_prompt`.
 
         A model without a template also stops before it begins to speak for the user.
+
+        Args:
+            params: sampling parameters for one text; None takes the defaults.
         """
         return with_chat_stop(self.loaded.tokenizer, read_params(params))
 

@@ -58,8 +58,6 @@ class SettingResult:
     """All results of one setting.
 
     Attributes:
-        setting: the setting as given.
-        sparsity: the sparsity that ran.
         tasks: results by name of the task.
         text: perplexity; None without a text.
     """

@@ -24,8 +24,6 @@ def ask_all(
     """Ask a model all items of the tasks, which can be used again.
 
     Args:
-        llm: the model.
-        tasks: the tasks.
         setting: name of the model's setting, for progress.
         progress: called after every item.
 

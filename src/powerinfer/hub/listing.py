@@ -54,7 +54,6 @@ class RemoteFile:
 
     Attributes:
         path: repository-relative, with slashes; safe to join to a folder.
-        num_bytes: its size.
         sha256: None for small files, which are stored in git itself.
         git_sha1: git's hash of a file without `sha256`; None if unknown.
     """

@@ -178,7 +178,6 @@ class KVCache:
 
         Args:
             sequence: key.
-            num_positions: its maximum length.
             num_to_share: leading positions that it will get by `fork`.
 
         Raises:

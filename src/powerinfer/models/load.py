@@ -77,8 +77,6 @@ def prepare_model(
     """Check and prepare a model to which nothing is attached that decides which neurons run.
 
     Args:
-        opened: its file.
-        ops: the backend.
         skips_neurons: prepare FFNs so that neurons can be skipped.
         context_length: as for `load_model`.
         progress: called with (bytes prepared, bytes in all).

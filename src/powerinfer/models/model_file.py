@@ -33,7 +33,6 @@ class ModelFile:
         """Read the facts of an open file.
 
         Args:
-            file: a model file.
             activation: overrides the activation the file implies, for example `fatrelu:0.01`.
 
         Raises:

@@ -29,7 +29,6 @@ def find_nonfinite_layer(
     """Run the tokens again from an empty cache and name the first part that is not finite.
 
     Args:
-        model: a loaded model.
         token_ids: the whole sequence up to the token whose logits were bad.
         kv_type: element type of the cache of that run.
         is_prompt: of each token whether it is prompt; None if all are.

@@ -132,7 +132,6 @@ class NeuronPredictor(Generic[MatrixT_co, VectorT_co]):
     Attributes:
         fc1: [num_experts * rank, hidden_size] or None.
         center: f32[hidden_size] or None.
-        stages: at least one.
         num_experts: experts with a hidden layer each; the rows of the stages are grouped by expert.
             1 for a dense FFN, or one hidden layer for all.
         native: the backend's own form, set by `Ops.neuron_predictor`; its type is not checked.

@@ -18,7 +18,6 @@ class HostReads:
 
     Attributes:
         attention_bytes: norms, attention matrices, router and shared expert.
-        predictor_bytes: the predictor.
         idle_bytes: per candidate neuron, whether or not it fires.
         active_bytes: additional bytes per candidate that fires.
         down_bytes: a down matrix that is not stored by neurons, read whole if any neuron is

@@ -24,7 +24,6 @@ def encode_prompt(
 
     Args:
         tokenizer: tokenizer of the model.
-        text: the prompt.
         context_length: largest number of computed tokens.
         add_bos: put BOS in front; None does what the model expects.
         num_uncomputed: tokens at the end that are never computed and need no room.

@@ -79,7 +79,6 @@ def text_or_ids(
     """Token ids of a text or of a list of ids; an empty text is BOS, if there is one.
 
     Args:
-        loaded: the model.
         value: text, UTF-8 bytes or token ids.
         num_uncomputed: tokens at the end that are never computed and need no room.
         name: name of the text in an error.

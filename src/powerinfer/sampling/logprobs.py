@@ -49,7 +49,6 @@ def token_logprob(
 
     Args:
         row: finite logits f32[vocab_size] of the model.
-        token_id: the chosen token.
         num_top: number of likeliest tokens to list.
         piece: function that returns the text of a token.
         softmax: softmax of the row, if the sampler has computed it (`Sampler.softmax`).

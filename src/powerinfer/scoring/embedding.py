@@ -37,8 +37,6 @@ def embed_texts(
     """Embed each text as a vector: f32[num_texts, hidden_size].
 
     Args:
-        loaded: the model.
-        sequence: an empty sequence.
         texts: token ids, each with at least one besides BOS at the beginning; see `read_texts`.
         pooling: `mean` of the states of all tokens except BOS at the beginning, which says nothing
             about the text; `last` takes that of the last token, which has seen all others.

@@ -52,8 +52,6 @@ def prompt_logits(
     """Compute the logits after each of the last tokens of a prompt: f32[num_wanted, vocab_size].
 
     Args:
-        loaded: the model.
-        sequence: an empty sequence.
         token_ids: tokens of the prompt.
         last: number of positions wanted; None for all.
 

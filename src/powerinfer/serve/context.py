@@ -57,7 +57,6 @@ class ServerContext:
     """State of one server, given to all routes and used on the event loop only.
 
     Attributes:
-        settings: of the server.
         metrics: counters and gauges.
         created: start of the server in seconds since 1970.
         error_bodies: by path prefix, how an API other than OpenAI's writes errors.

@@ -161,7 +161,6 @@ class _Signals:
     Attributes:
         first: set by the first signal.
         second: set by the second signal.
-        number: of the first signal.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

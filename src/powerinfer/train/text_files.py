@@ -32,7 +32,6 @@ class Piece:
             before a space.
         end: byte of the text where the next piece begins.
         done_bytes: bytes of the file, which may be compressed, read up to the end of this piece.
-        is_last: the text ends here.
     """
 
     text: str

@@ -96,7 +96,6 @@ def engine_options(
     """Add -m and the flags of the options for loading a model.
 
     Args:
-        command: to add them to.
         context: replaces the flag -c in a command where it means something else.
     """
     decorators: list[Callable[[Command], Command]] = [

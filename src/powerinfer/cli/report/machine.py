@@ -40,9 +40,7 @@ class MachineReport:
         selected_kernels: those that a run would use.
         products: what multiplies prompts: quantized weights, F16 and F32, and BF16.
         threads: that a run would use.
-        read: of memory.
         read_ways: measured prefetch settings by format; None: the kernels are not ours.
-        gpus: a line each.
     """
 
     cpu_features: tuple[str, ...]

@@ -32,7 +32,6 @@ class DeviceKV:
         keys: f16 or i8[num_blocks, block_size, num_kv_heads, head_dim].
         values: the same shape and type.
         key_scales: f16[num_blocks, block_size, num_kv_heads, head_dim / 32]; empty for f16.
-        value_scales: the same shape.
     """
 
     kv_type: KVType

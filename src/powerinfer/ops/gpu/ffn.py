@@ -310,7 +310,6 @@ class DevicePredictor:
     Attributes:
         fc1: [rank, hidden_size] or None.
         center: f32[hidden_size] or None.
-        stages: at least one.
     """
 
     fc1: DeviceMatrix | None

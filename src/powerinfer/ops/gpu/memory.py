@@ -193,7 +193,6 @@ class Arena:
         """Allocate memory of a device.
 
         Args:
-            device: a torch device.
             num_bytes: size of the arena.
             what: its purpose, for error messages.
             is_zero: fill it with zeros.

@@ -61,7 +61,6 @@ def make_step_graphs(
     """Create the graphs of a device; on torch's cpu device nothing is recorded.
 
     Args:
-        gpu: the device.
         exchange: the CPU's half, with a layer if steps hand any over.
         cold: u32[max_tokens, words], the exchange's bits, in page-locked memory.
         flags: u32[2, num_layers], the exchange's flags, likewise; None: no memory operations.

@@ -76,7 +76,6 @@ class HybridCounters:
         """Note the constants of a call.
 
         Args:
-            block: the block called.
             num_tokens: tokens of the call.
             is_chosen: a mask of a router, a predictor or lists selects neurons, and the device
                 counts those.

@@ -72,7 +72,6 @@ class Fused:
     """Several products of the same input, joined on the device.
 
     Attributes:
-        whole: the joined product.
         sizes: rows of each product.
     """
 
@@ -85,7 +84,6 @@ class FusedPart:
     """A matrix that is part of a joined one on the device.
 
     Attributes:
-        fused: the joined product.
         number: number of this part.
         host: handle of the CPU backend for the original.
     """

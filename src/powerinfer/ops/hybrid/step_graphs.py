@@ -79,7 +79,6 @@ class StepGraphs:
     """Executes runs of layers, recorded if possible.
 
     Attributes:
-        handoff: the method used last.
         choice: methods that may be recorded, and their costs.
         is_on_trial: a lack of memory for a record is raised, so that less is placed. Otherwise
             other records are dropped, and if that does not help this size is not recorded.

@@ -68,7 +68,6 @@ class ReferenceKV:
     Attributes:
         kv_type: f16 (elements are numbers) or q8_0 (the last dimension is bytes of blocks).
         keys: [num_blocks, block_size, num_kv_heads, head_dim or its bytes].
-        values: the same shape.
     """
 
     kv_type: KVType

@@ -63,7 +63,6 @@ def predicted_mask(
 
     Args:
         x: f32[num_tokens, hidden_size], the predictor's input.
-        predictor: a checked predictor.
         counters: incremented by the bytes read; None to count nothing.
         allowed: bool[num_tokens, num_neurons], the neurons to test; None for all.
     """

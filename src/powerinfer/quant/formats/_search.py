@@ -176,8 +176,6 @@ def fit_offset(scaled: Scaled, last: int, *, is_bounded: bool) -> tuple[Fit, Flo
     """Find scales and bases for codes 0 to `last`.
 
     Args:
-        scaled: the groups.
-        last: the largest code.
         is_bounded: bases are at most 0.
 
     Returns:

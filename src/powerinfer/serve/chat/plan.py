@@ -24,7 +24,6 @@ class Chat:
     """A chat as a client requests it, with checked types.
 
     Attributes:
-        messages: the oldest first.
         params: sampling parameters, including the grammar of a response format.
         tools: tools that the answer may call.
         must_call: names of tools, one of which the answer must call; empty if it need not.

@@ -20,7 +20,6 @@ class CompletionLogprobs:
         """Start without tokens.
 
         Args:
-            tokenizer: of the model.
             prompt_ids: tokens before the first one.
             offset: characters of the text before the first token.
         """

@@ -42,7 +42,6 @@ class CompletionRequest:
 
     Attributes:
         model: name to answer with.
-        prompts: at least one.
         params: sampling parameters of all prompts.
         echo: texts begin with their prompts.
         streaming: how to send the answer.

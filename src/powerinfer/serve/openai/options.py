@@ -14,7 +14,6 @@ class Streaming:
     """The form in which an answer is sent.
 
     Attributes:
-        is_on: as events.
         includes_usage: with a last event about token usage.
     """
 

@@ -90,7 +90,6 @@ async def opened(
 
     Args:
         context: state of the server.
-        requests: at least one.
         prompt_field: field of the body with the prompts.
         form_field: field of the body that sets the form of the answers, if there is one.
 

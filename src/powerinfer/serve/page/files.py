@@ -96,7 +96,6 @@ class PageFiles:
 
     Attributes:
         version: hash of all files, which is part of their addresses.
-        index: the page itself.
     """
 
     def __init__(self, settings: ServerSettings) -> None:

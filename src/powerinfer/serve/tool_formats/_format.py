@@ -36,7 +36,6 @@ class Tool:
     """A function that a model may call.
 
     Attributes:
-        name: of the function.
         parameters: JSON schema of its arguments, an object.
         description: purpose of the function.
     """

@@ -11,11 +11,7 @@ _State: TypeAlias = "Callable[[str], _State]"
 
 
 class JsonValue:
-    """Follows a value to its end, without checking what is inside.
-
-    Attributes:
-        is_over: the value has ended.
-    """
+    """Follows a value to its end, without checking what is inside."""
 
     def __init__(self) -> None:
         self.is_over = False

@@ -17,7 +17,6 @@ class Softmax:
     """How products of queries and keys become weights; see `powerinfer.ops.protocol.Ops.attention`.
 
     Attributes:
-        scale: of the products.
         window: positions that a token sees, or None for all.
         sinks: f32[num_heads] or None.
         soft_cap: of the scaled products, or None.

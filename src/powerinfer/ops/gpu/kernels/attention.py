@@ -160,7 +160,6 @@ def attend_few(q: Tensor, cache: PagedCache, batch: PlacedBatch, softmax: Softma
     Args:
         q: f32[num_tokens, num_heads * head_dim], rows contiguous.
         cache: keys and values.
-        batch: where the tokens stand.
         softmax: of the products of queries and keys.
     """
     num_tokens, width = q.shape

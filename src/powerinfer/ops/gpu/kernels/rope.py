@@ -232,9 +232,6 @@ def rope_and_store(
     Args:
         q: f32[num_tokens, num_heads * head_dim], rows contiguous.
         k: f32[num_tokens, num_kv_heads * head_dim], rows contiguous.
-        v: the same shape.
-        cache: where they go.
-        batch: where the tokens stand.
         angles: cos and sin f32[context_length, rotary_dim / 2] and whether pairs are interleaved;
             None where nothing rotates.
         norms: of the heads of q and k, before they rotate; None for none.
