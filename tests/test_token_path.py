@@ -161,7 +161,7 @@ def _check(trace: Trace, heading: str, limit: int) -> None:
 def test_path_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = _trace(monkeypatch)
     with LLM(threads=1, device="cpu") as llm:
-        texts = llm.stream("", SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
+        texts = llm.stream("", SamplingParams(temperature=0, max_tokens=3))
         next(texts)
         with trace.step():
             next(texts)

@@ -65,7 +65,7 @@ def interrupted(work: Callable[[], object], line: int) -> None:
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         if not frame.f_code.co_filename.endswith(
-            ("kv_cache.py", "block_pool.py", "prefix_tree.py")
+            ("kv_cache.py", "prefix_tree.py")
         ):
             return None
         rest[0] -= event == "line"

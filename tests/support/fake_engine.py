@@ -12,7 +12,7 @@ from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.sampling.logprobs import TokenLogprob
 from powerinfer.sampling.stop import StopMatcher
 
-__all__ = ["FIRST_ID", "FakeEngine", "FakeTicket", "Script"]
+__all__ = ["FIRST_ID", "FakeEngine", "FakeHandle", "Script"]
 
 Pieces: TypeAlias = Sequence[str | PowerInferError]
 """The tokens of a text, or what ends it."""
@@ -25,7 +25,7 @@ FIRST_ID = 300
 
 
 @dataclass(eq=False)
-class FakeTicket:
+class FakeHandle:
     request: Request
     num_prompt_tokens: int
     num_cached_tokens: int = 0
@@ -74,7 +74,7 @@ class FakeEngine:
     kv_tokens: int | None = None
     parallel: int = 8
     num_cached: int = 0
-    submitted: list[FakeTicket] = field(default_factory=list)
+    submitted: list[FakeHandle] = field(default_factory=list)
     step_error: Exception | None = None
     step_s: float = 0.0
     num_steps: int = 0
@@ -82,19 +82,19 @@ class FakeEngine:
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._open: list[tuple[FakeTicket, list[_Text]]] = []
+        self._open: list[tuple[FakeHandle, list[_Text]]] = []
         self.gate.set()
 
     @property
     def has_work(self) -> bool:
         return bool(self._open)
 
-    def submit(self, request: Request) -> FakeTicket:
+    def submit(self, request: Request) -> FakeHandle:
         if not request.prompt_ids:
             raise PromptError("the prompt is empty")
         if len(request.prompt_ids) > (self.kv_tokens or self.context_length):
             raise ContextLengthError("the prompt does not fit")
-        handle = FakeTicket(request, len(request.prompt_ids), self.num_cached)
+        handle = FakeHandle(request, len(request.prompt_ids), self.num_cached)
         script = self.script
         texts = [
             _Text(
@@ -109,10 +109,10 @@ class FakeEngine:
             self._open.append((handle, texts))
         return handle
 
-    def cancel(self, handle: FakeTicket) -> None:
+    def cancel(self, handle: FakeHandle) -> None:
         handle.is_cancelled = not handle.is_over
 
-    def step(self) -> list[tuple[FakeTicket, Output]]:
+    def step(self) -> list[tuple[FakeHandle, Output]]:
         self.gate.wait(10)
         self.num_steps += 1
         time.sleep(self.step_s)
@@ -135,7 +135,7 @@ class FakeEngine:
     def check_integrity(self) -> None:
         assert not self._open
 
-    def _advance(self, handle: FakeTicket, texts: list[_Text]) -> list[Output]:
+    def _advance(self, handle: FakeHandle, texts: list[_Text]) -> list[Output]:
         if handle.request.prompt_logprobs is not None and handle.prompt_logprobs is None:
             handle.prompt_logprobs = [
                 None,
@@ -148,7 +148,7 @@ class FakeEngine:
         handle.is_over = all(text.is_over for text in texts)
         return outputs
 
-    def _next(self, handle: FakeTicket, text: _Text) -> Output:
+    def _next(self, handle: FakeHandle, text: _Text) -> Output:
         params = handle.request.params
         room = self.context_length - handle.num_prompt_tokens
         limit = room if params.max_tokens is None else min(params.max_tokens, room)

@@ -12,7 +12,7 @@ from typing import Any
 import uvicorn
 
 from api_client import embedded_tokenizer
-from fake_engine import FakeEngine, FakeTicket, Script
+from fake_engine import FakeEngine, FakeHandle, Script
 from patience import PATIENCE_S
 from powerinfer.engine.request import Output
 from powerinfer.serve.app import build_app
@@ -27,7 +27,7 @@ class SlowEngine(FakeEngine):
 
     step_s = 0.0
 
-    def step(self) -> list[tuple[FakeTicket, Output]]:
+    def step(self) -> list[tuple[FakeHandle, Output]]:
         time.sleep(self.step_s)
         return super().step()
 

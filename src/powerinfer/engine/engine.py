@@ -92,7 +92,7 @@ class Engine:
         self._loaded = loaded
         self._pool = Pool(loaded.new_pool(), loaded.model.context_length)
         self._queue = Queue(loaded, self._pool)
-        self._meter = StepMeter(loaded.model, loaded.dense_bytes)
+        self._meter = StepMeter(loaded.model, loaded.dense_bytes, self._pool.cache)
         self._prefiller = Prefiller(loaded, self._pool.cache, progress)
         self._begun: Prefill | None = None
         self._direct: TokenSequence | None = None
@@ -363,18 +363,12 @@ class Engine:
         batch = cache.batch(parts, [False] * len(parts))
         with loaded.steps.held(), self._meter.counting():
             logits = loaded.model.forward(batch, cache)
-        for text, cost in zip(texts, self._meter.shares(self._kv_bytes(positions)), strict=True):
+        for text, cost in zip(texts, self._meter.shares(positions), strict=True):
             text.cost.add_decode_step(cost)
         for text, row in zip(texts, logits, strict=True):
             text.advance(row, self._length_limit, started)
         self._num_steps += 1
         self._costs.record_decode(positions, time.perf_counter() - started)
-
-    def _kv_bytes(self, positions: list[int]) -> list[int]:
-        """Return the bytes of keys and values that the token at each position reads."""
-        config = self._loaded.model.config
-        per_layer = self._pool.cache.bytes_per_position // config.num_layers
-        return [per_layer * config.num_attended(position) for position in positions]
 
     def _may_decode(self, text: RunningText) -> bool:
         """Tell whether to compute its last token now; shift a full sequence if that is wanted."""

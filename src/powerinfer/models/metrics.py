@@ -1,10 +1,12 @@
 """Cost of a generation: seconds, tokens, bytes read, neurons computed."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import dataclass, fields
 
+from powerinfer.kvcache import KVCache
 from powerinfer.models import Model, ModelConfig
 from powerinfer.ops.protocol import FFNCounters
 
@@ -200,19 +202,23 @@ class CostMeter:
 class StepMeter:
     """Divides the cost of steps among their sequences."""
 
-    def __init__(self, model: Model, dense_bytes: int) -> None:
+    def __init__(self, model: Model, dense_bytes: int, cache: KVCache) -> None:
         """Count the work of a model; every decode step reads `dense_bytes` once."""
+        config = model.config
         self._neurons = NeuronTally(model)
         self._dense_bytes = dense_bytes
+        self._layer_bytes = cache.bytes_per_position // config.num_layers
+        # How many layers have each window: adding up layers at every token takes too long.
+        self._windows = Counter(layer.window for layer in config.attention)
         self.has_predictors = has_predictors(model)
 
     def counting(self) -> AbstractContextManager[None]:
         """Count the work in this context as one step."""
         return self._neurons.counting()
 
-    def shares(self, kv_bytes: Sequence[int]) -> list[StepCost]:
-        """Return each sequence's cost of the counted step and reset."""
-        neurons, count = self._neurons, len(kv_bytes)
+    def shares(self, lengths: Sequence[int]) -> list[StepCost]:
+        """Return the cost of the counted step for sequences of these lengths, and reset."""
+        neurons, count = self._neurons, len(lengths)
         parts = zip(
             _divided(neurons.bytes_read + self._dense_bytes, count),
             _divided(neurons.active, count),
@@ -222,9 +228,14 @@ class StepMeter:
         )
         neurons.reset()
         return [
-            StepCost(weight_bytes + own_bytes, *others)
-            for own_bytes, (weight_bytes, *others) in zip(kv_bytes, parts, strict=True)
+            StepCost(weight_bytes + self._kv_bytes(length), *others)
+            for length, (weight_bytes, *others) in zip(lengths, parts, strict=True)
         ]
+
+    def _kv_bytes(self, length: int) -> int:
+        """Bytes of keys and values that a token reads, see `ModelConfig.num_attended`."""
+        attended = (min(length, window or length) * n for window, n in self._windows.items())
+        return self._layer_bytes * sum(attended)
 
 
 def _divided(amount: int, count: int) -> list[int]:
