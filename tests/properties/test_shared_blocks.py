@@ -64,9 +64,7 @@ def interrupted(work: Callable[[], object], line: int) -> None:
     rest = [line]
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.endswith(
-            ("kv_cache.py", "prefix_tree.py")
-        ):
+        if not frame.f_code.co_filename.endswith(("kv_cache.py", "prefix_tree.py")):
             return None
         rest[0] -= event == "line"
         if not rest[0]:
@@ -180,7 +178,7 @@ class SharedBlocks(RuleBasedStateMachine):
         ids, marks = [t for t, _ in tokens], [mark for _, mark in tokens]
         found = self.tree.match(ids, marks, shares_answers=shares_answers, limit=limit)
         assert found.num_positions <= (len(ids) if limit is None else limit)
-        assert shares_answers or list(found.marks) == marks[: found.num_positions]
+        assert shares_answers or list(found.is_prompt) == marks[: found.num_positions]
         assert len(found.blocks) == found.num_positions // 4
         total = len(ids) + 5
         can_run = self.tree.num_needed(found, total) <= self.cache.num_available_blocks
@@ -189,7 +187,7 @@ class SharedBlocks(RuleBasedStateMachine):
         except PromptError:
             assert not can_run
             return
-        self.held[name] = list(zip(ids, found.marks, strict=False))
+        self.held[name] = list(zip(ids, found.is_prompt, strict=False))
         if can_run:
             self.cache.reserve(name, total)
 

@@ -127,7 +127,7 @@ class Pool:
         )
         num_found = found.num_positions
         self.tree.share(sequence.key, found)
-        sequence.is_prompt[:num_found] = found.marks
+        sequence.is_prompt[:num_found] = found.is_prompt
         text.handle.num_cached_tokens = num_found
         return num_found
 

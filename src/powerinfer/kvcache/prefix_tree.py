@@ -1,8 +1,8 @@
 """Blocks of keys and values that sequences left in the cache, indexed by their tokens.
 
 Keys and values depend only on the tokens up to their position and on which of them were prompt
-(`Batch.is_prompt`): in a block of the same tokens with the same marks, every bit is what a new
-sequence would compute. A node of the tree is one block, keyed by the tokens and marks of the block;
+(`Batch.is_prompt`): in a block of the same tokens, prompt or not alike, every bit is what a new
+sequence would compute. A node of the tree is one block, keyed by the block's tokens and their kinds;
 the path to it is everything before. Only whole blocks are shared. The partly used last block of a
 finished sequence is a leaf, to be copied.
 """
@@ -17,7 +17,7 @@ from powerinfer.kvcache.kv_cache import KVCache
 __all__ = ["PrefixMatch", "PrefixTree"]
 
 _Key: TypeAlias = tuple[tuple[int, ...], tuple[bool, ...]]
-"""Token ids and marks of a block: one per position, fewer in a leaf."""
+"""Token ids of a block and which are prompt: one per position, fewer in a leaf."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,17 +37,17 @@ class PrefixMatch:
     Attributes:
         blocks: whole blocks to share.
         source: block whose first positions are to be copied, or None.
-        marks: bool[num_positions], whether each position shared or copied was computed as prompt.
+        is_prompt: bool[num_positions], whether each position shared or copied was computed as prompt.
     """
 
     blocks: tuple[int, ...] = ()
     source: int | None = None
-    marks: tuple[bool, ...] = ()
+    is_prompt: tuple[bool, ...] = ()
 
     @property
     def num_positions(self) -> int:
         """Number of positions that need not be computed."""
-        return len(self.marks)
+        return len(self.is_prompt)
 
 
 class PrefixTree:
@@ -78,30 +78,30 @@ class PrefixTree:
         self,
         sequence: Hashable,
         token_ids: Sequence[int],
-        marks: Sequence[bool],
+        is_prompt: Sequence[bool],
         *,
         is_over: bool = False,
     ) -> None:
         """Keep the full blocks of a sequence, which may still be running.
 
-        Where the tree has a block of the same tokens and marks, the sequence holds that one from
+        Where the tree has a block of the same tokens and kinds, the sequence holds that one from
         now on, and its own is released.
 
         Args:
             sequence: key in the cache.
             token_ids: tokens whose keys and values are computed.
-            marks: whether each token is prompt.
+            is_prompt: whether each token is prompt.
             is_over: keep a partly used last block too; nothing may be written into it any more.
         """
         held, size = self._cache.blocks_of(sequence), self._cache.block_size
         node, num_whole = self._root, len(token_ids) // size
         for index in range(num_whole):
-            key = _key(token_ids, marks, index * size, (index + 1) * size)
+            key = _key(token_ids, is_prompt, index * size, (index + 1) * size)
             known = node.children.get(key)
             if known is not None and known.block != held[index]:
                 self._cache.replace(sequence, index, known.block)
             node = self._add(node, key, held[index]) if known is None else known
-        key = _key(token_ids, marks, num_whole * size, len(token_ids))
+        key = _key(token_ids, is_prompt, num_whole * size, len(token_ids))
         if is_over and key[0]:
             longer, length = _longest(node, *key)
             if longer is None or length < len(key[0]):
@@ -112,7 +112,7 @@ class PrefixTree:
     def match(
         self,
         token_ids: Sequence[int],
-        marks: Sequence[bool] | None = None,
+        is_prompt: Sequence[bool] | None = None,
         *,
         shares_answers: bool = False,
         limit: int | None = None,
@@ -121,12 +121,12 @@ class PrefixTree:
 
         Args:
             token_ids: tokens of the sequence.
-            marks: whether each token is prompt; None if all are.
-            shares_answers: ignore marks: accept keys and values however they were computed.
+            is_prompt: whether each token is prompt; None if all are.
+            shares_answers: accept keys and values however they were computed.
             limit: maximum number of positions to find.
         """
         wanted = tuple(token_ids) if limit is None else tuple(token_ids[:limit])
-        own = (True,) * len(wanted) if marks is None else tuple(marks[: len(wanted)])
+        own = (True,) * len(wanted) if is_prompt is None else tuple(is_prompt[: len(wanted)])
         if not shares_answers:
             return self._matched([self._walk(wanted, own)], wanted, own)
         return self._matched(self._walk_all(wanted), wanted, None)
@@ -191,18 +191,18 @@ class PrefixTree:
             self._nodes.move_to_end(node.block)
             node = node.parent
 
-    def _walk(self, token_ids: tuple[int, ...], marks: tuple[bool, ...]) -> _Node:
-        """Follow whole blocks with these tokens and marks as far as possible."""
+    def _walk(self, token_ids: tuple[int, ...], is_prompt: tuple[bool, ...]) -> _Node:
+        """Follow whole blocks with these tokens and kinds as far as possible."""
         node, size = self._root, self._cache.block_size
         for start in range(0, len(token_ids) - size + 1, size):
-            known = node.children.get(_key(token_ids, marks, start, start + size))
+            known = node.children.get(_key(token_ids, is_prompt, start, start + size))
             if known is None:
                 break
             node = known
         return node
 
     def _walk_all(self, token_ids: tuple[int, ...]) -> list[_Node]:
-        """Follow whole blocks with these tokens, whatever their marks, as far as possible."""
+        """Follow whole blocks with these tokens, whatever their kinds, as far as possible."""
         nodes, size = [self._root], self._cache.block_size
         for start in range(0, len(token_ids) - size + 1, size):
             wanted = token_ids[start : start + size]
@@ -214,11 +214,11 @@ class PrefixTree:
         return nodes
 
     def _matched(
-        self, nodes: list[_Node], token_ids: tuple[int, ...], marks: tuple[bool, ...] | None
+        self, nodes: list[_Node], token_ids: tuple[int, ...], is_prompt: tuple[bool, ...] | None
     ) -> PrefixMatch:
         """Build the longest match through one of these equally deep nodes."""
         start = sum(1 for _ in _path(nodes[0])) * self._cache.block_size
-        own = None if marks is None else marks[start:]
+        own = None if is_prompt is None else is_prompt[start:]
         best, (source, length) = max(
             ((node, _longest(node, token_ids[start:], own)) for node in nodes),
             key=lambda found: found[1][1],
@@ -231,8 +231,8 @@ class PrefixTree:
         return PrefixMatch(tuple(node.block for node in path), block, kept)
 
 
-def _key(token_ids: Sequence[int], marks: Sequence[bool], start: int, end: int) -> _Key:
-    return tuple(token_ids[start:end]), tuple(marks[start:end])
+def _key(token_ids: Sequence[int], is_prompt: Sequence[bool], start: int, end: int) -> _Key:
+    return tuple(token_ids[start:end]), tuple(is_prompt[start:end])
 
 
 def _path(node: _Node) -> Iterator[_Node]:
@@ -249,14 +249,14 @@ def _begins(key: _Key, start: _Key) -> bool:
 
 
 def _longest(
-    node: _Node, token_ids: Sequence[int], marks: Sequence[bool] | None
+    node: _Node, token_ids: Sequence[int], is_prompt: Sequence[bool] | None
 ) -> tuple[_Node | None, int]:
-    """Find the child with the longest common prefix, and its length; `marks` None ignores them."""
+    """Find the child with the longest common prefix, and its length; `is_prompt` None ignores it."""
     best: tuple[_Node | None, int] = (None, 0)
     for child in node.children.values():
         length = _num_equal(child.key[0], token_ids)
-        if marks is not None and length > best[1]:
-            length = min(length, _num_equal(child.key[1], marks))
+        if is_prompt is not None and length > best[1]:
+            length = min(length, _num_equal(child.key[1], is_prompt))
         if length > best[1]:
             best = child, length
     return best
