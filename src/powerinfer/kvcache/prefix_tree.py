@@ -2,7 +2,7 @@
 
 Keys and values depend only on the tokens up to their position and on which of them were prompt
 (`Batch.is_prompt`): in a block of the same tokens, prompt or not alike, every bit is what a new
-sequence would compute. A node of the tree is one block, keyed by the block's tokens and their kinds;
+sequence would compute. A node of the tree is one block, keyed by its tokens and their kinds;
 the path to it is everything before. Only whole blocks are shared. The partly used last block of a
 finished sequence is a leaf, to be copied.
 """
@@ -37,7 +37,7 @@ class PrefixMatch:
     Attributes:
         blocks: whole blocks to share.
         source: block whose first positions are to be copied, or None.
-        is_prompt: bool[num_positions], whether each position shared or copied was computed as prompt.
+        is_prompt: bool[num_positions], whether each position was computed as prompt.
     """
 
     blocks: tuple[int, ...] = ()
@@ -251,7 +251,7 @@ def _begins(key: _Key, start: _Key) -> bool:
 def _longest(
     node: _Node, token_ids: Sequence[int], is_prompt: Sequence[bool] | None
 ) -> tuple[_Node | None, int]:
-    """Find the child with the longest common prefix, and its length; `is_prompt` None ignores it."""
+    """Find the child with the longest common prefix, and its length."""
     best: tuple[_Node | None, int] = (None, 0)
     for child in node.children.values():
         length = _num_equal(child.key[0], token_ids)
