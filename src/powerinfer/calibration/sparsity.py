@@ -91,7 +91,7 @@ class _Request:
 
 
 def may_skip_neurons(activation: Activation, options: EngineOptions) -> bool:
-    """Whether weights must be prepared so that neurons can be skipped.
+    """Return whether weights must be prepared so that neurons can be skipped.
 
     Raises:
         UnsupportedError: the activation is never zero and neurons were to be skipped.

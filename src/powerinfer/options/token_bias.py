@@ -1,4 +1,4 @@
-"""What is added to the logits of some tokens, as a mapping that nobody can change."""
+"""Additions to the logits of some tokens, as an immutable mapping."""
 
 from collections.abc import Iterator, Mapping
 

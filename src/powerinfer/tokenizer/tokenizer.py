@@ -94,7 +94,7 @@ class Tokenizer:
 
     @property
     def is_harmony(self) -> bool:
-        """Whether marks divide an answer into parts, of which some are reasoning (gpt-oss)."""
+        """True if marks divide an answer into parts, some of them reasoning (gpt-oss)."""
         return self._vocabulary.is_harmony
 
     @property

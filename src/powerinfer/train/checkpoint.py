@@ -83,7 +83,7 @@ def load_checkpoint(path: Path, recipe: str) -> SavedState | None:
     except Exception as error:  # noqa: BLE001 - a damaged file may make torch raise anything
         raise PowerInferError(
             f"{path}: is no checkpoint of a training run ({first_line(error):.100}); remove it to "
-            "start anew"
+            "start again"
         ) from None
     if found != recipe:
         raise PowerInferError(

@@ -11,7 +11,7 @@ __all__ = ["HybridSettings"]
 
 @dataclass(frozen=True, slots=True)
 class HybridSettings:
-    """How two devices work together.
+    """Settings of two devices that work together.
 
     Attributes:
         max_tokens: most tokens of a decode step, at most 8.

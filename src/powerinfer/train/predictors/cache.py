@@ -133,7 +133,7 @@ class Cache:
             state = json.loads(content)
             return range(int(state["first"]), int(state["end"])), int(state["windows"])
         except (ValueError, KeyError, TypeError):
-            raise PowerInferError(f"{path}: is damaged; remove the folder to start anew") from None
+            raise PowerInferError(f"{path}: is damaged; remove the folder to start again") from None
 
     def has_layers(self, numbers: Sequence[int]) -> bool:
         """Check that the files of these layers exist."""

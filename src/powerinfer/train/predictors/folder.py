@@ -89,7 +89,7 @@ class PredictorFolder:
         data = read_small_file(path, _LARGEST_REPORT, noun="report", error=PowerInferError)
         top = Field.parse(
             data,
-            lambda problem: PowerInferError(f"{path}: {problem}; remove the folder to start anew"),
+            lambda problem: PowerInferError(f"{path}: {problem}; remove the folder to start again"),
         )
         found = top.exactly("version", *self._run, *_STATE)
         version = found["version"].integer(0, _MOST)

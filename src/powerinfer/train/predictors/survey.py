@@ -121,5 +121,5 @@ def load_survey(path: Path) -> Survey | None:
             return Survey(found["densities"], found["weights"], found["largest"])
     except Exception as error:  # noqa: BLE001 - a damaged archive may make numpy raise anything
         raise PowerInferError(
-            f"{path}: is damaged ({error!s:.100}); remove the folder to start anew"
+            f"{path}: is damaged ({error!s:.100}); remove the folder to start again"
         ) from None

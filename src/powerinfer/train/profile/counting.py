@@ -136,5 +136,5 @@ def _restored(stored: SavedState, shape: tuple[int, int], path: Path) -> _State:
     except (KeyError, AttributeError, TypeError):
         is_state = False
     if not is_state:
-        raise PowerInferError(f"{path}: is no checkpoint of a profile; remove it to start anew")
+        raise PowerInferError(f"{path}: is no checkpoint of a profile; remove it to start again")
     return _State(counts, num_tokens, position)

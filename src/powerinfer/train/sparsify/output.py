@@ -83,7 +83,7 @@ class OutputFolder:
             values = json.loads(data)
             if isinstance(values, dict):
                 return values
-        raise PowerInferError(f"{path}: is damaged; remove {self.path} to start anew")
+        raise PowerInferError(f"{path}: is damaged; remove {self.path} to start again")
 
     def write(self, path: Path, values: Values) -> None:
         """Write a JSON object, atomically."""

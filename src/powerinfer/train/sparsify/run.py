@@ -162,7 +162,7 @@ class SparsifyRun:
         raise NumericsError(
             f"step {self.step + 1} of {self.recipe.steps}: {what}; the weights of step {self.step} "
             f"are kept in {self._folder}",
-            remedy="begin anew in another folder with a lower {learning_rate}",
+            remedy="start again in another folder with a lower {learning_rate}",
         )
 
 

@@ -1,4 +1,4 @@
-"""What launchers take besides tensors: a layer's paged cache, a step's batch, the softmax."""
+"""Arguments of launchers besides tensors: a layer's paged cache, a step's batch, the softmax."""
 
 import math
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ Angles: TypeAlias = tuple[Tensor, Tensor, bool]
 
 @dataclass(frozen=True, slots=True)
 class Softmax:
-    """How products of queries and keys become weights; see `powerinfer.ops.protocol.Ops.attention`.
+    """Constants that turn products of queries and keys into weights; see `powerinfer.ops.protocol.Ops.attention`.
 
     Attributes:
         window: positions that a token sees, or None for all.
@@ -29,7 +29,7 @@ class Softmax:
 
     @property
     def factors(self) -> tuple[float, float]:
-        """What kernels multiply products by, and the cap of what comes of it, in base 2."""
+        """Factor of products and cap of the result, in base 2."""
         if self.soft_cap is None:
             return self.scale, 0.0
         return self.scale / self.soft_cap, self.soft_cap * math.log2(math.e)
@@ -75,7 +75,7 @@ class PagedCache(Protocol):
 
     @property
     def is_q8(self) -> bool:
-        """Whether the elements are codes with scales."""
+        """True if the elements are codes with scales."""
         ...
 
     @property
@@ -85,7 +85,7 @@ class PagedCache(Protocol):
 
 
 class PlacedBatch(Protocol):
-    """Where the tokens of a step stand: `powerinfer.ops.gpu.batch.DeviceBatch`."""
+    """Positions of the tokens of a step: `powerinfer.ops.gpu.batch.DeviceBatch`."""
 
     @property
     def positions(self) -> Tensor:

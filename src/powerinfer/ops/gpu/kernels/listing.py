@@ -138,7 +138,7 @@ def list_chunks(counts, num_chunks, CHUNKS: tl.constexpr, CHUNK: tl.constexpr):
 
 @triton.jit
 def list_places(starts, shifts, positions):
-    """Where in `listed` the positions i32[R] of the whole list are; beyond its end, anything."""
+    """Places in `listed` of positions i32[R] of the whole list; arbitrary beyond its end."""
     # No chunk lists more than CHUNK slots, so shifts never shrink: the last that starts at or
     # before a position has the largest.
     has_started = starts[None, :] <= positions[:, None]

@@ -171,7 +171,7 @@ def matvec(
 
 
 def binarized(x: Tensor, center: Tensor | None = None) -> Tensor:
-    """What a `sign` matrix sees of x f32[num_tokens, columns], less `center` f32[columns]."""
+    """Inputs of a `sign` matrix: x f32[num_tokens, columns] less `center` f32[columns]."""
     y = torch.empty_like(x)
     binarize_kernel[(len(x),)](
         x,
@@ -186,7 +186,7 @@ def binarized(x: Tensor, center: Tensor | None = None) -> Tensor:
 
 
 def row_arguments(matrix: DeviceMatrix) -> dict[str, int | float]:
-    """How a kernel finds the rows of a matrix, by the names of its arguments."""
+    """Kernel arguments, by name, that locate the rows of a matrix."""
     return {
         "stride": matrix.values.shape[1],
         "scale_stride": 0 if matrix.scales is None else matrix.scales.shape[1],

@@ -1,4 +1,4 @@
-"""What every kernel over weight rows shares: loading rows as f32, and their products with x.
+"""Shared parts of kernels over weight rows: loading rows as f32, and their products with x.
 
 A row is `stride` elements of `values` (floats, or 32-bit words of packed codes) and, when packed,
 `scale_stride` f16 of `scales`. See `powerinfer.ops.gpu.formats`.
