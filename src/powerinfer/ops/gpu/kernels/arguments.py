@@ -14,7 +14,7 @@ Angles: TypeAlias = tuple[Tensor, Tensor, bool]
 
 @dataclass(frozen=True, slots=True)
 class Softmax:
-    """Constants that turn products of queries and keys into weights; see `powerinfer.ops.protocol.Ops.attention`.
+    """Constants of the softmax; see `powerinfer.ops.protocol.Ops.attention`.
 
     Attributes:
         window: positions that a token sees, or None for all.

@@ -1,4 +1,4 @@
-"""Shared parts of the attention kernels: tiles of keys and values from the paged cache, softmax sums.
+"""Shared by the attention kernels: tiles of keys and values from the paged cache, softmax sums.
 
 Products run on f16 tensor cores with f32 sums. Keys are f16 as stored (Q8_0 is rounded to f16);
 queries and probabilities are split in two halves each, which keeps 22 bits of them.
