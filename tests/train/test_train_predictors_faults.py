@@ -75,7 +75,7 @@ def test_limits_that_leave_no_room(folder: Path) -> None:
     least = arguments(folder, "other")
     least[least.index("--max-share") + 1] = "0.01"
     assert_error(invoke(*least), "smallest rank, 32", "0.01 is allowed", "--max-share")
-    assert_error(invoke(*arguments(folder), "--cache-size", "much"), "'much' is no size")
+    assert_error(invoke(*arguments(folder), "--cache-size", "much"), "'much' is not a size")
 
 
 @pytest.mark.parametrize(
