@@ -73,7 +73,7 @@ def test_a_model_on_two_devices_reports_where_everything_is(models: dict[str, Pa
     model = ("-m", models["bamboo"], *TOKENS)
     done = _run("run", *model, "--vram-budget", "1", "--disable-gpu-index", "--no-online")
     assert done.returncode == 0, done.stderr
-    for part in ("attention", "KV cache", "hot neurons", "none", "output head", "in all"):
+    for part in ("attention", "KV cache", "hot neurons", "none", "output head", "total"):
         assert part in done.stderr
     alone = _run("run", *model, "--device", "cpu")
     assert done.stdout == alone.stdout

@@ -193,5 +193,5 @@ def test_damaged_checkpoints_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"cannot be loaded: .*model\.safetensors"):
         load_model(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(CheckpointError, match="is no JSON"):
+    with pytest.raises(CheckpointError, match="is not JSON"):
         load_model(tmp_path)
