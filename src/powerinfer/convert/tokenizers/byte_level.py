@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import tokenizers
 from tokenizers import models
 
-from powerinfer.convert.tokenizers.library import library_errors
+from powerinfer.convert.tokenizers.outside_errors import library_errors
 from powerinfer.convert.tokenizers.pre_tokenizer import find_pre_tokenizers
 from powerinfer.convert.tokenizers.tokenizer_json import TokenizerJson, entries_of
 from powerinfer.convert.tokenizers.tokens import Token, token_metadata, with_added_tokens

@@ -28,7 +28,7 @@ from powerinfer.convert.tokenizers.check_texts import (
     vocabulary_text,
 )
 from powerinfer.convert.tokenizers.files import read_bytes
-from powerinfer.convert.tokenizers.library import library_errors
+from powerinfer.convert.tokenizers.outside_errors import library_errors
 from powerinfer.convert.tokenizers.pre_tokenizer import cuts_bytes
 from powerinfer.convert.tokenizers.sentencepiece_model import SentencePieceModel
 from powerinfer.convert.tokenizers.source import find_source

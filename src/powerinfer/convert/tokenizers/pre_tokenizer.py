@@ -18,7 +18,7 @@ from string import ascii_letters
 import tokenizers
 from tokenizers import pre_tokenizers
 
-from powerinfer.convert.tokenizers.library import library_errors
+from powerinfer.convert.tokenizers.outside_errors import library_errors
 from powerinfer.convert.tokenizers.tokenizer_json import entries_of
 from powerinfer.errors import UnsupportedError
 from powerinfer.tokenizer.byte_level import library_pre_tokenizer
