@@ -2,6 +2,9 @@
 
 import errno
 import os
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -11,6 +14,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 
+from patience import PATIENCE_S
 from powerinfer.errors import PowerInferError
 from powerinfer.train import checkpoint
 from powerinfer.train.checkpoint import load_checkpoint, save_checkpoint, write_torch_file
@@ -72,3 +76,41 @@ def test_other_runs_and_damage_are_one_line(tmp_path: Path) -> None:
         with pytest.raises(PowerInferError, match="is no checkpoint of a training run") as caught:
             load_checkpoint(path, "recipe")
         assert "\n" not in str(caught.value)
+
+
+def test_ctrl_c_while_torch_writes_leaves_the_older_file(tmp_path: Path) -> None:
+    """In a program, at every `write` that torch's C++ calls: at some, it would abort."""
+    program = textwrap.dedent("""
+        import os, signal, sys
+        from pathlib import Path
+        from powerinfer.train import checkpoint
+
+        write, count, at = checkpoint._Disk.write, 0, None
+
+        def interrupted(disk, data):
+            global count
+            count += 1
+            if count - 1 == at:
+                os.kill(os.getpid(), signal.SIGINT)
+                for _ in range(1000):
+                    pass
+            return write(disk, data)
+
+        path = Path(sys.argv[1])
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        checkpoint._Disk.write = interrupted
+        checkpoint.save_checkpoint(path, "recipe", {"steps": 1})
+        total, seen = count, set()
+        for at in range(total):
+            count = 0
+            try:
+                checkpoint.save_checkpoint(path, "recipe", {"steps": 2})
+            except KeyboardInterrupt:
+                found = checkpoint.load_checkpoint(path, "recipe")
+                seen.add((found["steps"], *os.listdir(path.parent)))
+        print(total > 5, seen)
+    """)
+    command = [sys.executable, "-c", program, str(tmp_path / "run.checkpoint")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "True {(1, 'run.checkpoint')}\n"

@@ -2,7 +2,10 @@
 
 import ctypes
 import io
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, cast
 
@@ -41,12 +44,39 @@ def write_torch_file(path: Path, value: object) -> None:
     with replacing(path, error=PowerInferError) as file:
         disk = _Disk(file)
         try:
-            torch.save(value, cast(BinaryIO, disk))
+            _in_thread(partial(torch.save, value, cast(BinaryIO, disk)))
         except RuntimeError:
             # torch words what the disk said as a fault of its own.
             if disk.problem is not None:
                 raise disk.problem from None
             raise
+
+
+def _in_thread(work: Callable[[], None]) -> None:
+    """Run `work` to its end in a thread, where no signal can interrupt it.
+
+    torch's writer ends the process if Ctrl-C raises in the `write` that it calls. Signals raise in
+    the main thread alone, which raises what came once the work is done.
+    """
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001  raised below
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    try:
+        thread.start()
+        thread.join()
+    except BaseException:
+        while thread.is_alive():
+            with suppress(BaseException):
+                thread.join()
+        raise
+    if raised:
+        raise raised[0]
 
 
 class _Disk(io.RawIOBase):

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from powerinfer._files import read_small_file, write_atomically
-from powerinfer._replacing import make_folder_of, replacing
+from powerinfer._replacing import make_folder_of
 from powerinfer.errors import PowerInferError
 from powerinfer.sidecar import Field
-from powerinfer.train.checkpoint import first_line
+from powerinfer.train.checkpoint import first_line, write_torch_file
 from powerinfer.train.predictors.fitting import LayerFigures
 from powerinfer.train.predictors.goal import THRESHOLD
 from powerinfer.train.predictors.layer_data import HalfArray
@@ -130,8 +130,7 @@ class PredictorFolder:
         }
         path = self.path / f"model_{number}.pt"
         make_folder_of(path, error=PowerInferError)
-        with replacing(path, error=PowerInferError) as file:
-            torch.save(tensors, file)
+        write_torch_file(path, tensors)
 
     def read_layer(self, number: int) -> tuple[HalfArray, HalfArray]:
         """Read what `write_layer` wrote."""
