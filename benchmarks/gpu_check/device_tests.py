@@ -19,6 +19,8 @@ def pytest_command(modules: Sequence[str], *arguments: str) -> list[str]:
     """Without the fixtures of the other tests, which need hypothesis, and without a cache."""
     paths = [str(_FOLDER / f"{module}.py") for module in modules]
     options = ["-v", "-s", "-p", "no:cacheprovider", "-o", "filterwarnings=", "--durations=5"]
+    # Of a test that hangs, where.
+    options += ["-o", "faulthandler_timeout=60"]
     # Settings of plugins that a machine lacks would be errors.
     options += ["-o", "addopts=--import-mode=importlib"]
     folder = ["--rootdir", str(REPOSITORY), "--confcutdir", str(_FOLDER)]

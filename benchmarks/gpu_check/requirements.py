@@ -1,26 +1,32 @@
-"""Prints which packages are missing here that the engine and its tests need at run time.
+"""Prints which packages are missing here that the checks import, small enough to travel as wheels.
 
 Run before anything is installed, so it uses nothing but Python's own library. torch, triton and
-what is compiled must be there: they are too large to bring along.
+what compiles the engine must be there: they are too large to bring along.
 """
 
-import re
 import sys
-import tomllib
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
-__all__ = ["FURTHER", "missing_packages"]
+__all__ = ["REQUIRED", "missing_packages"]
 
-# What packages of ours need in turn, and the tests of tests/gpu with what those need.
-FURTHER = ("wcwidth", "pytest", "iniconfig", "packaging", "pluggy", "pygments")
+# What the engine imports to run a model, and pytest for tests/gpu, with what those need in turn.
+REQUIRED = (
+    "click",
+    "numpy",
+    "platformdirs",
+    "scipy",
+    "tokenizers",
+    "pytest",
+    "iniconfig",
+    "packaging",
+    "pluggy",
+    "pygments",
+)
 
 
-def missing_packages(project: Path) -> list[str]:
-    """Names, in the order of `pyproject.toml`."""
-    table = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
-    names = [re.split(r"[^\w.-]", text, maxsplit=1)[0] for text in table["dependencies"]]
-    return [name for name in (*names, *FURTHER) if not _is_installed(name)]
+def missing_packages() -> list[str]:
+    """Their names, in the order above."""
+    return [name for name in REQUIRED if not _is_installed(name)]
 
 
 def _is_installed(name: str) -> bool:
@@ -32,4 +38,4 @@ def _is_installed(name: str) -> bool:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(" ".join(missing_packages(Path("pyproject.toml"))))
+    sys.stdout.write(" ".join(missing_packages()))

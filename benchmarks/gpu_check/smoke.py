@@ -121,9 +121,6 @@ def smoke(out: Path, setting: Setting, clock: Clock, only: list[str]) -> int:
     if has_tests:
         limit = _FIRST_TESTS_S if setting.is_cuda else _PATIENT_S
         results.add(device_tests.run_first(log, min(limit, clock.left)))
-        if results.num_failed:
-            log.say("        nothing else makes sense before these tests pass: smoke.log says more")
-            return _end(results, clock)
     results.add(*_prepare(setting, clock, log, names, has_tests=has_tests))
     late = []
     for name in names:

@@ -202,16 +202,24 @@ class TestSmoke:
     def _gpu_extra(self) -> None:
         _need("torch", "triton")
 
-    def test_tests_of_graphs_that_fail_end_it(
+    def test_tests_that_fail_end_no_check(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         smoke, findings = _module("smoke"), _module("findings")
         failed = findings.Finding("tests, test_graph", findings.Verdict.FAILED, "exit code 1")
         monkeypatch.setattr(smoke.device_tests, "run_first", lambda log, seconds: failed)
-        monkeypatch.setattr(smoke, "_run_check", None)
+        ran = []
+
+        def run_check(name: str, *_: object) -> list[object]:
+            ran.append(name)
+            return [findings.Finding(name, findings.Verdict.OK, "well")]
+
+        monkeypatch.setattr(smoke, "_prepare", lambda *_, has_tests: [])
+        monkeypatch.setattr(smoke, "_run_check", run_check)
         setting = findings.Setting("cpu", tmp_path, 1)
         clock = _module("processes").Clock(time.time(), 60)
         assert smoke.smoke(tmp_path, setting, clock, []) == 1
+        assert "programs tiny-f16" in ran
 
     @pytest.mark.slow
     def test_a_check_that_ends_badly_is_a_failure(
@@ -298,13 +306,10 @@ def test_rows_that_ran_eagerly_are_named() -> None:
     assert table.eager_rows({"machine": {"gpu": None}, "rows": rows}) == []
 
 
-def test_packages_that_are_missing_are_named(tmp_path: Path) -> None:
+def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     requirements = _module("requirements")
-    project = tmp_path / "pyproject.toml"
-    project.write_text('[project]\ndependencies = ["numpy>=1", "no-such_package>=2"]\n')
-    missing = requirements.missing_packages(project)
-    assert missing[0] == "no-such_package"
-    assert "numpy" not in missing
     # What is downloaded by the command of the help is what may be missing.
     script = (ROOT / "scripts" / "gpu-check").read_text(encoding="utf-8")
-    assert all(name in script for name in requirements.FURTHER)
+    assert all(name in script for name in requirements.REQUIRED)
+    monkeypatch.setattr(requirements, "REQUIRED", ("numpy", "no-such-package"))
+    assert requirements.missing_packages() == ["no-such-package"]
