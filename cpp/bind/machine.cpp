@@ -1,4 +1,4 @@
-// What the machine can run.
+// What this machine and build can run.
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -12,6 +12,8 @@
 #include "base/cpu_features.h"
 #include "bind/bind.h"
 #include "kernels/kernel_table.h"
+#include "quant/formats.h"
+#include "quant/superblock.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;  // NOLINT: argument names
@@ -39,6 +41,26 @@ std::vector<std::string> FeatureNames() {
   add(cpu.has_dotprod, "dotprod");
   add(cpu.has_fp16, "fp16");
   add(cpu.has_i8mm, "i8mm");
+  return names;
+}
+
+/// By name, (weights, bytes) of a block.
+nb::dict Formats() {
+  nb::dict blocks;
+  for (const FormatInfo& info : kFormatInfo) {
+    blocks[nb::str(info.name.data(), info.name.size())] =
+        nb::make_tuple(info.block_size, info.block_bytes);
+  }
+  return blocks;
+}
+
+/// Names of the formats of files that have a layout of superblocks.
+std::vector<std::string> RepackedFormats() {
+  std::vector<std::string> names;
+  for (std::int32_t i = 0; i < kNumFormats; ++i) {
+    const auto format = static_cast<Format>(i);
+    if (SuperblockFormat(format) != format) names.emplace_back(InfoOf(format).name);
+  }
   return names;
 }
 
@@ -70,6 +92,8 @@ std::tuple<std::string, std::string, std::string> ProductNames(const std::string
 
 void BindMachine(nb::module_& module) {
   module.def("cpu_features", &FeatureNames);
+  module.def("formats", &Formats);
+  module.def("repacked_formats", &RepackedFormats);
   module.def("available_kernels", &TableNames);
   module.def("product_names", &ProductNames, "kernels"_a);
 }

@@ -10,27 +10,9 @@ namespace powerinfer {
 
 /// Weight formats with kernels. The order is the index into KernelTable's arrays.
 enum class Format : std::int32_t {
-  kF32,
-  kF16,
-  kBF16,
-  kQ4_0,
-  kQ4_1,
-  kQ5_0,
-  kQ5_1,
-  kQ8_0,
-  kQ4_K,
-  kQ5_K,
-  kQ6_K,
-  kMXFP4,
-  kQ4_0Superblock,  ///< 256 weights of the format, codes interleaved by block: superblock.h
-  kQ4_KSuperblock,
-  kQ5_KSuperblock,
-  kQ6_KSuperblock,
-  kLowbit2,  ///< 256 2-bit weights in 80 bytes: lowbit.h. Predictors' copies only
-  kLowbit3,  ///< 256 3-bit weights in 112 bytes: lowbit.h. Predictors' copies only
-  kSign,     ///< 256 signs and their mean magnitude in 34 bytes: lowbit.h. Copies only
+#define POWERINFER_FORMAT(id, ...) k##id,
+#include "quant/format_list.inc"
 };
-inline constexpr std::int32_t kNumFormats = 19;
 
 /// What the dot products of a format multiply with.
 enum class ActivationForm : std::int32_t {
@@ -52,27 +34,12 @@ struct FormatInfo {
   }
 };
 
-inline constexpr std::array<FormatInfo, kNumFormats> kFormatInfo = {{
-    {"f32", 1, 4, ActivationForm::kFloat},
-    {"f16", 1, 2, ActivationForm::kFloat},
-    {"bf16", 1, 2, ActivationForm::kFloat},
-    {"q4_0", 32, 18, ActivationForm::kInt8},
-    {"q4_1", 32, 20, ActivationForm::kInt8},
-    {"q5_0", 32, 22, ActivationForm::kInt8},
-    {"q5_1", 32, 24, ActivationForm::kInt8},
-    {"q8_0", 32, 34, ActivationForm::kInt8},
-    {"q4_k", 256, 144, ActivationForm::kInt8},
-    {"q5_k", 256, 176, ActivationForm::kInt8},
-    {"q6_k", 256, 210, ActivationForm::kInt8},
-    {"mxfp4", 32, 17, ActivationForm::kInt8},
-    {"q4_0_superblock", 256, 144, ActivationForm::kPermutedInt8},
-    {"q4_k_superblock", 256, 144, ActivationForm::kPermutedInt8},
-    {"q5_k_superblock", 256, 176, ActivationForm::kPermutedInt8},
-    {"q6_k_superblock", 256, 210, ActivationForm::kPermutedInt8},
-    {"lowbit2", 256, 80, ActivationForm::kPermutedInt8},
-    {"lowbit3", 256, 112, ActivationForm::kPermutedInt8},
-    {"sign", 256, 34, ActivationForm::kSigns},
-}};
+inline constexpr auto kFormatInfo = std::to_array<FormatInfo>({
+#define POWERINFER_FORMAT(id, name, size, bytes, activations, ...) \
+  {name, size, bytes, ActivationForm::activations},
+#include "quant/format_list.inc"
+});
+inline constexpr std::int32_t kNumFormats = std::int32_t{kFormatInfo.size()};
 
 inline const FormatInfo& InfoOf(Format format) {
   return kFormatInfo[static_cast<std::size_t>(format)];

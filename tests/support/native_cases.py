@@ -14,6 +14,7 @@ from powerinfer.gguf import Tensor
 from powerinfer.ops.backend import KVLayer, Matrix, Vector
 from powerinfer.ops.cpu.handles import NativePredictor
 from powerinfer.ops.cpu.ops import NativeOps
+from powerinfer.ops.cpu.weights import FORMATS
 from powerinfer.ops.protocol import (
     FFN,
     Linear,
@@ -28,6 +29,7 @@ from powerinfer.ops.protocol import (
 from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.quant import get_format
 from powerinfer.values import Activation, Batch, BoolArray, FloatArray
+from random_blocks import random_blocks
 
 __all__ = [
     "ALL_KERNELS",
@@ -52,39 +54,10 @@ __all__ = [
 HostOps: TypeAlias = Ops[FloatArray, Matrix, Vector, KVLayer]
 """Some backend whose activations are numpy arrays."""
 
-FORMATS = (
-    "f32",
-    "f16",
-    "bf16",
-    "q4_0",
-    "q4_1",
-    "q5_0",
-    "q5_1",
-    "q8_0",
-    "q4_k",
-    "q5_k",
-    "q6_k",
-    "mxfp4",
-)
 ALL_KERNELS = ("portable", "avx2", "avxvnni", "avx512", "amx", "neon", "neoni8mm")
 KERNELS = tuple(name for name in ALL_KERNELS if name in _core.available_kernels())
 """Those of this processor. What it lacks is no parameter of a test; a run says what it left out."""
 THREADS = (1, 2, 3, 7)
-
-# Byte offsets of the f16 scales in a block and the value that gives weights a spread near one.
-_SCALES = {
-    "q4_0": ((0, 0.2),),
-    "q4_1": ((0, 0.2), (2, -1.5)),
-    "q5_0": ((0, 0.1),),
-    "q5_1": ((0, 0.1), (2, -1.5)),
-    "q8_0": ((0, 0.014),),
-    "q4_k": ((0, 0.004), (2, 0.03)),
-    "q5_k": ((0, 0.002), (2, 0.03)),
-    "q6_k": ((208, 0.0007),),
-    "mxfp4": (),
-}
-# The same of formats whose scale is a power of two, by its exponent byte: from, to.
-_EXPONENTS = {"mxfp4": (0, 124, 127)}
 
 
 def numbers(shape: Sequence[int], seed: int) -> FloatArray:
@@ -112,14 +85,9 @@ def tensor(format_name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     else:
         random = np.random.default_rng(seed)
         num_blocks = int(np.prod(shape)) // known.block_size
-        blocks = random.integers(0, 256, (num_blocks, known.block_bytes), dtype=np.uint8)
-        for offset, scale in _SCALES[format_name]:
-            halves = (scale * random.uniform(0.5, 1.5, num_blocks)).astype("<f2")
-            blocks[:, offset : offset + 2] = halves.view(np.uint8).reshape(num_blocks, 2)
-        if format_name in _EXPONENTS:
-            offset, first, last = _EXPONENTS[format_name]
-            blocks[:, offset] = random.integers(first, last + 1, num_blocks)
-        data = blocks.reshape(-1)
+        codes = random.integers(0, 256, (num_blocks, known.block_bytes), dtype=np.uint8)
+        jitter = random.uniform(0.5, 1.5, num_blocks)
+        data = random_blocks(format_name, codes, 1.0, jitter).reshape(-1)
     data.flags.writeable = False
     return Tensor(f"{format_name}.weight", shape, format_name, data, Path("test.gguf"))
 

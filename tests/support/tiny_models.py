@@ -1,8 +1,8 @@
 """Seeded tiny models, written as GGUF: one row per architecture, for every test that runs one.
 
 Weights come from the raw stream of PCG64, which numpy guarantees, so a file is the same bytes with
-any numpy: golden files rely on it. In block formats without an encoder the blocks themselves are
-random (scales chosen so that weights have the usual spread), which also exercises every bit.
+any numpy: golden files rely on it. In block formats the blocks themselves are random (see
+`random_blocks`), which also exercises every bit.
 """
 
 from collections.abc import Iterator
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from powerinfer.gguf import TensorSpec, write_gguf
 from powerinfer.quant import get_format
+from random_blocks import random_blocks
 
 __all__ = ["TINY_EXPERTS", "TINY_MODELS", "Stream", "TinyModel", "wide", "write_model"]
 
@@ -510,27 +511,6 @@ def _matrix(
     if known.block_size == 1:
         return name, shape, format_name, known.encode(stream.numbers(shape, spread)).tobytes()
     num_blocks = int(np.prod(shape)) // known.block_size
-    blocks = stream.bytes(num_blocks * known.block_bytes).reshape(num_blocks, -1).copy()
+    codes = stream.bytes(num_blocks * known.block_bytes).reshape(num_blocks, -1)
     jitter = 0.5 + stream.bytes(num_blocks).astype(np.float64) / 255.0
-    for offset, scale in _SCALE_FIELDS[format_name]:
-        halves = (scale * spread * jitter).astype("<f2")
-        blocks[:, offset : offset + 2] = halves.view(np.uint8).reshape(num_blocks, 2)
-    if format_name == "mxfp4":  # the exponent of scale * 2^128; uniform codes spread by 5.9
-        blocks[:, 0] = 128 + np.frexp(spread * jitter / 5.9)[1]
-    return name, shape, format_name, blocks.tobytes()
-
-
-# Byte offset of each f16 scale in a block, and its value for weights of standard deviation 1 when
-# the quants (and the inner scales of k-formats) are uniform: 1 / spread of quant times inner scale.
-# Where a minimum is stored it cancels the mean of the quants.
-_SCALE_FIELDS: dict[str, tuple[tuple[int, float], ...]] = {
-    "q4_0": ((0, 1 / 4.6),),
-    "q4_1": ((0, 1 / 4.6), (2, -7.5 / 4.6)),
-    "q5_0": ((0, 1 / 9.2),),
-    "q5_1": ((0, 1 / 9.2), (2, -15.5 / 9.2)),
-    "q8_0": ((0, 1 / 73.9),),
-    "q4_k": ((0, 1 / 250.0), (2, 7.5 / 250.0)),
-    "q5_k": ((0, 1 / 500.0), (2, 15.5 / 500.0)),
-    "q6_k": ((208, 1 / 1370.0),),
-    "mxfp4": (),
-}
+    return name, shape, format_name, random_blocks(format_name, codes, spread, jitter).tobytes()

@@ -9,38 +9,18 @@ import pytest
 from powerinfer import quant
 from powerinfer.errors import GGUFError, NumericsError, ShapeError, UnsupportedError
 from powerinfer.gguf import encode_tensor, write_gguf
+from random_blocks import half_fields
 
 gguf = pytest.importorskip("gguf", reason="the test extra (gguf) is not installed")
 
-NAMES = [
-    "bf16",
-    "f16",
-    "f32",
-    "mxfp4",
-    "q4_0",
-    "q4_1",
-    "q4_k",
-    "q5_0",
-    "q5_1",
-    "q5_k",
-    "q6_k",
-    "q8_0",
-]
-INTERNAL = ["lowbit2", "lowbit3", "sign"]
+NAMES = quant.format_names()
+INTERNAL = quant.internal_format_names()
 ENCODERS = ["bf16", "f16", "f32", "mxfp4", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0"]
 ODD_HALVES = np.array(
     [0x0000, 0x8000, 0x0001, 0x83FF, 0x0400, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E01],
     np.uint16,
 )
-HALF_FIELDS = {
-    "q4_0": [0],
-    "q4_1": [0, 2],
-    "q5_0": [0],
-    "q5_1": [0, 2],
-    "q8_0": [0],
-    "q4_k": [0, 2],
-    "q5_k": [0, 2],
-    "q6_k": [208],
+INTERNAL_HALF_FIELDS = {
     "lowbit2": list(range(0, 16, 2)),
     "lowbit3": list(range(0, 16, 2)),
     "sign": [32],
@@ -57,7 +37,7 @@ def random_blocks(name: str, num_blocks: int) -> npt.NDArray[np.uint8]:
     fmt = quant.get_format(name)
     rng = np.random.default_rng(7)
     blocks = rng.integers(0, 256, (num_blocks, fmt.block_bytes), np.uint8)
-    for start in HALF_FIELDS.get(name, []):
+    for start in INTERNAL_HALF_FIELDS.get(name, half_fields(name)):
         odd = rng.choice(ODD_HALVES, len(blocks[::3]))
         blocks[::3, start : start + 2] = odd.view(np.uint8).reshape(-1, 2)
     return blocks
@@ -65,8 +45,9 @@ def random_blocks(name: str, num_blocks: int) -> npt.NDArray[np.uint8]:
 
 def test_formats_are_listed_without_a_table() -> None:
     quant.get_format("f32")  # importing a plug-in must not shadow a public name
-    assert list(quant.format_names()) == NAMES
-    assert list(quant.internal_format_names()) == INTERNAL
+    files = Path(quant.__file__).parent.joinpath("formats").glob("[!_]*.py")
+    assert list(INTERNAL) == ["lowbit2", "lowbit3", "sign"]
+    assert list(NAMES) == sorted({file.stem for file in files} - {*INTERNAL})
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -156,7 +137,7 @@ def test_encode_equals_the_gguf_package(name: str, scale: float) -> None:
     assert np.array_equal(fmt.encode(values), np.ascontiguousarray(theirs).view(np.uint8))
 
 
-@pytest.mark.parametrize("name", NAMES + INTERNAL)
+@pytest.mark.parametrize("name", (*NAMES, *INTERNAL))
 def test_decode_in_steps_equals_decode_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fmt = quant.get_format(name)
     data = random_blocks(name, 50)
@@ -165,7 +146,7 @@ def test_decode_in_steps_equals_decode_at_once(name: str, monkeypatch: pytest.Mo
     assert same_bits(whole, fmt.decode(data))
 
 
-@pytest.mark.parametrize("name", NAMES + INTERNAL)
+@pytest.mark.parametrize("name", (*NAMES, *INTERNAL))
 def test_decode_reads_strided_input_and_empty_rows(name: str) -> None:
     fmt = quant.get_format(name)
     data = random_blocks(name, 8)
@@ -178,7 +159,7 @@ def test_decode_reads_strided_input_and_empty_rows(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in NAMES + INTERNAL if name not in ("f32", "f16", "bf16")]
+    "name", [name for name in (*NAMES, *INTERNAL) if name not in ("f32", "f16", "bf16")]
 )
 def test_partial_blocks_are_refused(name: str) -> None:
     fmt = quant.get_format(name)

@@ -161,6 +161,11 @@ void MultiplyListed(const std::uint8_t* row, std::int64_t columns, const Activat
   }
 }
 
+/// The first of the three that format_list.inc gives for an int8 product: pairs of rows ask blocks
+/// for the others.
+template <class Group, int kBits, int kOffset>
+using GroupOf = Group;
+
 template <class Group>
 void SetFormat(Int8Kernel& kernel, Format format) {
   using U = Unpacked<Group>;
@@ -183,21 +188,9 @@ Int8Kernel NeonI8mmInt8Kernel() {
   kernel.tile_rows = 2 * kRowPairs;
   kernel.lanes = 4;
   kernel.reads_permuted = false;
-  SetFormat<Q4_0Group>(kernel, Format::kQ4_0);
-  SetFormat<Q4_1Group>(kernel, Format::kQ4_1);
-  SetFormat<Q5_0Group>(kernel, Format::kQ5_0);
-  SetFormat<Q5_1Group>(kernel, Format::kQ5_1);
-  SetFormat<Q8_0Group>(kernel, Format::kQ8_0);
-  SetFormat<Q4_KGroup>(kernel, Format::kQ4_K);
-  SetFormat<Q5_KGroup>(kernel, Format::kQ5_K);
-  SetFormat<Q6_KGroup>(kernel, Format::kQ6_K);
-  SetFormat<MXFP4Group>(kernel, Format::kMXFP4);
-  SetFormat<SuperblockGroup<Q4_0Superblock>>(kernel, Format::kQ4_0Superblock);
-  SetFormat<SuperblockGroup<Q4_KSuperblock>>(kernel, Format::kQ4_KSuperblock);
-  SetFormat<SuperblockGroup<Q5_KSuperblock>>(kernel, Format::kQ5_KSuperblock);
-  SetFormat<SuperblockGroup<Q6_KSuperblock>>(kernel, Format::kQ6_KSuperblock);
-  SetFormat<SuperblockGroup<Lowbit2Superblock>>(kernel, Format::kLowbit2);
-  SetFormat<SuperblockGroup<Lowbit3Superblock>>(kernel, Format::kLowbit3);
+#define POWERINFER_FORMAT(id, name, size, bytes, activations, Kernels, ...) \
+  __VA_OPT__(SetFormat<GroupOf<__VA_ARGS__>>(kernel, Format::k##id);)
+#include "quant/format_list.inc"
   return kernel;
 }
 

@@ -274,23 +274,9 @@ Int8Kernel MakeInt8Kernel(std::string_view name) {
   kernel.name = name;
   kernel.tile_rows = kTileRows;
   kernel.lanes = kBlockLanes;
-  SetInt8Format<Unpacked<Q4_0Group, 4, 8>>(kernel, Format::kQ4_0);
-  SetInt8Format<Unpacked<Q4_1Group, 4, 0>>(kernel, Format::kQ4_1);
-  SetInt8Format<Unpacked<Q5_0Group, 5, 16>>(kernel, Format::kQ5_0);
-  SetInt8Format<Unpacked<Q5_1Group, 5, 0>>(kernel, Format::kQ5_1);
-  SetInt8Format<Unpacked<Q8_0Group, 8, 128>>(kernel, Format::kQ8_0);
-  SetInt8Format<Unpacked<Q4_KGroup, 4, 0>>(kernel, Format::kQ4_K);
-  SetInt8Format<Unpacked<Q5_KGroup, 5, 0>>(kernel, Format::kQ5_K);
-  SetInt8Format<Unpacked<Q6_KGroup, 6, 32>>(kernel, Format::kQ6_K);
-  // Values of -12 to 12, of which 16 makes codes of five bits.
-  SetInt8Format<Unpacked<MXFP4Group, 5, 16>>(kernel, Format::kMXFP4);
-  SetInt8Format<Unpacked<SuperblockGroup<Q4_0Superblock>, 4, 8>>(kernel, Format::kQ4_0Superblock);
-  SetInt8Format<Unpacked<SuperblockGroup<Q4_KSuperblock>, 4, 0>>(kernel, Format::kQ4_KSuperblock);
-  SetInt8Format<Unpacked<SuperblockGroup<Q5_KSuperblock>, 5, 0>>(kernel, Format::kQ5_KSuperblock);
-  SetInt8Format<Unpacked<SuperblockGroup<Q6_KSuperblock>, 6, 32>>(kernel, Format::kQ6_KSuperblock);
-  // Codes doubled, so that the offset is whole.
-  SetInt8Format<Unpacked<SuperblockGroup<Lowbit2Superblock>, 4, 3>>(kernel, Format::kLowbit2);
-  SetInt8Format<Unpacked<SuperblockGroup<Lowbit3Superblock>, 4, 7>>(kernel, Format::kLowbit3);
+#define POWERINFER_FORMAT(id, name, size, bytes, activations, Kernels, ...) \
+  __VA_OPT__(SetInt8Format<Unpacked<__VA_ARGS__>>(kernel, Format::k##id);)
+#include "quant/format_list.inc"
   return kernel;
 }
 

@@ -258,25 +258,9 @@ KernelTable MakeTable(std::string_view name, const GemmKernel& gemm, std::string
   table.name = name;
   table.gemm = gemm;
   table.int8 = MakeInt8Kernel(int8_name);
-  SetFormat<FloatKernels<F32Weights>>(table, Format::kF32);
-  SetFormat<FloatKernels<F16Weights>>(table, Format::kF16);
-  SetFormat<FloatKernels<Bf16Weights>>(table, Format::kBF16);
-  SetFormat<BlockKernels<Q4_0Group>>(table, Format::kQ4_0);
-  SetFormat<BlockKernels<Q4_1Group>>(table, Format::kQ4_1);
-  SetFormat<BlockKernels<Q5_0Group>>(table, Format::kQ5_0);
-  SetFormat<BlockKernels<Q5_1Group>>(table, Format::kQ5_1);
-  SetFormat<BlockKernels<Q8_0Group>>(table, Format::kQ8_0);
-  SetFormat<BlockKernels<Q4_KGroup>>(table, Format::kQ4_K);
-  SetFormat<BlockKernels<Q5_KGroup>>(table, Format::kQ5_K);
-  SetFormat<SixBitKernels>(table, Format::kQ6_K);
-  SetFormat<MXFP4Kernels>(table, Format::kMXFP4);
-  SetFormat<SuperblockKernels<Q4_0Superblock>>(table, Format::kQ4_0Superblock);
-  SetFormat<SuperblockKernels<Q4_KSuperblock>>(table, Format::kQ4_KSuperblock);
-  SetFormat<SuperblockKernels<Q5_KSuperblock>>(table, Format::kQ5_KSuperblock);
-  SetFormat<SuperblockKernels<Q6_KSuperblock>>(table, Format::kQ6_KSuperblock);
-  SetFormat<SuperblockKernels<Lowbit2Superblock>>(table, Format::kLowbit2);
-  SetFormat<SuperblockKernels<Lowbit3Superblock>>(table, Format::kLowbit3);
-  SetFormat<SignKernels>(table, Format::kSign);
+#define POWERINFER_FORMAT(id, name, size, bytes, activations, Kernels, ...) \
+  SetFormat<Kernels>(table, Format::k##id);
+#include "quant/format_list.inc"
   SetEncoders(table);
   SetWeightedEncoders(table);
   table.quantize = Quantize;

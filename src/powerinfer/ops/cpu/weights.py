@@ -16,26 +16,14 @@ from powerinfer.ops.cpu.handles import NativeFFN, NativePredictor
 from powerinfer.ops.cpu.mapped_pages import copy_to_huge_pages, release_pages
 from powerinfer.ops.expert_tensors import as_rows, check_expert_biases, check_expert_tensors
 from powerinfer.ops.operands import MatrixUse, Router
-from powerinfer.quant import get_format
+from powerinfer.quant import get_format, type_of_name
 from powerinfer.values import ByteArray, FloatArray, IntArray
 
 __all__ = ["FORMATS", "REPACKED_FORMATS", "NativeWeights"]
 
-FORMATS = (
-    "f32",
-    "f16",
-    "bf16",
-    "q4_0",
-    "q4_1",
-    "q5_0",
-    "q5_1",
-    "q8_0",
-    "q4_k",
-    "q5_k",
-    "q6_k",
-    "mxfp4",
-)
-REPACKED_FORMATS = frozenset({"q4_0", "q4_k", "q5_k", "q6_k"})
+FORMATS = tuple(name for name in _core.formats() if type_of_name(name) is not None)
+"""Formats of files that have kernels (cpp/quant/format_list.inc)."""
+REPACKED_FORMATS = frozenset(_core.repacked_formats())
 """Formats that are converted to a faster layout at load (cpp/quant/superblock.h)."""
 
 # Weights per superblock of that layout.
