@@ -1,10 +1,10 @@
-// What this processor and its operating system can run.
+// Capabilities of the processor and the operating system.
 #pragma once
 
 namespace powerinfer {
 
-/// Instruction-set extensions our kernels ask about; false where the operating system does not save
-/// the registers (XGETBV) or the architecture has no such thing.
+/// Instruction-set extensions that kernels depend on. False if the operating system does not save
+/// the registers (XGETBV) or the architecture lacks them.
 struct CpuFeatures {
   bool has_avx2 = false;    ///< with FMA, F16C and BMI2
   bool has_avx512 = false;  ///< F, BW, VL, DQ

@@ -1,4 +1,4 @@
-// Which CPUs a thread may run on. Only Linux lets threads choose; elsewhere nothing is known.
+// CPU affinity of threads. Only Linux supports it; elsewhere nothing is known.
 #pragma once
 
 #include <array>
@@ -18,11 +18,11 @@ using ThreadHandle = std::thread::native_handle_type;
 
 #if defined(__linux__)
 
-/// One bit per CPU, by the system's numbers: as many as Linux can be built for.
+/// One bit per CPU, by the system's numbers; large enough for any build of Linux.
 using CpuSet = std::array<cpu_set_t, 8>;
 inline constexpr std::int32_t kMaxCpus = CPU_SETSIZE * 8;
 
-/// None if there is no CPU, or a number that none can have.
+/// The set of these CPUs; none if the list is empty or holds a number that no CPU can have.
 inline std::optional<CpuSet> MakeCpuSet(std::span<const std::int32_t> cpus) {
   CpuSet set = {};
   for (const std::int32_t cpu : cpus) {
@@ -38,7 +38,8 @@ inline std::optional<CpuSet> CpusOf(ThreadHandle thread) {
   return set;
 }
 
-/// Whether the thread now runs on these only, or those of them that the process may use.
+/// Restricts the thread to these CPUs, as far as the process may use them. Returns whether that
+/// succeeded.
 inline bool SetCpusOf(ThreadHandle thread, const CpuSet& set) {
   return pthread_setaffinity_np(thread, sizeof(set), set.data()) == 0;
 }

@@ -57,7 +57,7 @@ void ReleasePages(const void* data, std::size_t size) {
   const auto at = reinterpret_cast<std::uintptr_t>(data);
   const std::uintptr_t begin = RoundUp(at, page);
   const std::uintptr_t end = (at + size) / page * page;
-  // Refusal only costs memory.
+  // If the system refuses, only memory is lost.
   if (end <= begin) return;
   auto* bytes = static_cast<std::uint8_t*>(const_cast<void*>(data));  // madvise is not const
   static_cast<void>(::madvise(bytes + (begin - at), end - begin, MADV_DONTNEED));

@@ -7,11 +7,11 @@
 
 namespace powerinfer {
 
-/// Where this process has files mapped that it cannot write to: dropping a page of them loses
-/// nothing. Empty where the system does not say (Linux does).
+/// Addresses of files that this process has mapped read-only: dropping their pages loses nothing.
+/// Empty if the system does not list them (Linux does).
 class ReadOnlyFiles {
  public:
-  /// Reads the state of now.
+  /// Reads the current mappings.
   ReadOnlyFiles();
 
   bool Contain(const void* data, std::size_t size) const;
@@ -23,7 +23,7 @@ class ReadOnlyFiles {
   std::vector<Piece> pieces_;  // ascending, with gaps between them
 };
 
-/// Drops the pages that lie wholly inside [data, data + size), which are of ReadOnlyFiles.
+/// Drops the pages that lie wholly inside [data, data + size), a range within ReadOnlyFiles.
 void ReleasePages(const void* data, std::size_t size);
 
 }  // namespace powerinfer

@@ -10,7 +10,7 @@
 namespace powerinfer {
 namespace {
 
-// Regions of this size: the huge page that is partly used is one in sixty-four.
+// With regions of this size, one huge page in sixty-four is used only in part.
 constexpr std::size_t kRegionBytes = std::size_t{128} << 20U;
 constexpr std::size_t kAlignment = 64;
 
@@ -23,7 +23,7 @@ PageMemory::PageMemory(std::size_t size, bool wants_huge_pages)
   if (address == MAP_FAILED) throw std::bad_alloc();
   data_ = static_cast<std::uint8_t*>(address);
 #if defined(MADV_HUGEPAGE)
-  // Refusal only costs speed.
+  // If the system refuses, only speed is lost.
   if (wants_huge_pages) static_cast<void>(::madvise(data_, size_, MADV_HUGEPAGE));
 #else
   static_cast<void>(wants_huge_pages);

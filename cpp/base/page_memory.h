@@ -8,10 +8,10 @@
 
 namespace powerinfer {
 
-/// Zero-filled pages, given back on destruction. Throws std::bad_alloc.
+/// Zero-filled pages, freed on destruction. Throws std::bad_alloc.
 class PageMemory {
  public:
-  /// wants_huge_pages: ask for transparent huge pages (fewer TLB misses when streaming weights, but
+  /// wants_huge_pages: request transparent huge pages (fewer TLB misses when streaming weights, but
   /// memory is committed 2 MiB at a time).
   PageMemory(std::size_t size, bool wants_huge_pages);
   ~PageMemory();
@@ -26,14 +26,14 @@ class PageMemory {
   std::size_t size_ = 0;
 };
 
-/// A piece of an Arena; keeps the memory it lies in alive.
+/// A piece of an Arena. Keeps its memory alive.
 struct ArenaBlock {
   std::shared_ptr<PageMemory> memory;
   std::uint8_t* data = nullptr;
 };
 
-/// Hands out pieces of large huge-page regions one after the other, so that many matrices share the
-/// last, partly used huge page. Pieces are not given back one by one. Not thread-safe.
+/// Hands out consecutive pieces of large huge-page regions, so that many matrices share the last,
+/// partly used huge page. Single pieces cannot be freed. Not thread-safe.
 class Arena {
  public:
   /// `size` bytes aligned to 64.

@@ -1,4 +1,4 @@
-// Telling a forked child from the process that started threads.
+// Distinguishes a forked child from the process that started the threads.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace powerinfer {
 
-/// The process that asks; 0 where processes cannot fork.
+/// The calling process; 0 if processes cannot fork.
 inline std::int64_t ProcessId() {
 #if defined(__unix__) || defined(__APPLE__)
   return static_cast<std::int64_t>(::getpid());

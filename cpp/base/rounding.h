@@ -12,7 +12,7 @@ constexpr T DivideUp(T a, std::type_identity_t<T> b) {
   return (a + b - 1) / b;
 }
 
-/// The least multiple of b that is not below a.
+/// The smallest multiple of b that is at least a.
 template <std::integral T>
 constexpr T RoundUp(T a, std::type_identity_t<T> b) {
   return DivideUp(a, b) * b;

@@ -10,7 +10,7 @@
 
 namespace powerinfer {
 
-/// Calls body(row) for every row, in parallel where there is work for more than a few microseconds.
+/// Calls body(row) for every row, in parallel if the work takes more than a few microseconds.
 /// row_cost: elements touched per row.
 template <typename Body>
 void ForEachRow(ThreadTeam& team, std::int64_t num_rows, std::int64_t row_cost, const Body& body) {

@@ -1,9 +1,9 @@
-// Waiting without giving the processor away.
+// Waiting without yielding the processor.
 #pragma once
 
 namespace powerinfer {
 
-/// Pauses between two looks at the clock.
+/// Pauses between two reads of the clock.
 inline constexpr int kPausesPerClockRead = 32;
 
 /// Tells the processor that this thread spins.

@@ -1,4 +1,4 @@
-// tanh for soft caps: plain arithmetic, as base/exp.h.
+// tanh for soft caps: plain arithmetic, as in base/exp.h.
 #pragma once
 
 #include <bit>

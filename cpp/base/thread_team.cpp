@@ -37,7 +37,7 @@ constexpr std::uint32_t kGenerationOne = 0x800U;
 constexpr std::uint32_t kGenerationMask = ~(kGenerationOne - 1U);
 static_assert(kMaxThreads <= kJoinedMask / kJoinedOne);
 
-/// Spins until `is_done` or `longest` has passed; whether it became true.
+/// Spins until `is_done` holds or `longest` has passed. Returns whether it holds.
 template <typename Predicate>
 bool SpinUntil(const Predicate& is_done, Clock::duration longest = kSpinTime) {
   const Clock::time_point deadline = Clock::now() + longest;
@@ -55,7 +55,7 @@ bool SpinUntil(const Predicate& is_done, Clock::duration longest = kSpinTime) {
 // The life of a region: the caller sets body, num_chunks and next_chunk, then opens `region`.
 // Workers that notice join (compare and swap: only while it is open), take chunks, leave. The
 // caller takes chunks itself until none is left, closes, and waits only for workers that are
-// inside. A worker that the system never scheduled meanwhile is not waited for.
+// inside. It does not wait for workers that the system has not scheduled meanwhile.
 struct ThreadTeam::State {
   std::int32_t num_threads = 1;
   std::int64_t process_id = 0;
@@ -66,8 +66,8 @@ struct ThreadTeam::State {
   std::exception_ptr error;
   bool is_running = false;
 
-  std::optional<CpuSet> pinned;  // where the workers may run
-  std::vector<CpuSet> unpinned;  // where each could before; empty while they still can
+  std::optional<CpuSet> pinned;  // CPUs of the workers
+  std::vector<CpuSet> unpinned;  // CPUs of each before; empty unless pinned
 
   alignas(64) WaitWord region;
   alignas(64) std::atomic<std::int64_t> next_chunk{0};
@@ -136,7 +136,7 @@ void ThreadTeam::State::WorkerMain(std::int32_t thread) {
     };
     const bool is_held = num_holds.load(std::memory_order_relaxed) > 0;
     if (SpinUntil(has_news, is_held ? Clock::duration(kAwakeSpinTime) : kSpinTime)) {
-      // A region that opened and closed while this worker was away is past: do not spin on it.
+      // A region that opened and closed while this worker was away is over: do not spin on it.
       const std::uint32_t now = region.value.load(std::memory_order_acquire);
       if ((now & kOpen) == 0U) generation = now & kGenerationMask;
       continue;
@@ -165,7 +165,7 @@ void ThreadTeam::State::CloseAndWait() {
   while (!are_all_gone()) all_left.SleepWhile(0);
 }
 
-/// Remembers where each worker could run, the first time.
+/// The first time, records the CPUs of each worker.
 bool ThreadTeam::State::PinWorkers(const CpuSet& cpus) {
   if (unpinned.empty()) {
     for (std::thread& worker : workers) {

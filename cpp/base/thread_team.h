@@ -11,11 +11,11 @@ namespace powerinfer {
 inline constexpr std::int32_t kMaxThreads = 512;
 
 /// The calling thread is member 0. A region costs a few microseconds: workers spin briefly, then
-/// sleep (wait_word.h), so an oversubscribed machine loses speed in proportion only. They ask for
-/// short slices (time_slice.h), so that beside other busy threads a region soon wakes them.
+/// sleep (wait_word.h), so an oversubscribed machine loses speed in proportion only. They request
+/// short slices (time_slice.h), so that a region wakes them soon even if other threads are busy.
 /// Chunks are handed out dynamically from an atomic counter, so a descheduled worker delays no more
-/// than its own chunk. Results must belong to chunks, never to threads (determinism).
-/// One caller at a time. In a forked child there are no workers: regions run on the caller alone.
+/// than its own chunk. Results must belong to chunks, never to threads (determinism). One caller at
+/// a time. In a forked child there are no workers: regions run on the caller alone.
 class ThreadTeam {
  public:
   /// Throws std::invalid_argument unless 1 <= num_threads <= kMaxThreads.
@@ -33,19 +33,19 @@ class ThreadTeam {
                    const std::function<void(std::int64_t chunk, std::int32_t thread)>& body);
 
   /// Wakes the workers and keeps them from sleeping through gaps of up to 2 ms between regions,
-  /// until LetSleep was called as often. HoldAwake is a region.
+  /// until LetSleep has been called as often. HoldAwake is a region.
   void HoldAwake();
   void LetSleep();
 
-  /// Lets the workers run on these CPUs only, by the system's numbers; member 0, whoever calls,
-  /// runs where it did. Whether they do: if not (the system has no such CPU or call, this process
-  /// may not use it, or is a forked child), they run where they did.
+  /// Pins the workers to these CPUs, by the system's numbers. Member 0, the caller, is not
+  /// affected. Returns whether that succeeded; if not (the system has no such CPU or call, this
+  /// process may not use it, or is a forked child), nothing changes.
   bool Pin(std::span<const std::int32_t> cpus);
 
-  /// Lets the workers run where they could before the first Pin.
+  /// Restores the CPUs that the workers had before the first Pin.
   void Unpin();
 
-  /// Lets the calling thread run where pinned workers do; nothing where they are not.
+  /// Pins the calling thread to the CPUs of the workers; does nothing if they are not pinned.
   void PinCaller() const;
 
  private:

@@ -21,7 +21,7 @@ struct RowsView {
   }
 };
 
-/// Rows that lie one after the other.
+/// Contiguous rows.
 inline RowsView<float> Rows(float* data, std::int64_t rows, std::int64_t columns) {
   return {data, rows, columns, columns};
 }

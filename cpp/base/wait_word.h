@@ -15,8 +15,8 @@
 namespace powerinfer {
 
 /// std::atomic::wait yields a few times before it sleeps. On a busy machine each yield gives away
-/// what is left of a thread's turn, and its claim to the next one with it: beside spinning
-/// processes a worker that yielded got 0.2 of a core, one that sleeps at once gets all it can use.
+/// the rest of a thread's turn, and with it its claim to the next one: among spinning processes a
+/// worker that yielded got 0.2 of a core; one that sleeps at once gets all it can use.
 class WaitWord {
  public:
   std::atomic<std::uint32_t> value{0};
@@ -32,8 +32,8 @@ class WaitWord {
 #endif
   }
 
-  /// Wakes all that sleep, after a sequentially consistent change of the word: either the sleeper
-  /// sees the change, or this sees the sleeper.
+  /// Wakes all sleepers, after a sequentially consistent change of the word: either the sleeper
+  /// sees the change, or this call sees the sleeper.
   void WakeAll() {
 #if defined(__linux__)
     if (num_asleep_.load(std::memory_order_seq_cst) == 0) return;
