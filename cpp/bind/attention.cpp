@@ -17,7 +17,8 @@ using namespace nb::literals;  // NOLINT: argument names
 namespace powerinfer {
 namespace {
 
-/// Heads in rows of q; raises ShapeError unless they are whole groups of the cache's KV heads.
+/// Number of heads in rows of q. Raises ShapeError unless they are whole groups of the cache's KV
+/// heads.
 std::int64_t CheckedHeads(std::int64_t columns, const KVShape& shape) {
   const std::int64_t group_columns = shape.num_kv_heads * shape.head_dim;
   if (columns < 1 || columns % group_columns != 0) {

@@ -1,4 +1,4 @@
-// Reading and nothing else: what memory gives at most. How the kernels of a team read.
+// Plain reads, whose speed is the most that memory gives, and the settings of a team's reads.
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -23,8 +23,8 @@ using namespace nb::literals;  // NOLINT: argument names
 namespace powerinfer {
 namespace {
 
-// Rows of a few KiB: a chunk is large enough that handing it out costs nothing beside reading it,
-// and that rows which no other prefetches hardly count.
+// Rows of a few KiB: handing out a chunk costs nothing compared with reading it, and rows that no
+// other row prefetches hardly count.
 constexpr std::int64_t kRowsPerChunk = 64;
 // Larger distances and chunks are mistakes, and would overflow in sums.
 constexpr std::int64_t kMostBytes = std::int64_t{1} << 30;
@@ -41,7 +41,7 @@ inline void AddStep(const std::uint8_t* data, std::uint64_t* lanes) {
   for (std::int64_t i = 0; i < kLanes; ++i) lanes[i] ^= words[i];
 }
 
-/// XOR of the 64-bit words of one row; bytes beyond a whole number of words are left out.
+/// XOR of the 64-bit words of one row; trailing bytes are ignored.
 std::uint64_t ReadRow(const std::uint8_t* row, std::int64_t row_bytes) {
   std::uint64_t lanes[kLanes] = {};
   std::int64_t offset = 0;
@@ -56,14 +56,14 @@ std::uint64_t ReadRow(const std::uint8_t* row, std::int64_t row_bytes) {
   return sum;
 }
 
-/// How a plain read asks for its bytes.
+/// Settings of a plain read.
 struct PlainWay {
-  std::int64_t ahead;        ///< bytes between a read and what is prefetched meanwhile; 0: nothing
+  std::int64_t ahead;        ///< bytes from a read to its prefetch; 0: no prefetches
   std::int64_t chunk_bytes;  ///< handed to a thread at a time
   std::int64_t streams;      ///< places of a chunk that are read in turns
 };
 
-/// XOR of the words of one chunk, as ReadRow's.
+/// XOR of the words of one chunk, as in ReadRow.
 std::uint64_t ReadChunk(const std::uint8_t* data, std::int64_t num_bytes, const PlainWay& way) {
   std::uint64_t lanes[kLanes] = {};
   const std::int64_t part = num_bytes / (way.streams * kStep) * kStep;
@@ -83,8 +83,8 @@ std::uint64_t ReadChunk(const std::uint8_t* data, std::int64_t num_bytes, const 
   return sum ^ ReadRow(data + done, num_bytes - done);
 }
 
-/// Reads all arrays in one region; returns the XOR of their words, of each array's last chunk
-/// without an end shorter than a word.
+/// Reads all arrays in one region and returns the XOR of their words. The bytes after the last
+/// whole word of an array are ignored.
 std::uint64_t ReadBytes(TeamHandle& team, const std::vector<Array<const std::uint8_t, 1>>& arrays,
                         std::int64_t ahead, std::int64_t chunk_bytes, std::int64_t streams) {
   if (ahead < 0 || ahead > kMostBytes) throw nb::value_error("bytes ahead must be 0 to 2^30");
@@ -141,8 +141,8 @@ void SetReadWay(TeamHandle& team, const std::string& kind, const WayTuple& value
   team.shared.SetWay(checked, {ahead, chunk_bytes, gather_ahead, add_ahead});
 }
 
-/// XOR of the words of rows that lie at `rows`, each of `row_bytes`; a row is prefetched while the
-/// row `distance` places before it is read, unless that is 0.
+/// XOR of the words of the rows at `rows`, `row_bytes` each. Prefetches each row while the row
+/// `distance` places before it is read, unless that is 0.
 std::uint64_t ReadRows(const std::uint8_t* data, std::int64_t row_bytes,
                        std::span<const std::int32_t> ids, std::size_t distance) {
   std::uint64_t sum = 0;
@@ -156,8 +156,8 @@ std::uint64_t ReadRows(const std::uint8_t* data, std::int64_t row_bytes,
   return sum;
 }
 
-/// Reads the listed rows of u8[rows * row_bytes] with `ahead` bytes of rows on the way (0: without
-/// prefetching); returns the XOR of their words.
+/// Reads the listed rows of u8[rows * row_bytes] with `ahead` bytes of rows in flight (0: no
+/// prefetches); returns the XOR of their words.
 std::uint64_t GatherRows(TeamHandle& team, const Array<const std::uint8_t, 1>& data,
                          std::int64_t row_bytes, const Array<const std::int32_t, 1>& row_ids,
                          std::int64_t ahead) {

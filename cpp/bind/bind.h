@@ -1,19 +1,19 @@
-// What the binding files share: each adds one topic to the module.
+// Functions that each add the bindings of one topic to the module.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
 namespace powerinfer {
 
-void BindMachine(nanobind::module_& module);    ///< CPU features, kernel tables
-void BindHandles(nanobind::module_& module);    ///< team, matrices, caches: what Python holds on to
-void BindRows(nanobind::module_& module);       ///< embed, norms, sums
-void BindLinear(nanobind::module_& module);     ///< products
-void BindRecode(nanobind::module_& module);     ///< copies of matrices in other formats
-void BindAttention(nanobind::module_& module);  ///< rotation, cache writes, attention
+void BindMachine(nanobind::module_& module);      ///< CPU features, kernel tables
+void BindHandles(nanobind::module_& module);      ///< handles: teams, matrices, caches
+void BindRows(nanobind::module_& module);         ///< embed, norms, sums
+void BindLinear(nanobind::module_& module);       ///< products
+void BindRecode(nanobind::module_& module);       ///< copies of matrices in other formats
+void BindAttention(nanobind::module_& module);    ///< rotation, cache writes, attention
 void BindLazyExperts(nanobind::module_& module);  ///< matrices of experts
 void BindFFN(nanobind::module_& module);          ///< feed-forward blocks
-void BindFiring(nanobind::module_& module);       ///< which neurons of these fire
+void BindFiring(nanobind::module_& module);       ///< blocks that report firing neurons
 void BindPredictor(nanobind::module_& module);    ///< neuron predictors
 void BindExchange(nanobind::module_& module);     ///< the CPU half of hybrid blocks
 void BindStepRecord(nanobind::module_& module);   ///< steps that run again without Python

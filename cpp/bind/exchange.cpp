@@ -1,4 +1,4 @@
-// The CPU half of feed-forward blocks on two devices, and rows of weights for the other one.
+// The CPU half of feed-forward blocks on two devices, and rows of weights for the other device.
 #include "hybrid/exchange.h"
 
 #include <nanobind/stl/string.h>
@@ -33,7 +33,7 @@ using Words = Array<const std::uint32_t, 2>;
 using Flags = Array<std::uint32_t, 2>;
 using Status = Array<std::int32_t, 1>;
 
-/// The arrays that both devices see, kept alive; those that Python gave None for are not valid.
+/// Arrays shared by both devices, kept alive. Those that Python passed as None are not valid.
 struct ExchangeArrays {
   InputRows x;
   Words cold;

@@ -41,7 +41,7 @@ RouterRule RuleByName(const std::string& name) {
 }
 
 /// Calls body(context for the kind, first row, number of rows, stats) for the runs of one kind, and
-/// notes what the decode rows did.
+/// records the counts of the decode rows.
 template <typename Body>
 void RunCountedRows(const OpContext& context, const bool* marks, std::int64_t num_rows,
                     const FFNHandle& ffn, FFNStats* stats, const Body& body) {

@@ -1,4 +1,4 @@
-// Feed-forward blocks that Python holds on to.
+// Handles of feed-forward blocks.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -28,11 +28,11 @@ struct RouterHandle {
 /// One matrix with its bias; the matrix is None for the gate of an ungated block.
 using Part = std::tuple<nanobind::object, nanobind::object>;
 
-/// What the decode rows of the last call that had any did. Whoever reads it takes no turn with the
-/// team, so the numbers may belong to two calls.
+/// Counts of the last call with decode rows. Readers do not wait for the team, so the numbers may
+/// belong to two calls.
 class LastDecode {
  public:
-  /// rows: decode rows of the call; of none nothing is kept.
+  /// rows: decode rows of the call; a call without any is ignored.
   void Take(std::int64_t rows, std::int64_t batches, const FFNStats& stats) {
     if (rows == 0) return;
     numbers_[0].store(rows, std::memory_order_relaxed);
@@ -61,7 +61,7 @@ struct FFNHandle {
   mutable LastDecode last_decode;
 };
 
-/// What the router of a block sees: router_input if there is one, else x.
+/// The input of a block's router: router_input if there is one, else x.
 RowsView<const float> CheckedRouterInput(const std::optional<InputRows>& router_input,
                                          RowsView<const float> x, const FFNHandle& ffn);
 

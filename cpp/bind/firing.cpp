@@ -1,4 +1,4 @@
-// Which neurons of a feed-forward block fire.
+// Feed-forward blocks that report which neurons fire.
 #include <nanobind/stl/optional.h>
 
 #include <algorithm>

@@ -20,8 +20,8 @@ using namespace nb::literals;  // NOLINT: argument names
 namespace powerinfer {
 namespace {
 
-/// The same weights as superblocks, in memory of `arena`. Raises ValueError for formats that have
-/// none.
+/// A copy of the weights as superblocks, in memory of `arena`. Raises ValueError for formats
+/// without superblocks.
 MatrixHandle Repack(TeamHandle& team, const MatrixHandle& matrix, Arena& arena) {
   const MatrixView& source = WholeView(team, matrix);
   const Format format = SuperblockFormat(source.format);

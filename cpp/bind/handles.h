@@ -1,4 +1,4 @@
-// What Python holds on to between calls. Each handle keeps the memory it points into alive.
+// Objects that Python holds between calls. Each handle keeps the memory it points into alive.
 #pragma once
 
 #include <cstdint>
@@ -23,14 +23,14 @@
 
 namespace powerinfer {
 
-/// A team with its scratch memory and kernels; one operation at a time, whichever Python thread
-/// asks.
+/// A team with its scratch memory and kernels; runs one operation at a time, whichever Python
+/// thread calls.
 struct TeamHandle {
-  /// kernels: a name, or none for the best there are. Raises ValueError for names that this CPU or
+  /// kernels: a name, or none for the best available. Raises ValueError for names that this CPU or
   /// build does not have.
   TeamHandle(std::int32_t num_threads, const std::optional<std::string>& kernels);
 
-  /// Runs body(context) without the GIL, and spoils a step that is recorded.
+  /// Runs body(context) without the GIL, and spoils the step being recorded.
   template <typename Body>
   void Run(const Body& body) {
     Spoil();
@@ -38,14 +38,14 @@ struct TeamHandle {
     shared.Run(body);
   }
 
-  /// What follows depends on numbers that Python sees: a step that is recorded cannot run again.
+  /// The step being recorded cannot run again: what follows depends on numbers that Python sees.
   void Spoil() {
     if (record != nullptr && record->IsRecordingHere()) record->Spoil();
   }
 
-  /// Runs body(context, stats) without the GIL and adds it to the step that is recorded, if any:
-  /// what it holds by value stays, and so do `kept`, Python objects and objects bound to one.
-  /// Returns what it counted.
+  /// Runs body(context, stats) without the GIL and adds it to the step being recorded, if any. The
+  /// record keeps what the body holds by value, and `kept`: Python objects and objects bound to
+  /// one. Returns the counts.
   template <typename Body, typename... Kept>
   FFNStats RunCounted(const Body& body, const Kept&... kept) {
     FFNStats stats;
@@ -66,7 +66,7 @@ struct TeamHandle {
   }
 
   SharedTeam shared;
-  StepRecord* record = nullptr;  ///< of the step that a thread is recording
+  StepRecord* record = nullptr;  ///< the step that a thread is recording, or null
 
  private:
   template <typename T>
@@ -110,7 +110,7 @@ struct MatrixHandle {
   nanobind::object sources_object;
 };
 
-/// The matrix with all its rows filled, for whoever does not know experts.
+/// The matrix with all its rows filled, for operations that do not know experts.
 const MatrixView& WholeView(TeamHandle& team, const MatrixHandle& matrix);
 
 struct RopeHandle {

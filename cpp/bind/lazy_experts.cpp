@@ -13,8 +13,8 @@ using namespace nb::literals;  // NOLINT: argument names
 namespace powerinfer {
 namespace {
 
-/// [E * rows_per_expert, columns] of one matrix or one for each expert. It is lazy unless it is
-/// there already: one matrix that stays in its format.
+/// [num_experts * rows_per_expert, columns] from one matrix, or from one for each expert. Lazy,
+/// unless it exists already: as one matrix that keeps its format.
 nb::object ExpertMatrix(const nb::list& pieces, std::int64_t rows_per_expert, Arena& arena,
                         bool is_repacked) {
   std::vector<MatrixView> views;

@@ -1,4 +1,4 @@
-// What this machine and build can run.
+// Capabilities of this machine and build.
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -44,7 +44,7 @@ std::vector<std::string> FeatureNames() {
   return names;
 }
 
-/// By name, (weights, bytes) of a block.
+/// (weights, bytes) of a block, by the name of the format.
 nb::dict Formats() {
   nb::dict blocks;
   for (const FormatInfo& info : kFormatInfo) {
@@ -74,13 +74,13 @@ std::string FloatProducts(const GemmKernel& gemm) {
   return (gemm.single_bytes == 2 ? "bf16 " : "f32 ") + std::string(gemm.name);
 }
 
-/// Where products of floats are faster than those in int8, weights are decoded for them.
+/// Weights are decoded if products of floats are faster than those in int8.
 std::string QuantizedProducts(const KernelTable& table) {
   if (table.gemm.beats_int8) return FloatProducts(table.gemm);
   return "int8 " + std::string(table.int8.name);
 }
 
-/// What multiplies the rows of prompts: (with quantized weights, with F16 and F32, with BF16).
+/// The products of prompt rows: (with quantized weights, with F16 and F32, with BF16).
 std::tuple<std::string, std::string, std::string> ProductNames(const std::string& kernels) {
   const KernelTable* table = FindKernels(kernels);
   if (table == nullptr) throw nb::value_error(("no kernels named " + kernels).c_str());

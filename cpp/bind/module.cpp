@@ -9,9 +9,9 @@
 
 namespace {
 
-/// Keeps memory that this process frees for its next arrays: those of a prompt's step are some MB
-/// each, and pages that went back to the system are cleared anew at every layer, some 8 % of a
-/// prompt's time on a virtual machine. Limits that the user's environment gives stay.
+/// Keeps freed memory in this process for its next arrays: those of a prompt's step are some MB
+/// each, and the system would clear the pages again at every layer, some 8 % of a prompt's time on
+/// a virtual machine. Limits set in the user's environment take precedence.
 void KeepFreedMemory() {
 #if defined(__GLIBC__)
   // mallopt locks what it changes; the interpreter is held, so no Python changes the environment.
@@ -27,7 +27,7 @@ void KeepFreedMemory() {
 }  // namespace
 
 NB_MODULE(_core, module) {
-  // A daemon thread that the program's end stops keeps its objects: no leak worth a report.
+  // A daemon thread stopped by the end of the program keeps its objects: no leak worth a report.
   nanobind::set_leak_warnings(false);
   module.doc() = "Native operations of powerinfer; used through powerinfer.ops.cpu only.";
   module.def("keep_freed_memory", &KeepFreedMemory);

@@ -1,4 +1,4 @@
-// Neuron predictors that Python holds on to.
+// Handles of neuron predictors.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -15,10 +15,10 @@
 
 namespace powerinfer {
 
-/// The view of a Matrix, or an empty one of None.
+/// The view of a Matrix; empty for None.
 MatrixView ViewOf(const nanobind::object& matrix);
 
-/// The numbers of a Vector that must have `length` entries, or null of None. Raises ShapeError.
+/// The numbers of a Vector, which must have `length` entries; null for None. Raises ShapeError.
 const float* BiasOf(const std::string& what, const nanobind::object& bias, std::int64_t length);
 
 /// Matrix, bias (or None) and threshold.

@@ -1,4 +1,4 @@
-// Copies of matrices in other formats, and what they lose.
+// Copies of matrices in other formats, and their losses.
 #include "ops/recode.h"
 
 #include <nanobind/stl/optional.h>
@@ -62,7 +62,8 @@ T* CheckedVector(const char* what, const Array<T, 1>& array, std::int64_t length
   return array.data();
 }
 
-/// u8[rows, row bytes] of the target in `out`; its loss as squared error and squared sum.
+/// Writes u8[rows, row bytes] of the target format to `out`. Returns the loss as squared error and
+/// squared sum.
 std::pair<double, double> BoundEncodeRows(TeamHandle& team, const MatrixHandle& matrix,
                                           const std::string& format_name,
                                           const std::optional<Array<const float, 1>>& importance,

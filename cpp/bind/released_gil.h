@@ -1,8 +1,8 @@
-// Where Python's global lock (GIL) is given up: computing without it, and freeing Python objects.
+// Releasing Python's global lock (GIL): to compute, and to free Python objects.
 //
-// When Python finalizes, it ends every other thread that asks for the GIL by pthread_exit (until
+// When Python finalizes, it ends every other thread that requests the GIL by pthread_exit (until
 // 3.13), which unwinds the stack and would abort the process at the first C++ function that is
-// noexcept. Such a thread stays here instead until the process is gone, as in Python 3.14.
+// noexcept. Such a thread waits here for the end of the process instead, as in Python 3.14.
 #pragma once
 
 #include <Python.h>
@@ -13,13 +13,13 @@
 
 namespace powerinfer {
 
-/// Waits until the process is gone.
+/// Blocks until the process ends.
 [[noreturn]] inline void StayForEver() {
   for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
 }
 
-/// Gives the GIL up, and takes it back at the end of the block. Unlike nanobind's
-/// gil_scoped_release it survives the end of the program.
+/// Releases the GIL until the end of the block. Unlike nanobind's gil_scoped_release it survives
+/// the end of the program.
 class ReleasedGil {
  public:
   ReleasedGil() : state_(PyEval_SaveThread()) {}
@@ -37,9 +37,8 @@ class ReleasedGil {
   PyThreadState* state_;
 };
 
-/// A reference to a Python object that may be the last one. What frees the object may ask for the
-/// GIL, as memory that is unmapped does; unlike nanobind's references this one survives the end of
-/// the program.
+/// A reference to a Python object that may be the last one. Freeing the object may need the GIL, as
+/// unmapping memory does; unlike nanobind's references this one survives the end of the program.
 class LastReference {
  public:
   LastReference() = default;

@@ -1,4 +1,4 @@
-// Calls whose rows are of two kinds, cut where the kind changes.
+// Calls with prompt and decode rows, cut where the kind changes.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace powerinfer {
 
-/// For each row of a call whether it is prompt; none: all are decode rows.
+/// Marks the prompt rows of a call; none: all are decode rows.
 using RowMarks = std::optional<Array<const bool, 1>>;
 
 /// The marks, or null if there are none. Raises ShapeError unless there is one per row.

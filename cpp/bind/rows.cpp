@@ -55,7 +55,7 @@ void BoundAdd(TeamHandle& team, const OutputRows& x, const InputRows& y) {
       [x, y, sums, terms](const OpContext& context) { Add(context.team, sums, terms); });
 }
 
-/// out[i] = x[rows[i]]. Raises IndexError for rows that there are not.
+/// out[i] = x[rows[i]]. Raises IndexError for rows that do not exist.
 void BoundTakeRows(TeamHandle& team, const InputRows& x, const Array<const std::int32_t, 1>& rows,
                    const OutputRows& out) {
   const RowsView<const float> input = CheckedRows<const float>("x", x, -1, -1);

@@ -20,8 +20,8 @@ void End(StepRecord& record, TeamHandle& team) {
   if (team.record == &record) team.record = nullptr;
 }
 
-/// Runs the recorded calls with the tokens of `batch` in the place of those of `recorded`, the
-/// batch they were recorded with.
+/// Runs the recorded calls with the tokens of `batch` in place of those of `recorded`, the batch
+/// they were recorded with.
 FFNStats Run(const StepRecord& record, TeamHandle& team, BatchHandle& recorded,
              const BatchHandle& batch) {
   if (!record.IsComplete()) throw nb::value_error("the step cannot be run again");
@@ -29,7 +29,7 @@ FFNStats Run(const StepRecord& record, TeamHandle& team, BatchHandle& recorded,
   if (batch.view.is_prompt != nullptr) throw nb::value_error("prompts are not recorded");
   FFNStats stats;
   const auto run = [&](const OpContext& context) {
-    // In here no other thread uses the team, or what was recorded for it.
+    // Meanwhile no other thread uses the team, or what was recorded for it.
     recorded.view = batch.view;
     record.Run(context, &stats);
   };

@@ -1,4 +1,4 @@
-// The calls of one step, kept to be run again without Python between them.
+// The calls of one step, recorded to run again without Python between them.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -14,16 +14,16 @@
 namespace powerinfer {
 
 /// Between two calls from Python the threads of a team fall asleep and memory is idle: in a decode
-/// step of seven calls a layer that is a tenth of the time.
+/// step with seven calls per layer that is a tenth of the time.
 ///
-/// A call holds on to everything it works on: arrays, weights, the batch. Arrays therefore keep
-/// their memory and the results of a run stand where those of the first did. All but destruction
+/// A call keeps everything it works on alive: arrays, weights, the batch. Arrays therefore keep
+/// their addresses, and every run leaves its results where the first one did. All but destruction
 /// and `Add` work without the GIL.
 class StepRecord {
  public:
   using Call = std::function<void(const OpContext& context, FFNStats* stats)>;
 
-  /// Calls of this thread are added from now on, until End.
+  /// Records the calls of this thread from now on, until End.
   void Begin() {
     thread_ = std::this_thread::get_id();
     is_complete_ = true;
@@ -35,10 +35,11 @@ class StepRecord {
     calls_.push_back(std::move(call));
     kept_.insert(kept_.end(), kept.begin(), kept.end());
   }
-  /// What ran gave its result to Python, which decides by it: another step may take another way.
+  /// Marks the step as one that cannot run again: a result went to Python, which may then take
+  /// another way.
   void Spoil() { is_complete_ = false; }
 
-  /// Whether running the calls is running the step.
+  /// True if the calls make up the whole step.
   bool IsComplete() const { return is_complete_ && !calls_.empty(); }
 
   void Run(const OpContext& context, FFNStats* stats) const {
