@@ -59,7 +59,7 @@ void Exchange::KeepAwake(bool is_awake) {
   } else {
     team_.LetSleep();
   }
-  is_held_awake_ = is_awake;  // not where the team refused, in a forked process
+  is_held_awake_ = is_awake;  // not reached if the team refuses, in a forked process
 }
 
 std::int64_t Exchange::AddLayer(const FFNView& ffn, const PredictorView* predictor) {

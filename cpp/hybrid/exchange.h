@@ -1,5 +1,5 @@
-// The CPU half of a feed-forward block whose neurons lie on two devices: the other device leaves
-// the input and the neurons wanted in buffers that both see, and finds the result there.
+// The CPU half of a feed-forward block whose neurons lie on two devices. The other device writes
+// the input and the wanted neurons to shared buffers and reads the result there.
 #pragma once
 
 #include <cstdint>
@@ -18,27 +18,27 @@
 
 namespace powerinfer {
 
-/// Buffers shared with the other device, used by one layer after the other.
+/// Buffers shared with the other device, used by all layers in turn.
 struct ExchangeBuffers {
   RowsView<const float> x;             ///< f32[max_tokens, hidden_size], input of the block
   RowsView<const std::uint32_t> cold;  ///< u32[max_tokens, words]: bit i % 32 of word i / 32 set
                                        ///< if neuron i is to be computed here
   RowsView<float> y;                   ///< f32[max_tokens, hidden_size], result, without down_bias
   std::int32_t* status = nullptr;      ///< an ExchangeStatus
-  /// f32[max_tokens, hidden_size], what predictors look at; no data where none is asked.
+  /// f32[max_tokens, hidden_size], input of predictors; no data if there are none.
   RowsView<const float> predictor_input = {};
-  /// The same of routers of layers that predict here; no data where none of them has experts.
+  /// The same for the routers of layers that predict here; no data if none of them has experts.
   RowsView<const float> router_input = {};
-  /// f32[max_tokens, num_experts], of layers of experts that the other device chooses: what values
-  /// of an expert's neurons are multiplied with, 0 where it is not chosen; or no data.
+  /// f32[max_tokens, num_experts], for layers whose experts the other device chooses: factors of
+  /// the values of an expert's neurons, 0 if it is not chosen; or no data.
   RowsView<const float> expert_weights = {};
 };
 
-/// What the other device's program finds after a step.
+/// Outcome of a step, for the program of the other device.
 enum class ExchangeStatus : std::int32_t { kGood = 0, kFailed = 1, kTimedOut = 2 };
 
-/// Computes the neurons of a layer that the cold bits name, bits beyond the last neuron being
-/// ignored, or those that the layer's predictor lets pass. Operations of several threads run one
+/// Computes the neurons of a layer whose cold bits are set (bits beyond the last neuron are
+/// ignored), or those that the layer's predictor lets pass. Calls from several threads run one
 /// after the other.
 class Exchange {
  public:
@@ -48,10 +48,10 @@ class Exchange {
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
 
-  /// The number of the layer added. Where there is a predictor, it decides for all neurons and the
-  /// cold bits are ignored; it must be of this block and of inputs as wide as predictor_input. The
-  /// weights must outlive the exchange. Not while another call runs. Of experts the other device
-  /// chooses those of a token, unless there is a predictor: then the layer's router does. Throws
+  /// Adds a layer and returns its number. A predictor decides for all neurons, and the cold bits
+  /// are ignored; it must belong to this block and take inputs as wide as predictor_input. The
+  /// weights must outlive the exchange. Not while another call runs. The other device chooses the
+  /// experts of a token, unless there is a predictor: then the layer's router does. Throws
   /// std::invalid_argument if the block does not fit the buffers, or if they have no input for a
   /// predictor or a router, or no weights of experts.
   std::int64_t AddLayer(const FFNView& ffn, const PredictorView* predictor = nullptr);
@@ -68,18 +68,19 @@ class Exchange {
   /// `num_tokens` rows, without the bias of down, unless experts are chosen here. Throws as Check.
   void Run(std::int64_t layer, std::int64_t num_tokens);
 
-  /// Run for callers that cannot take an exception: a failure zeroes y, sets the status and is kept
+  /// Run for callers that cannot handle exceptions: a failure zeroes y, sets the status and is kept
   /// for TakeFailure.
   void RunGuarded(std::int64_t layer, std::int64_t num_tokens) noexcept;
 
-  /// Whether the team stays awake between calls; see ThreadTeam::HoldAwake. One caller at a time.
+  /// Keeps the team awake between calls, or lets it sleep; see ThreadTeam::HoldAwake. One caller at
+  /// a time.
   void KeepAwake(bool is_awake);
 
-  /// What `Enter` takes to call RunGuarded(layer, num_tokens); lives as long as the exchange.
-  /// Throws as Check.
+  /// The argument with which `Enter` calls RunGuarded(layer, num_tokens); lives as long as the
+  /// exchange. Throws as Check.
   void* Argument(std::int64_t layer, std::int64_t num_tokens);
 
-  /// Entry for drivers that call a plain function with one pointer.
+  /// Entry point for drivers that call a plain function with one pointer.
   static void Enter(void* argument) noexcept;
 
   /// Sets the status and keeps the message, unless there is an earlier one.
@@ -88,13 +89,13 @@ class Exchange {
   /// The first failure since the last call, if any; resets the status.
   std::optional<std::string> TakeFailure();
 
-  /// What ran since the last call. `total` counts all neurons of the layers.
+  /// Counts since the last call. `total` counts all neurons of the layers.
   FFNStats TakeStats();
 
  private:
   struct Layer {
     FFNView ffn;
-    std::optional<PredictorView> predictor;  // what decides instead of the cold bits
+    std::optional<PredictorView> predictor;  // decides instead of the cold bits
   };
   struct Call {
     Exchange* exchange;
@@ -115,11 +116,11 @@ class Exchange {
 
   bool is_held_awake_ = false;
 
-  // Belong to the operation that runs on the team.
+  // Owned by the operation that runs on the team.
   std::vector<std::int64_t> offsets_;
   std::vector<std::int32_t> ids_;
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   FFNStats stats_;
   std::string failure_;
   bool has_failed_ = false;

@@ -14,13 +14,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Layers take some 100 us. Who waits this long lets others run on its processor in between, and
-// after the second time looks now and then only: the other device is not in a step.
+// Layers take some 100 us. A thread that waits this long yields its processor between looks, and
+// after the second time looks only now and then: the other device is not in a step.
 constexpr std::chrono::milliseconds kPoliteAfter{2};
 constexpr std::chrono::milliseconds kDrowsyAfter{50};
 constexpr std::chrono::microseconds kNap{50};
-// What counts at most as waiting between two looks at the clock. More passes only while this thread
-// does not run: its process was stopped, as the other device's driver was, or the machine slept.
+// Longest time between two reads of the clock that counts as waiting. More passes only while this
+// thread does not run: its process was stopped, as the other device's driver was, or the machine
+// slept.
 constexpr std::chrono::milliseconds kLongestLook{5};
 
 std::atomic_ref<std::uint32_t> Flag(std::uint32_t* flags, std::int64_t layer) {
@@ -132,7 +133,7 @@ void SignalWaiter::Main() {
   }
 }
 
-/// Whatever happens, the step ends: nobody waits for this thread in vain.
+/// Whatever happens, the step ends: no one waits forever for this thread.
 void SignalWaiter::RunStep() {
   try {
     ServeLayers();

@@ -1,4 +1,4 @@
-// A thread that runs an exchange when another device says so by writing to memory.
+// A thread that runs an exchange when another device signals it through memory.
 #pragma once
 
 #include <atomic>
@@ -25,28 +25,28 @@ struct ExchangeFlags {
 /// forked child there is none. One caller at a time.
 class SignalWaiter {
  public:
-  /// Exchange and flags must outlive the waiter. longest_wait: after this long without a signal a
-  /// step is given up; time in which the process was stopped does not count.
+  /// Exchange and flags must outlive the waiter. longest_wait: a step without a signal for this
+  /// long is abandoned; time in which the process was stopped does not count.
   SignalWaiter(Exchange& exchange, const ExchangeFlags& flags,
                std::chrono::nanoseconds longest_wait);
-  /// Leaves a step that runs, setting its done flags.
+  /// Abandons a running step and sets its done flags.
   ~SignalWaiter();
   SignalWaiter(const SignalWaiter&) = delete;
   SignalWaiter& operator=(const SignalWaiter&) = delete;
 
   /// Begins to wait for the signals of `layers`, one after the other. Call it before the other
-  /// device starts. A step given up leaves done flags set, which the next step clears: let the
-  /// other device finish before that. Throws std::logic_error while a step runs,
-  /// std::runtime_error in a forked child or if no thread can be started, and as Exchange::Check.
+  /// device starts. An abandoned step leaves done flags set, which the next step clears: let the
+  /// other device finish before that. Throws std::logic_error while a step runs, std::runtime_error
+  /// in a forked child or if no thread can be started, and as Exchange::Check.
   void StartStep(std::span<const std::int64_t> layers, std::int64_t num_tokens);
 
-  /// Waits until every layer of the step has run, or the step was given up: then the exchange has a
-  /// failure. Returns at once if no step runs. Throws std::runtime_error in a forked child.
+  /// Waits until every layer of the step has run, or the step was abandoned: then the exchange has
+  /// a failure. Returns at once if no step runs. Throws std::runtime_error in a forked child.
   void FinishStep();
 
-  /// Ends the step without waiting for further signals: the layers left are not run, their done
-  /// flags are set, and the exchange forgets its failure. Returns when the thread is at rest; a
-  /// layer that runs is finished first. As after a step given up, let the other device finish
+  /// Ends the step without waiting for further signals: the remaining layers do not run, their done
+  /// flags are set, and the exchange forgets its failure. Returns once the thread is idle; a
+  /// running layer is finished first. As after an abandoned step, let the other device finish
   /// before the next step. Throws std::runtime_error in a forked child.
   void AbortStep();
 
@@ -67,7 +67,7 @@ class SignalWaiter {
   const std::int64_t process_id_;
   std::thread thread_;
 
-  // Belong to the waiter from the store to `started_` to that to `finished_`.
+  // Owned by the waiter between the stores to `started_` and `finished_`.
   std::vector<std::int64_t> layers_;
   std::size_t num_served_ = 0;  // of layers_
   std::int64_t num_tokens_ = 0;
