@@ -27,11 +27,11 @@ struct AttentionCall {
 };
 
 /// A token at position p sees positions max(0, p - window + 1) .. p of its sequence; query head h
-/// uses KV head h / GroupSize(). Positions are worked off in fixed chunks whose partial softmaxes
+/// uses KV head h / GroupSize(). Positions are processed in fixed chunks whose partial softmaxes
 /// are merged in order, so the bits do not depend on the number of threads. A sink joins at the
 /// end.
 ///
-/// Prompt tokens always go through the blocked matrix product (where it takes heads of this size),
+/// Prompt tokens always go through the blocked matrix product (if it takes heads of this size),
 /// even a single one; decode tokens never do, however many there are and however many heads share a
 /// KV head: their dot products read keys and values as they are, once for all heads of a group. So
 /// a token's bits depend on its kind and on what it sees, not on the other tokens of the batch.

@@ -7,8 +7,8 @@
 namespace powerinfer {
 namespace {
 
-// Both factors keep f32's accuracy: weights and scores have no quantization of their own to hide
-// in.
+// Both factors keep f32's accuracy: neither weights nor scores are quantized, so no error of their
+// own would hide that of a coarser product.
 constexpr GemmPrecision kPrecision = GemmPrecision::kSplit;
 
 /// Floats that hold `count` packed numbers.

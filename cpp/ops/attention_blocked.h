@@ -21,7 +21,7 @@ inline constexpr std::int64_t kScoreStride = kChunkPositions + kMaxPanelWidth;
 /// Packed operands of one thread for one product kernel. Views memory that others own.
 class BlockedProducts {
  public:
-  /// Whether the kernel takes heads of this size.
+  /// True if the kernel takes heads of this size.
   static bool IsUsable(const GemmKernel& gemm, std::int64_t head_dim);
   /// Room for queries rounded up to whole tiles of any kernel.
   static std::int64_t PaddedQueries(std::int64_t num_queries) {

@@ -10,7 +10,7 @@
 namespace powerinfer {
 namespace {
 
-// Ranges of prompt tiles begin at multiples of this: where a kernel sums several positions at once
+// Ranges of prompt tiles begin at multiples of this: if a kernel sums several positions at once
 // (AMX: 32), it always sums the same ones. A multiple of every GemmKernel::depth_multiple.
 constexpr std::int64_t kAlignedPositions = 32;
 static_assert(kChunkPositions % kAlignedPositions == 0);
@@ -29,7 +29,7 @@ Range VisibleTo(const AttentionCall& call, std::int64_t token) {
   return {std::max<std::int64_t>(0, begin), position + 1};
 }
 
-/// The part of one tile's work that concerns one chunk.
+/// The part of one tile's work on one chunk.
 class ChunkWorker {
  public:
   ChunkWorker(const KernelTable& kernels, const AttentionCall& call, const TokenTile& tile,
@@ -135,7 +135,7 @@ class ChunkWorker {
     }
   }
 
-  /// Zeros where a query does not see a position of the chunk.
+  /// Sets the weights to zero where a query does not see a position of the chunk.
   void ClearMasked() const {
     for (std::int64_t i = 0; i < num_queries_; ++i) {
       const Range visible = VisibleToQuery(i);
@@ -210,7 +210,7 @@ class ChunkWorker {
   Format format_;
   bool is_direct_;
   bool is_blocked_;
-  Range range_;  // of scores and converted rows: seen_, begun earlier where it is aligned
+  Range range_;  // of scores and converted rows: seen_, begun earlier if it is aligned
   const TileScratch& scratch_;
 };
 
@@ -274,7 +274,7 @@ void MergePartial(const Partial& total, const Partial& partial, std::int64_t num
 
 namespace {
 
-/// What the sums of query i are to be multiplied by: one over the sum of all weights.
+/// The factor of the sums of query i: one over the sum of all weights.
 float OutputScale(const AttentionCall& call, std::int64_t head, const Partial& total,
                   std::int64_t i) {
   if (call.sinks == nullptr) return 1.0F / total.Sum(i);

@@ -1,5 +1,4 @@
-// Products of a few prompt tokens: weights in the lanes of vectors, one group of rows after the
-// other.
+// Products of a few prompt tokens: weights in the lanes of vectors, group by group.
 #include <algorithm>
 #include <functional>
 
@@ -10,12 +9,12 @@
 namespace powerinfer {
 namespace {
 
-// Rows handed out at a time, where every thread gets several chunks: long enough for the
-// processor's prefetchers.
+// Rows handed out at a time, if every thread gets several chunks: long enough for the processor's
+// prefetchers.
 constexpr std::int64_t kMaxChunkRows = 64;
 constexpr std::int64_t kMaxFewRows = 16;
 
-/// Fetches depth block `block` of the rows from `row` on, or nothing past the end.
+/// Prefetches depth block `block` of the rows from `row` on, or nothing past the end.
 void FetchGroup(const LinearItem& item, const Blocking& blocking, std::int64_t row,
                 std::int64_t block) {
   const std::int64_t end = std::min(row + blocking.kernel.few_rows, item.matrix.rows);

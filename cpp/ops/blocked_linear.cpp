@@ -10,8 +10,6 @@
 namespace powerinfer {
 namespace {
 
-// Chunks per thread that dynamic hand-out needs for balance.
-
 /// x of one block of tokens, packed: [depth block][panel][depth, panel_width].
 struct PackedTokens {
   Blocking blocking;
@@ -82,7 +80,7 @@ struct RowScratchLayout {
   }
 };
 
-/// A chunk of an item's rows, taken group by group through one depth block after the other.
+/// A chunk of an item's rows, taken group by group through each depth block in turn.
 class ChunkRows {
  public:
   ChunkRows(const LinearItem& item, const Blocking& blocking, std::int64_t first,
@@ -117,8 +115,8 @@ class ChunkRows {
                                         : scratch_.packed;
   }
 
-  /// Asks for share `share` of `num_shares` of the group that is loaded after this one: what comes
-  /// during the products of this group costs no waiting.
+  /// Prefetches share `share` of `num_shares` of the group that is loaded after this one: data that
+  /// arrives during the products of this one costs no waiting.
   void FetchNext(std::int64_t block, std::int64_t row, std::int64_t share,
                  std::int64_t num_shares) const {
     if (!FetchesAhead()) return;
@@ -135,7 +133,7 @@ class ChunkRows {
   }
 
  private:
-  /// Not where one group is the whole chunk: too few panels would spread its prefetches.
+  /// Not if one group is the whole chunk: too few panels would spread its prefetches.
   bool FetchesAhead() const { return kernel_.group_rows > 0; }
 
   void LoadTile(std::int64_t block, std::int64_t row, float* tile) const {

@@ -1,4 +1,4 @@
-// How a product of prompt rows is cut into blocks; shared by its two orientations.
+// The blocks of a product of prompt rows, in both of its orientations.
 #pragma once
 
 #include <algorithm>
@@ -58,8 +58,8 @@ struct RowSelection {
   std::int64_t operator[](std::int64_t i) const { return ids != nullptr ? ids[i] : i; }
 };
 
-/// Asks for the cache lines of weights (row, column + j), j in [0, count). Blocks are short pieces
-/// of many rows, which no hardware prefetcher follows.
+/// Prefetches the cache lines of weights (row, column + j), j in [0, count). Blocks are short
+/// pieces of many rows, which no hardware prefetcher follows.
 void PrefetchPiece(const MatrixView& matrix, std::int64_t row, std::int64_t column,
                    std::int64_t count);
 

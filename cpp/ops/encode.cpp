@@ -29,8 +29,8 @@ EncodingLoss LossOf(const KernelTable& kernels, std::int64_t n, const float* giv
   return loss;
 }
 
-/// Importances as encoders take them: relative to the largest of a block, and never 0, so that the
-/// step of a block without any is defined too.
+/// Importances in the form that encoders take: relative to the largest of a block, and never 0, so
+/// that the step of a block without any is defined too.
 std::vector<float> RelativeWeights(const float* importance, std::int64_t columns,
                                    std::int64_t block_size) {
   std::vector<float> weights(static_cast<std::size_t>(columns), 1.0F);
@@ -44,7 +44,7 @@ std::vector<float> RelativeWeights(const float* importance, std::int64_t columns
   return weights;
 }
 
-/// Encodes rows, with weights where they are given and the format has a use for them.
+/// Encodes rows, with weights if they are given and the format uses them.
 class RowEncoder {
  public:
   RowEncoder(const KernelTable& kernels, Format target, const float* importance,

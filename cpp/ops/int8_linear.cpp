@@ -12,14 +12,14 @@
 namespace powerinfer {
 namespace {
 
-// Rows of one chunk, before it is rounded up to whole tiles: they share what is read of the tokens
-// from beyond the second-level cache, and their unpacked bytes stay in it.
+// Rows of one chunk, before it is rounded up to whole tiles: they share the reads of tokens from
+// beyond the second-level cache, and their unpacked bytes stay in it.
 constexpr std::int64_t kChunkRows = 16;
-// Tokens that meet the rows of a chunk before the next ones: their sums, and what the kernel reads
-// of them at a time, stay in the second-level cache.
+// Tokens that are multiplied with the rows of a chunk before the next ones: their sums, and the
+// part of them that the kernel reads at a time, stay in the second-level cache.
 constexpr std::int64_t kTokensAtATime = 128;
 
-/// How one item is cut.
+/// The blocks of one item.
 struct Cut {
   std::int64_t unpacked_bytes;  // of a row
   std::int64_t chunk_rows;

@@ -29,7 +29,7 @@ std::int64_t CheckedRowBytes(const KVShape& shape, Format format) {
   return RowBytes(format, shape.head_dim);
 }
 
-/// Product of all factors; throws std::bad_array_new_length where half of int64 would not hold it.
+/// Product of all factors; throws std::bad_array_new_length if it exceeds half the range of int64.
 std::int64_t PlaneBytes(const KVShape& shape, std::int64_t row_bytes) {
   std::int64_t product = row_bytes;
   for (const std::int64_t factor : {shape.num_blocks, shape.block_size, shape.num_kv_heads}) {

@@ -13,13 +13,13 @@
 
 namespace powerinfer {
 
-/// [num_experts * rows_per_expert, columns], one expert behind the other, copied from matrices that
-/// lie anywhere. Memory is reserved at once, but only touched by Fill. Threads of several teams may
-/// fill and read it.
+/// [num_experts * rows_per_expert, columns], expert by expert, copied from matrices anywhere in
+/// memory. Memory is reserved at once, but only touched by Fill. Threads of several teams may fill
+/// and read it.
 class LazyMatrix {
  public:
-  /// pieces: one matrix of all experts, or one of rows_per_expert rows for each; they must stay
-  /// where they are. is_repacked: in superblocks, of formats and columns that have them. Throws
+  /// pieces: one matrix of all experts, or one of rows_per_expert rows for each; they must not
+  /// move. is_repacked: as superblocks, if the format and the columns allow it. Throws
   /// std::invalid_argument if the pieces do not fit together.
   LazyMatrix(std::vector<MatrixView> pieces, std::int64_t rows_per_expert, Arena& arena,
              bool is_repacked);
@@ -28,10 +28,10 @@ class LazyMatrix {
   const MatrixView& View() const { return view_; }
   std::int64_t NumExperts() const { return view_.rows / rows_per_expert_; }
 
-  /// Makes the rows of an expert readable, if they are not yet. Pages of a mapped file that they
-  /// came from are given back.
+  /// Makes the rows of an expert readable, if they are not yet, and releases the pages of a mapped
+  /// file that they came from.
   void Fill(const OpContext& context, std::int64_t expert);
-  /// Fills the experts of these rows; rows that there are not are ignored.
+  /// Fills the experts of these rows; rows that do not exist are ignored.
   void FillRows(const OpContext& context, std::span<const std::int32_t> rows);
   void FillAll(const OpContext& context);
   bool IsFull() const;

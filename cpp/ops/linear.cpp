@@ -17,7 +17,7 @@ namespace {
 // choice: a row is one thread's.
 constexpr std::int64_t kMinChunkBytes = 48 * 1024;
 constexpr std::int64_t kWeightChunksPerThread = 16;
-// Below this many numbers the caller quantizes faster alone than it wakes the team.
+// Below this many numbers, quantizing on the calling thread is faster than waking the team.
 constexpr std::int64_t kParallelQuantizeSize = 32 * 1024;
 
 // Float tiles of several tokens load activations nearly as often as they multiply. A vector that
@@ -33,7 +33,7 @@ bool UsesSigns(Format format) { return InfoOf(format).activations == ActivationF
 
 bool UsesFloats(Format format) { return InfoOf(format).activations == ActivationForm::kFloat; }
 
-/// Whether float tiles read copies of the rows faster than the rows themselves.
+/// True if float tiles read copies of the rows faster than the rows themselves.
 bool IsSlowToTile(RowsView<const float> x) {
   if (x.rows < kMinTiledTokens) return false;
   const auto address = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(x.data));
@@ -41,8 +41,8 @@ bool IsSlowToTile(RowsView<const float> x) {
   return address % kLineBytes != 0 || stride % kLineBytes != 0 || stride % kCrowdedBytes == 0;
 }
 
-/// The forms of the activations that some formats need besides f32 as it lies, and where they are
-/// in the scratch bytes of one token. All but copies are padded with zeros to whole groups.
+/// Offsets, in the scratch bytes of one token, of the forms of the activations that some formats
+/// need besides the f32 of the caller. All but copies are padded with zeros to whole groups.
 struct PreparedLayout {
   const KernelTable& kernels;
   std::int64_t columns;
@@ -108,14 +108,14 @@ struct PreparedLayout {
 
 std::int64_t ChunkBytes(std::span<const LinearItem> items, std::int64_t num_tokens,
                         std::int32_t num_threads) {
-  // Read once for every kMaxDotTokens tokens: what is read again should still be in the cache.
+  // Read once for every kMaxDotTokens tokens: data that is read again should still be in the cache.
   if (num_tokens > kMaxDotTokens) return kMinChunkBytes;
   std::int64_t bytes = 0;
   for (const LinearItem& item : items) bytes += item.matrix.NumBytes();
   return std::max(bytes / (kWeightChunksPerThread * num_threads), kMinChunkBytes);
 }
 
-/// How matrices are cut into chunks of about so many bytes.
+/// Cuts matrices into chunks of about `bytes` bytes.
 struct Chunks {
   std::int64_t bytes;
   const ReadWays& ways;
@@ -163,7 +163,7 @@ void DotLinear(const OpContext& context, RowsView<const float> x,
   context.team.ParallelFor(num_chunks, std::ref(run));
 }
 
-/// Items by how their weights multiply prompt rows.
+/// Items grouped by the product of their prompt rows.
 struct PromptItems {
   std::vector<LinearItem> int8, blocked, bf16, dots;
 

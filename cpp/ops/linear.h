@@ -22,7 +22,7 @@ struct MatrixView {
 
   const std::uint8_t* Row(std::int64_t i) const { return data + i * row_bytes; }
   std::int64_t NumBytes() const { return rows * row_bytes; }
-  /// Part `index` of `count` equal ones; of no matrix none.
+  /// Part `index` of `count` equal parts; empty if there is no matrix.
   MatrixView Part(std::int64_t index, std::int64_t count) const {
     if (data == nullptr) return *this;
     return {format, Row(rows / count * index), rows / count, columns, row_bytes};
@@ -37,14 +37,13 @@ struct LinearItem {
 };
 
 /// Computes every item. x is f32[num_tokens, columns] with columns of all matrices equal; out must
-/// not overlap x. Bits of the result do not depend on the number of threads.
-/// Decode rows: bound by memory bandwidth; prompt rows: by the multipliers. Signs are multiplied in
-/// the same way in both.
+/// not overlap x. Bits of the result do not depend on the number of threads. Decode rows: bound by
+/// memory bandwidth; prompt rows: by the multipliers. Both multiply signs in the same way.
 void Linear(const OpContext& context, RowsView<const float> x, std::span<const LinearItem> items);
 
-/// Rows of x as the dot kernels of `formats` want them: f32 views (copies that start on cache lines
-/// for tiles of several tokens), and int8 copies if any format asks for them (permuted too for
-/// superblocks), and signs for `sign`. Valid until the next call with this workspace.
+/// Rows of x in the forms that the dot kernels of `formats` take: f32 views (copies that start on
+/// cache lines for tiles of several tokens), and int8 copies if any format needs them (permuted too
+/// for superblocks), and signs for `sign`. Valid until the next call with this workspace.
 const ActivationRow* PrepareActivations(const OpContext& context, RowsView<const float> x,
                                         std::span<const Format> formats);
 

@@ -1,4 +1,4 @@
-// What work on the rows of a weight matrix, one by one, has in common.
+// Work on the rows of a weight matrix, one by one.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace powerinfer {
 
-/// body(row, thread) for all rows, in chunks of about 0.1 ms of work.
+/// Calls body(row, thread) for all rows, in chunks of about 0.1 ms of work.
 template <typename Body>
 void ForRowsOf(ThreadTeam& team, const MatrixView& matrix, const Body& body) {
   constexpr std::int64_t kChunkWeights = 64 * 1024;

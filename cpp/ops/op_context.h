@@ -1,4 +1,4 @@
-// What every operation runs on.
+// The context that every operation runs in.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +10,15 @@
 
 namespace powerinfer {
 
-/// How the rows of a call came about. The arithmetic follows from this alone, never from how many
-/// rows a call has: a row's bits depend neither on the others nor on how a prompt was cut.
+/// The origin of the rows of a call. It alone decides the arithmetic, never the number of rows: a
+/// row's bits depend neither on the others nor on how a prompt was cut.
 enum class RowKind : std::uint8_t {
   kDecode,  ///< generated (or drafted) one at a time: weights are read once for up to 32 rows
   kPrompt,  ///< given many at a time: products in blocks
 };
 
-/// The threads, their scratch memory, their kernels and how these read. Operators of one team use
-/// no others, so that teams with different kernels never change each other's bits.
+/// The threads, their scratch memory, their kernels and the settings of reads. Operators of one
+/// team use no others, so that teams with different kernels never change each other's bits.
 struct OpContext {
   ThreadTeam& team;
   Workspace& workspace;
@@ -26,9 +26,10 @@ struct OpContext {
   RowKind rows = RowKind::kDecode;
   const ReadWays& ways = kDefaultReadWays;
 
-  /// With further scratch, for an operation whose results must last while another one runs.
+  /// The same with further scratch, for an operation whose results must last while another one
+  /// runs.
   OpContext Nested() const { return {team, workspace.Nested(), kernels, rows, ways}; }
-  /// For rows of this kind.
+  /// The same for rows of this kind.
   OpContext For(RowKind kind) const { return {team, workspace, kernels, kind, ways}; }
 };
 

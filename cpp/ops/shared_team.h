@@ -16,7 +16,7 @@
 
 namespace powerinfer {
 
-/// Runs one operation at a time, whichever thread asks.
+/// Runs one operation at a time, whichever thread calls.
 class SharedTeam {
  public:
   /// The table must outlive the team, as those of AvailableKernels do. Throws
@@ -29,7 +29,7 @@ class SharedTeam {
 
   const KernelTable& Kernels() const { return kernels_; }
 
-  /// How the kernels read weights of a kind: from the next operation on.
+  /// Sets how the kernels read weights of a kind, from the next operation on.
   void SetWay(ReadKind kind, const ReadWay& way) {
     const std::lock_guard<std::mutex> lock(mutex_);
     ways_.of_kind[static_cast<std::size_t>(kind)] = way;
@@ -54,7 +54,7 @@ class SharedTeam {
     busy_.fetch_add((std::chrono::steady_clock::now() - start).count(), std::memory_order_relaxed);
   }
 
-  /// ThreadTeam's of these names.
+  /// See ThreadTeam.
   void HoldAwake() {
     const std::lock_guard<std::mutex> lock(mutex_);
     team_.HoldAwake();

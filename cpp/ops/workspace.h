@@ -8,7 +8,7 @@
 
 namespace powerinfer {
 
-/// What a scratch buffer is for. Operations that call each other use different slots.
+/// Purposes of scratch buffers. Operations that call each other use different slots.
 enum class Scratch : std::int32_t {
   kActivationRows,        ///< ActivationRow per token
   kQuantized,             ///< int8 values, scales and sums of the input
@@ -36,7 +36,7 @@ enum class Scratch : std::int32_t {
 inline constexpr std::size_t kNumScratch = 22;
 
 /// Growable buffers aligned to 64 bytes. Once an operation has run with its largest shape it
-/// allocates nothing. Not thread-safe: ask before a parallel region, never inside one.
+/// allocates nothing. Not thread-safe: call it before a parallel region, never inside one.
 class Workspace {
  public:
   Workspace() = default;
