@@ -14,7 +14,7 @@ enum class Format : std::int32_t {
 #include "quant/format_list.inc"
 };
 
-/// What the dot products of a format multiply with.
+/// The activations that the dot products of a format multiply with.
 enum class ActivationForm : std::int32_t {
   kFloat,         ///< f32
   kInt8,          ///< QuantizedVector: int8 in blocks of 32
@@ -28,7 +28,7 @@ struct FormatInfo {
   std::int32_t block_bytes;  ///< bytes per block
   ActivationForm activations;
 
-  /// Whether dot products take QuantizedVector rather than f32 or signs.
+  /// True if dot products take QuantizedVector rather than f32 or signs.
   constexpr bool uses_int8_activations() const {
     return activations == ActivationForm::kInt8 || activations == ActivationForm::kPermutedInt8;
   }

@@ -29,7 +29,7 @@ inline constexpr std::int64_t kSignScaleAt = 32;
 /// quantizers of a normal distribution with 4 and 8 levels (Max, 1960).
 inline constexpr float kLowbit2Step = 0.996F;
 inline constexpr float kLowbit3Step = 0.586F;
-/// Times that codes are chosen and the step is fitted to them by least squares.
+/// Rounds in which codes are chosen and the step is fitted to them by least squares.
 inline constexpr std::int32_t kLowbitFits = 2;
 
 }  // namespace powerinfer

@@ -19,7 +19,7 @@ constexpr std::int64_t kScaleBytes = 2;
 constexpr std::int64_t kWordsPerBlock = 4;
 constexpr std::int64_t kNibblesAt = kBlocks * kScaleBytes;
 
-/// Where word v of block j lies in a superblock.
+/// Offset of word v of block j in a superblock.
 constexpr std::int64_t WordAt(std::int64_t block, std::int64_t word) {
   return kNibblesAt + kWordBytes * (kBlocks * word + block);
 }

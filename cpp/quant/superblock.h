@@ -24,7 +24,7 @@ namespace powerinfer {
 inline constexpr std::int64_t kSuperblockWeights = 256;
 inline constexpr std::int64_t kSuperblockBytes = 144;  ///< of Q4_0
 
-/// Where the codes of a block of 256 weights lie: the lower four bits in 128 bytes in which every
+/// Places of the codes of a block of 256 weights: the lower four bits in 128 bytes in which every
 /// `low_chunk` bytes hold the codes of as many weights, then those of as many that follow; the
 /// other bits likewise by chunks of `high_chunk` bytes, high_bits a code.
 struct CodePlaces {
