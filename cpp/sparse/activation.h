@@ -25,7 +25,7 @@ struct Activation {
   ActivationKind kind = ActivationKind::kSilu;
   float threshold = 0.0F;  ///< FatReLU's
 
-  /// Whether neurons may be exactly zero.
+  /// True if neurons may be exactly zero.
   bool IsSparse() const {
     return kind != ActivationKind::kSilu && kind != ActivationKind::kGelu &&
            kind != ActivationKind::kClampedSwiGlu;

@@ -1,4 +1,4 @@
-// Weights of experts that are not there before the experts are chosen.
+// Weights of experts that are loaded once the experts are chosen.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace powerinfer {
 
-/// Makes weights of experts readable that are brought to memory when they are first chosen.
+/// Loads the weights of experts when they are first chosen.
 class ExpertFiller {
  public:
   ExpertFiller() = default;

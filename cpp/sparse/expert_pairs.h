@@ -1,4 +1,4 @@
-// Which expert computes which tokens.
+// The tokens that each expert computes.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 namespace powerinfer {
 
 /// The experts that some tokens chose, ascending, each with the tokens that chose it, ascending:
-/// pairs, one expert's behind the other's. Lies in the workspace until the next GroupPairs.
+/// pairs, expert by expert. Lies in the workspace until the next GroupPairs.
 struct ExpertPairs {
   std::int64_t num_tokens = 0;
   std::int64_t num_used = 0;
@@ -19,7 +19,7 @@ struct ExpertPairs {
   const std::int32_t* experts = nullptr;  ///< i32[num_chosen]
   const std::int32_t* firsts = nullptr;   ///< i32[num_chosen + 1]: an expert's first pair
   const std::int32_t* tokens = nullptr;   ///< i32[num_pairs]
-  const std::int32_t* places = nullptr;   ///< i32[num_pairs]: of the pair's expert in `experts`
+  const std::int32_t* places = nullptr;   ///< i32[num_pairs]: place of its expert in `experts`
   const std::int32_t* pairs = nullptr;    ///< i32[num_tokens, num_used], a token's by expert
   const float* weights = nullptr;         ///< f32[num_pairs]
 

@@ -13,7 +13,7 @@ namespace {
 // Rows of hidden layers in one task.
 constexpr std::int64_t kTaskRows = 64;
 
-/// relu(fc1 of the pair's expert * input of its token) for every pair, with zeros behind.
+/// relu(fc1 of the pair's expert * input of its token) for every pair, padded with zeros.
 RowsView<float> HiddenLayers(const OpContext& context, RowsView<const float> input,
                              const PredictorView& predictor, const ExpertPairs& pairs) {
   const MatrixView& fc1 = predictor.fc1;

@@ -12,13 +12,13 @@
 
 namespace powerinfer {
 
-/// rows[token of the pair] for every pair, so that an expert's lie one behind the other; in the
-/// scratch of `context`.
+/// rows[token of the pair] for every pair, so that an expert's rows are contiguous; in the scratch
+/// of `context`.
 const ActivationRow* PairRows(const OpContext& context, const ActivationRow* rows,
                               const ExpertPairs& pairs);
 
-/// What the predictor's stages multiply with, for every pair. x: f32[num_tokens, hidden_size], at
-/// most kMaxBatchTokens rows. Runs the hidden layer, or those of the chosen experts. The scratch is
+/// The input of the predictor's stages, for every pair. x: f32[num_tokens, hidden_size], at most
+/// kMaxBatchTokens rows. Runs the hidden layer, or those of the chosen experts. The scratch is
 /// context.Nested().
 const ActivationRow* StageInputOfPairs(const OpContext& context, RowsView<const float> x,
                                        const PredictorView& predictor, const ExpertPairs& pairs,

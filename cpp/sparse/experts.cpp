@@ -59,8 +59,8 @@ void RunRouted(const OpContext& context, RowsView<const float> x, const std::int
   }
 }
 
-/// The experts of a token, ascending: those with a weight, and if they are fewer than num_used,
-/// others without.
+/// The experts of a token, ascending: those with a weight and, if they are fewer than num_used,
+/// others without one.
 void ListWeighted(std::span<const float> weights, std::int64_t num_used, std::int32_t* ids,
                   float* chosen) {
   const auto has_weight = [&](std::size_t expert) { return !(weights[expert] == 0.0F); };

@@ -1,5 +1,5 @@
-// A mixture of experts in one call: its router, the experts that each token chose, and the
-// weighted sum of what they give.
+// A mixture of experts in one call: its router, the experts that each token chose, and the weighted
+// sum of their results.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@
 
 namespace powerinfer {
 
-/// Who says which neurons of the chosen experts run, if not their gate values: a predictor, or
-/// lists of ids among the neurons of all experts; one of them or neither.
+/// Choice of the neurons of the chosen experts that run, if not by their gate values: a predictor,
+/// or lists of ids among the neurons of all experts; one of them or neither.
 struct NeuronChoice {
   const PredictorView* predictor = nullptr;
   RowsView<const float> predictor_input;  ///< f32[num_tokens, hidden_size]
@@ -34,14 +34,14 @@ void RunExperts(const OpContext& context, RowsView<const float> x,
                 RowsView<const float> router_input, const FFNView& ffn, const NeuronChoice& choice,
                 RowsView<float> out, FFNStats* stats, const FiredBits& fired = {});
 
-/// RunExperts over the neurons of each token's list, where the caller has chosen the experts:
-/// weights f32[num_tokens, num_experts] are 0 for those that a token does not use, and not 0 for at
-/// most as many as the router chooses. Without the biases of down, and without counting the router.
+/// RunExperts over the neurons of each token's list, if the caller has chosen the experts: weights
+/// f32[num_tokens, num_experts] are 0 for those that a token does not use, and not 0 for at most as
+/// many as the router chooses. Without the biases of down, and without counting the router.
 void RunWeightedExperts(const OpContext& context, RowsView<const float> x,
                         RowsView<const float> weights, const FFNView& ffn, const NeuronIds& ids,
                         RowsView<float> out, FFNStats* stats);
 
-/// RunExperts for at most kMaxBatchTokens decode rows, and for prompt rows; experts are filled.
+/// RunExperts for at most kMaxBatchTokens decode rows, and for prompt rows; experts must be filled.
 void RunDecodeExperts(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
                       const ExpertPairs& pairs, const NeuronChoice& choice, RowsView<float> out,
                       FFNStats* stats);

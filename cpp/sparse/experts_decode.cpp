@@ -21,7 +21,7 @@ namespace {
 // and each costs a vector of sums.
 constexpr std::int64_t kRange = 128;
 
-// Tasks of a product for each thread, where there is enough to do: long ones let the processor's
+// Tasks of a product for each thread, if there is enough to do: long ones let the processor's
 // prefetchers run, the last ones make threads wait for each other.
 constexpr std::int64_t kTasksPerThread = 8;
 constexpr std::int64_t kMinTaskBytes = 64 * 1024;
@@ -189,7 +189,7 @@ void DecodeExperts::ComputeAll(FFNStats* stats) {
   stats->predicted += pairs_.NumPairs() * size_;
 }
 
-/// Rows of a transposed down of all neurons, in the ranges that skipping neurons has too.
+/// Rows of a transposed down of all neurons, in the same ranges as when neurons are skipped.
 void DecodeExperts::GatherAll(FFNStats* stats) {
   const RangeScratch scratch(context_, ranges_.MaxSize(), pairs_.num_tokens);
   const auto run = [&](std::int64_t place, std::int64_t range, std::int32_t thread,
@@ -230,8 +230,8 @@ void DecodeExperts::AddSums(RowsView<float> out) const {
   AddTerms(context_.team, ranges_.Count() * pairs_.NumPairs(), out, start, for_each);
 }
 
-/// Whether an expert has anything to add: not if lists name none of its neurons and it has no bias.
-/// So it is with experts whose neurons all lie on another device.
+/// True if an expert has anything to add: not if lists name none of its neurons and it has no bias,
+/// as with experts whose neurons all lie on another device.
 bool DecodeExperts::IsListed(std::int64_t place, const NeuronChoice& choice) const {
   if (choice.ids == nullptr || ffn_.down_bias != nullptr) return true;
   const std::int32_t* tokens = pairs_.tokens + pairs_.First(place);
@@ -243,7 +243,7 @@ bool DecodeExperts::IsListed(std::int64_t place, const NeuronChoice& choice) con
   });
 }
 
-/// The plain down of every pair's values, and the weighted sums of what it gives.
+/// The plain down of every pair's values, and the weighted sums of the results.
 void DecodeExperts::MultiplyDown(const NeuronChoice& choice, RowsView<float> out, FFNStats* stats) {
   const std::int64_t hidden_size = ffn_.HiddenSize();
   const ActivationRow* input =

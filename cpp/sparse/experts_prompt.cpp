@@ -1,5 +1,5 @@
-// Prompt rows of a mixture of experts: one expert after the other, each as a block of its own for
-// the tokens that chose it.
+// Prompt rows of a mixture of experts: expert by expert, each as a block of its own for the tokens
+// that chose it.
 #include <algorithm>
 #include <functional>
 #include <vector>
@@ -10,7 +10,7 @@
 namespace powerinfer {
 namespace {
 
-/// Copies of the rows of an expert's tokens, one behind the other.
+/// Copies of the rows of an expert's tokens, contiguous.
 RowsView<const float> Gather(const OpContext& context, Scratch slot, RowsView<const float> x,
                              std::span<const std::int32_t> tokens) {
   const auto count = static_cast<std::int64_t>(tokens.size());

@@ -27,12 +27,12 @@ struct FFNView {
   Activation activation;
   bool is_down_transposed = false;
   bool is_exact_sparse = false;  ///< skip neurons that do not fire; ignored for silu and gelu
-  /// With data: a mixture of experts, whose matrices and biases lie one behind the other, all of
-  /// one size. Expert e owns neurons [e * ExpertSize(), (e + 1) * ExpertSize()); down that is not
-  /// transposed is [num_experts * hidden_size, ExpertSize()], its bias f32[num_experts *
-  /// hidden_size]. Only RunExperts (experts.h) takes such a block.
+  /// With data: a mixture of experts, whose matrices and biases are concatenated, all of one size.
+  /// Expert e owns neurons [e * ExpertSize(), (e + 1) * ExpertSize()); down that is not transposed
+  /// is [num_experts * hidden_size, ExpertSize()], its bias f32[num_experts * hidden_size]. Only
+  /// RunExperts (experts.h) takes such a block.
   RouterView router;
-  /// Is asked for the experts of a call before these are read; null: all can be read.
+  /// Fills the experts of a call before they are read; null: all can be read.
   const ExpertFiller* filler = nullptr;
 
   bool SkipsNeurons() const { return is_exact_sparse && activation.IsSparse(); }
@@ -50,14 +50,14 @@ struct FFNView {
   const float* DecidingBias() const { return HasGate() ? gate_bias : up_bias; }
 };
 
-/// What a call did, summed over tokens; it adds to these. Python sees the same struct.
+/// Counts of a call, summed over tokens; a call adds to them. Python sees the same struct.
 struct FFNStats {
   std::int64_t active = 0;  ///< neurons that fired (silu, gelu: were computed)
   /// Neurons that the predictor let pass or the list named; without either, all.
   std::int64_t predicted = 0;
-  std::int64_t total = 0;  ///< neurons there were
-  /// Of decode rows, neurons that fired for any token of a batch of at most kMaxBatchTokens, summed
-  /// over batches; where none are skipped, all that were computed.
+  std::int64_t total = 0;  ///< all neurons
+  /// Neurons that fired for any token of a batch of at most kMaxBatchTokens decode rows, summed
+  /// over batches; if none are skipped, all that were computed.
   std::int64_t united = 0;
   std::int64_t bytes_read = 0;       ///< weight bytes read by the block; a row counts once a batch
   std::int64_t predictor_bytes = 0;  ///< weight bytes read by the predictor
@@ -79,8 +79,8 @@ static_assert(kMaxBatchTokens <= kMaxListTokens);
 // result do not depend on the number of threads or on timing. NaN and infinity in x or the weights
 // reach the output as NaN or infinity.
 
-/// out = down(activation(gate x, up x)). Neurons that do not fire are skipped where the view says
-/// so; of a prompt, by the tokens that it pays for. `fired`: for prompt rows only; no other bit
+/// out = down(activation(gate x, up x)). Neurons that do not fire are skipped if the view says so;
+/// in a prompt, by those tokens for which it pays. `fired`: for prompt rows only; no other bit
 /// depends on it.
 void RunFFN(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
             RowsView<float> out, FFNStats* stats, const FiredBits& fired = {});

@@ -11,7 +11,7 @@
 namespace powerinfer {
 namespace {
 
-/// Where values of a range go: sums of down rows, or their places among zeros.
+/// Destination of a range's values: sums of down rows, or their places among zeros.
 class Output {
  public:
   Output(const OpContext& context, const FFNView& ffn, const NeuronRanges& ranges,

@@ -11,7 +11,7 @@
 
 namespace powerinfer {
 
-/// Some tokens and who chooses their neurons: what all ranges share.
+/// Some tokens and the choice of their neurons, shared by all ranges.
 struct NeuronBatch {
   const OpContext& context;
   const FFNView& ffn;
@@ -20,7 +20,7 @@ struct NeuronBatch {
   const NeuronSource& source;
 
   /// Fills an empty list with the neurons of [begin, end) that fire and their activated values.
-  /// scratch: as NeuronSource's.
+  /// scratch: as in NeuronSource.
   void Activate(std::int64_t begin, std::int64_t end, void* scratch, NeuronList* list,
                 FFNStats* stats) const;
 
@@ -28,7 +28,7 @@ struct NeuronBatch {
   void KeepFiring(NeuronList* list) const;
 };
 
-/// What each thread needs for one range after the other.
+/// Scratch memory of each thread, used for its ranges in turn.
 class RangeScratch {
  public:
   RangeScratch(const OpContext& context, std::int64_t max_neurons, std::int64_t max_tokens);

@@ -14,9 +14,9 @@ namespace {
 // Plain formats are added faster than memory delivers: one burst a row.
 constexpr std::int64_t kAddColumns = 512;
 
-/// Whether rows are better added in groups: where few tokens use a neuron, loading the sums anew
-/// for every group costs more than unpacking a row for each of them. Sixteen tokens of a dense
-/// block, Q4_0, AVX-512 on a Zen 5: a step takes 154 ms instead of 204.
+/// True if adding rows in groups is faster. If few tokens use a neuron, loading the sums again for
+/// every group costs more than unpacking a row for each of them. Sixteen tokens of a dense block,
+/// Q4_0, AVX-512 on a Zen 5: a step takes 154 ms instead of 204.
 bool UsesGroups(const NeuronList& list, std::int64_t num_tokens) {
   return num_tokens > 2 && num_tokens <= kMaxListTokens &&
          2 * list.num_entries >= num_tokens * list.num_neurons;
@@ -29,7 +29,7 @@ bool UsesGroups(const NeuronList& list, std::int64_t num_tokens) {
   for (std::int64_t i = begin; i < end; i += 64) __builtin_prefetch(row + i, 0, 2);
 }
 
-/// The rows of a list's neurons, fetched when `ahead` bytes of others are to be used before.
+/// The rows of a list's neurons, each prefetched `ahead` bytes of other rows before its use.
 class RowsAhead {
  public:
   RowsAhead(const MatrixView& matrix, const NeuronList& list, std::int64_t ahead)
@@ -52,7 +52,7 @@ class RowsAhead {
   std::int64_t distance_;
 };
 
-/// The inputs of a neuron's tokens, one behind the other: copies, unless they lie so anyway.
+/// The inputs of a neuron's tokens, contiguous: copies, unless they already are.
 class ListedInputs {
  public:
   explicit ListedInputs(const ActivationRow* x) : x_(x) {}
@@ -71,8 +71,8 @@ class ListedInputs {
   std::array<ActivationRow, kMaxDotTokens> copies_;
 };
 
-/// Neuron `first` of a list and the one behind it: added together for the tokens of both, which
-/// loads and stores the sums once for two rows. Bits are those of one row after the other.
+/// Neuron `first` of a list and the next one: added together for the tokens of both, which loads
+/// and stores the sums once for two rows. Bits are those of one row after the other.
 class NeuronPair {
  public:
   NeuronPair(const KernelTable& kernels, const MatrixView& matrix, const NeuronList& list,

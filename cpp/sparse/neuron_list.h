@@ -1,5 +1,5 @@
-// The neurons of one range that may fire, with the tokens of a batch they may fire for, and what
-// is computed on their rows. A row is read from memory once, however many tokens use it.
+// The neurons of one range that may fire, with the tokens of a batch they may fire for, and the
+// products and sums of their rows. A row is read from memory once, however many tokens use it.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace powerinfer {
 
-/// Ascending neurons; each has one entry per token it may fire for, tokens ascending. Lies in
-/// memory of the caller's, one thread's at a time.
+/// Ascending neurons; each has one entry per token it may fire for, tokens ascending. Lies in the
+/// caller's memory; for one thread at a time.
 struct NeuronList {
   std::int64_t num_neurons = 0;
   std::int64_t num_entries = 0;
@@ -48,7 +48,8 @@ struct NeuronList {
     }
   }
 
-  /// Keeps entries with keeps(value, up), and neurons that have any; kMovesUp: up is there.
+  /// Keeps entries with keeps(value, up), and neurons that have any; kMovesUp: there are values of
+  /// up.
   template <bool kMovesUp, typename Keeps>
   void Filter(const Keeps& keeps) {
     const std::int64_t old_neurons = num_neurons;

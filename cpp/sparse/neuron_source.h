@@ -1,4 +1,4 @@
-// Who says which neurons of a range are computed for a small batch: their gate values, a
+// Choice of the neurons of a range that are computed for a small batch: by their gate values, a
 // predictor or lists of ids.
 #pragma once
 
@@ -23,7 +23,7 @@ class NeuronSource {
   /// token. Counts bytes and seconds of the thread.
   virtual void Fill(std::int64_t begin, std::int64_t end, void* scratch, NeuronList* list,
                     FFNStats* stats) const = 0;
-  /// Whether the list's values are the deciding matrix's products already, and all fire.
+  /// True if the list's values are the deciding matrix's products already, and all fire.
   virtual bool HasValues() const { return false; }
 };
 
@@ -44,7 +44,7 @@ class FiringNeurons final : public NeuronSource {
   std::int64_t num_tokens_;
 };
 
-/// Those that the predictor lets pass.
+/// The neurons that the predictor lets pass.
 class PredictedNeurons final : public NeuronSource {
  public:
   explicit PredictedNeurons(const PreparedPredictor& predictor) : predictor_(predictor) {}
@@ -55,7 +55,7 @@ class PredictedNeurons final : public NeuronSource {
   PreparedPredictor predictor_;
 };
 
-/// Those that the tokens' lists name.
+/// The neurons in the tokens' lists.
 class ListedNeurons final : public NeuronSource {
  public:
   explicit ListedNeurons(const NeuronIds& ids) : ids_(ids) {}

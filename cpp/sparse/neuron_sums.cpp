@@ -6,8 +6,8 @@ namespace powerinfer {
 namespace {
 
 // A large block is cut into 128 parts: 24 ranges of four, 8 of two, 16 of one. With two threads the
-// one that finishes first waits for half of a 128th on average, with sixteen nobody gets more than
-// a half more than others; each range costs one vector written and read.
+// one that finishes first waits for half of a 128th on average, with sixteen no thread gets more
+// than half as much again as another; each range costs one vector written and read.
 constexpr std::int64_t kParts = 128;
 constexpr std::int64_t kLongRanges = 24;
 constexpr std::int64_t kMiddleRanges = 8;

@@ -17,7 +17,7 @@ namespace powerinfer {
 /// in the order of the ranges. The last ranges are smaller, so that threads finish together.
 class NeuronRanges {
  public:
-  /// Of about small_range neurons each where there are few.
+  /// small_range: approximate size of a range if there are few neurons.
   explicit NeuronRanges(std::int64_t num_neurons, std::int64_t small_range = 64);
 
   std::int64_t Count() const { return count_; }

@@ -17,9 +17,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Decode rows scored at once when ids are asked for: more would only lengthen the lists.
+// Decode rows scored at once when ids are wanted: more would only lengthen the lists.
 constexpr std::int64_t kTokensPerPass = kMaxDotTokens;
-// Most scores of prompt rows at once: all experts of a layer may have many more neurons than a
+// Maximum scores of prompt rows at once: all experts of a layer may have many more neurons than a
 // dense block.
 constexpr std::int64_t kMaxScores = std::int64_t{1} << 23;
 
@@ -29,7 +29,7 @@ std::int64_t TokensPerPass(RowKind rows, std::int64_t num_neurons) {
                     kMaxBlockTokens);
 }
 
-/// Where PredictNeurons collects ids before they are moved together.
+/// Buffers in which PredictNeurons collects ids before they are moved together.
 struct RangeIds {
   const NeuronRanges& ranges;
   std::int32_t* ids;     // i32[num_tokens, intermediate_size], a range's from its first neuron on
@@ -120,7 +120,7 @@ void PredictBlock(const OpContext& context, RowsView<const float> x, const Predi
   }
 }
 
-/// PredictNeurons of one expert after the other; ids count neurons of all.
+/// PredictNeurons expert by expert; ids count neurons of all.
 void PredictExperts(const OpContext& context, RowsView<const float> x,
                     const PredictorView& predictor, std::vector<std::int64_t>* offsets,
                     std::vector<std::int32_t>* ids, PredictorStats* stats) {

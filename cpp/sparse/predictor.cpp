@@ -13,7 +13,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Numbers that one thread copies faster than it wakes the team.
+// Below this many numbers, copying on one thread is faster than waking the team.
 constexpr std::int64_t kAloneSize = 32 * 1024;
 
 double SecondsSince(Clock::time_point start) {
@@ -32,7 +32,7 @@ void ForEachRow(const OpContext& context, std::int64_t count, std::int64_t width
   context.team.ParallelFor(count, std::ref(run));
 }
 
-/// relu(fc1 input) with zeros behind; NaN stays NaN.
+/// relu(fc1 input) padded with zeros; NaN stays NaN.
 RowsView<float> HiddenLayer(const OpContext& context, RowsView<float> input,
                             const MatrixView& fc1) {
   const std::int64_t width = RoundUp(fc1.rows, kPredictorPadding);

@@ -17,7 +17,7 @@ namespace powerinfer {
 /// One test: neuron i passes iff dot(matrix row i, input) + bias[i] >= threshold. A NaN score
 /// passes: skipping must not hide damage.
 struct ScoreStage {
-  MatrixView matrix;  ///< [intermediate_size, columns]; columns beyond the input's meet zeros
+  MatrixView matrix;  ///< [intermediate_size, columns]; columns beyond the input's multiply zeros
   const float* bias = nullptr;  ///< f32[intermediate_size] or null
   float threshold = 0.0F;
 
@@ -36,8 +36,8 @@ struct PredictorView {
   const float* center = nullptr;  ///< f32[hidden_size] or null
   std::array<ScoreStage, kMaxScoreStages> stages;
   std::int64_t num_stages = 0;
-  /// With fc1: that of [num_experts * rank, hidden_size or more], each expert's neurons, one expert
-  /// behind the other, see the hidden layer of their own.
+  /// If not 1, fc1 is [num_experts * rank, hidden_size or more]: one hidden layer per expert.
+  /// Neurons are in the order of the experts, and see only the hidden layer of their own.
   std::int64_t num_experts = 1;
   const ExpertFiller* filler = nullptr;  ///< as FFNView's
 
@@ -49,15 +49,15 @@ struct PredictorView {
   PredictorView Expert(std::int64_t expert, std::int64_t count) const;
 };
 
-/// What a predictor did; calls add to it.
+/// Counts of a predictor; calls add to them.
 struct PredictorStats {
   std::int64_t predicted = 0;   ///< neurons that passed, over tokens
   std::int64_t bytes_read = 0;  ///< weight bytes read
   double seconds = 0.0;         ///< time spent; of work split over threads, their mean
 };
 
-/// What the score stages multiply with: x less the center, or the hidden layer, which is added to
-/// stats. Padded with zeros to a multiple of kPredictorPadding; in the scratch of `context`.
+/// The input of the score stages: x less the center, or the hidden layer, which is added to stats.
+/// Padded with zeros to a multiple of kPredictorPadding; in the scratch of `context`.
 RowsView<float> PredictorInput(const OpContext& context, RowsView<const float> x,
                                const PredictorView& predictor, PredictorStats* stats);
 
@@ -71,7 +71,7 @@ inline RowsView<const float> ColumnsFor(const MatrixView& matrix, RowsView<float
   return {input.data, input.rows, matrix.columns, input.stride};
 }
 
-/// What all score stages multiply with, as their formats want it.
+/// The input of all score stages, in the forms that their formats take.
 const ActivationRow* PrepareStageInput(const OpContext& context, RowsView<const float> input,
                                        const PredictorView& predictor);
 
@@ -108,7 +108,7 @@ void ScoreRows(const OpContext& context, const MatrixView& matrix, const float* 
                std::int64_t end, float* out, std::int64_t stride);
 
 /// Lists the neurons that pass for each token: offsets i64[num_tokens + 1] and ids as in NeuronIds.
-/// Any number of tokens; what passes for a token does not depend on the others. Prompt rows
+/// Any number of tokens; the neurons that pass for a token do not depend on the others. Prompt rows
 /// multiply the first stage as Linear does, later stages as RunPrefillFFN does listed neurons.
 void PredictNeurons(const OpContext& context, RowsView<const float> x,
                     const PredictorView& predictor, std::vector<std::int64_t>* offsets,

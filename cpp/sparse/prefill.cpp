@@ -22,7 +22,7 @@ RowsView<float> GetRows(Workspace& workspace, Scratch slot, std::int64_t rows,
 }
 
 /// Calls product(rows of x, rows of out) for some tokens, which are copied together unless they are
-/// all. What a product computes for a token must not depend on the others.
+/// all. The product of a token must not depend on the others.
 template <typename Product>
 void ForTokens(const OpContext& context, RowsView<const float> x, const Tokens& tokens,
                RowsView<float> out, const Product& product) {
@@ -114,7 +114,7 @@ std::int64_t Block::BytesRead(const MatrixView& matrix, const Tokens& dense) con
   return dense.empty() ? needed_.Count() * matrix.row_bytes : matrix.NumBytes();
 }
 
-/// The pairs of tokens with at most so many listed neurons; returns the other tokens.
+/// The pairs of tokens with at most `most` listed neurons; returns the other tokens.
 Tokens Block::DecideListed(std::int64_t most, FFNStats* stats) {
   Tokens whole;
   std::fill_n(pairs_.counts, x_.rows, 0);
@@ -136,7 +136,7 @@ Tokens Block::DecideListed(std::int64_t most, FFNStats* stats) {
   return whole;
 }
 
-/// The whole deciding matrix for some tokens, which skip if at most so many neurons fire.
+/// The whole deciding matrix for some tokens, which skip if at most `most` neurons fire.
 void Block::DecideWhole(const Tokens& whole, std::int64_t most) {
   MultiplyTokens(context_, x_, whole, ffn_.DecidingMatrix(), ffn_.DecidingBias(), values_);
   ForEach(context_, whole, [&](std::int32_t token) {
@@ -157,8 +157,8 @@ void Block::DecideWhole(const Tokens& whole, std::int64_t most) {
   }
 }
 
-/// Zeros for what is not among a dense token's firing neurons, after the activation: zero times an
-/// infinite up would be NaN. Returns how many are not zero.
+/// Sets the values of a dense token's neurons that do not fire to zero, after the activation: zero
+/// times an infinite up would be NaN. Returns how many are not zero.
 std::int64_t Block::ClearOthers(std::int32_t token) {
   float* values = values_.Row(token);
   std::int64_t begin = 0;
@@ -206,7 +206,7 @@ void Block::ActivateDense(std::int32_t token) {
   if (fired_.IsWanted()) fired_.Set(token, values_.Row(token), values_.columns);
 }
 
-/// The values of a token that skips where those of a dense one are.
+/// Moves the values of a token that skips to the places that those of a dense one have.
 void Block::Spread(std::int32_t token) {
   float* values = pairs_.Values(token);
   std::int64_t end = values_.columns;

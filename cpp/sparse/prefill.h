@@ -1,5 +1,5 @@
-// The feed-forward block for prompt rows: each token computes, after the matrix that decides, only
-// its neurons that fire, where that is faster.
+// The feed-forward block for prompt rows: after the deciding matrix, each token computes only its
+// neurons that fire, if that is faster.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ void RunPrefillFFN(const OpContext& context, RowsView<const float> x, const FFNV
                    const NeuronIds* mask, RowsView<float> out, FFNStats* stats,
                    const FiredBits& fired = {});
 
-/// With shares of the caller's, for tests and benchmarks.
+/// With given shares, for tests and benchmarks.
 void RunPrefillFFN(const OpContext& context, RowsView<const float> x, const FFNView& ffn,
                    const NeuronIds* mask, RowsView<float> out, FFNStats* stats,
                    const SkipShares& shares, const FiredBits& fired = {});

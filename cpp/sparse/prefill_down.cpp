@@ -19,7 +19,7 @@ constexpr std::int64_t kChunkColumns = 256;
 // has too few pairs in one to pay for loading and storing its sums.
 constexpr std::int64_t kStripColumns = 128;
 constexpr std::int64_t kSliceRows = 256;
-// From row to row; the extra columns spread the rows of a strip over all cache sets.
+// Distance between rows; the extra columns spread the rows of a strip over all cache sets.
 constexpr std::int64_t kRowStride = kChunkColumns + 64;
 
 /// One thread's scratch for a chunk.
@@ -33,8 +33,8 @@ struct ColumnScratch {
   static ColumnScratch At(float* base) { return {base, base + kSliceRows * kRowStride}; }
 };
 
-/// Where each token's list enters the slices of kSliceRows rows: the pairs of slice s are
-/// Of(i)[s] to Of(i)[s + 1] - 1.
+/// Bounds of each token's list in the slices of kSliceRows rows: the pairs of slice s are Of(i)[s]
+/// to Of(i)[s + 1] - 1.
 struct SliceBounds {
   std::int64_t num_slices = 0;
   std::int32_t* data = nullptr;

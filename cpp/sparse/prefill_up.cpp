@@ -18,7 +18,7 @@ namespace {
 constexpr std::int64_t kInputBytes = 640 * 1024;
 constexpr std::int64_t kMinTokens = 32;
 constexpr std::int64_t kMaxTokens = 512;
-// Rows of one chunk, fewer where there are many threads.
+// Rows of one chunk, fewer if there are many threads.
 constexpr std::int64_t kMaxChunkRows = 256;
 constexpr std::int64_t kMinChunkRows = 16;
 // Numbers of a row multiplied at a time in f32. Whole blocks of every format.
@@ -40,7 +40,7 @@ struct ChunkPairs {
   std::int64_t Count(std::int64_t i) const { return begins[i + 1] - begins[i]; }
 };
 
-/// How the work is cut, and one thread's scratch for a chunk: its lists, then a decoded row.
+/// The blocks of the work, and one thread's scratch for a chunk: its lists, then a decoded row.
 struct Cut {
   std::int64_t tokens = 0;
   std::int64_t rows = 0;
@@ -219,7 +219,7 @@ void MultiplyInt8(const OpContext& context, RowsView<const float> x, const Matri
   ForChunks(context, cut, pairs, needed, bias, out, multiply);
 }
 
-/// Signs, whose products with the signs of x have no other kernel than decode's.
+/// Signs: only decode has a kernel for their products with the signs of x.
 void MultiplySigns(const OpContext& context, RowsView<const float> x, const MatrixView& matrix,
                    const float* bias, const TokenPairs& pairs, float* out) {
   const DotRowsFn dot_rows = context.kernels.dot_rows[static_cast<std::size_t>(matrix.format)];

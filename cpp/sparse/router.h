@@ -1,4 +1,4 @@
-// The router of a mixture of experts: which experts a token uses, and with what weights.
+// The router of a mixture of experts: it chooses the experts of a token and their weights.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace powerinfer {
 
-/// How logits become the weights of the chosen experts. The order is that of values.py's
-/// RouterRule.
+/// The rule that turns logits into the weights of the chosen experts. The order is that of
+/// values.py's RouterRule.
 enum class RouterRule : std::int32_t { kSoftmax, kSigmoid };
 
 /// Chooses the experts with the num_used largest logits; of equal ones those with lower ids.

@@ -1,5 +1,5 @@
-// When a token of a prompt gains by skipping neurons, from what listed pairs cost beside whole
-// matrices.
+// Shares of neurons up to which a token of a prompt gains by skipping the others, from the costs of
+// listed pairs and of whole matrices.
 #include <algorithm>
 
 #include "sparse/prefill.h"
@@ -36,7 +36,7 @@ SkipShares SharesFor(const KernelTable& kernels, const FFNView& ffn) {
   if (listed > 0.0) shares.firing = std::min(1.0, kWorthwhileCost * dense / listed);
   const double deciding = CostOf(kernels, ffn.DecidingMatrix().format).dot;
   shares.listed = kWorthwhileCost / deciding;
-  // Who decides on listed pairs goes on with pairs.
+  // A token that decides on listed pairs goes on with pairs.
   if (listed > 0.0) shares.listed = std::min(shares.listed, shares.firing);
   return shares;
 }
