@@ -1,4 +1,4 @@
-// Activations as the dot kernels of each format want them.
+// Activations in the forms that the dot kernels of each format take.
 #include <array>
 #include <cstdint>
 #include <cstring>

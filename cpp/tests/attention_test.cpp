@@ -47,7 +47,7 @@ struct Scene {
       Fill(context, i, lengths[static_cast<std::size_t>(i)], max_blocks, random);
     }
     q = RandomFloats(std::ssize(positions) * s.num_heads * s.head_dim, random);
-    // Of one head, it weighs as much as many positions.
+    // One head's sink weighs as much as many positions.
     if (s.has_sinks) sinks = RandomFloats(s.num_heads, random);
     if (s.has_sinks) sinks.back() = 5.0F;
     batch = {positions.data(),      sequences.data(), tables.data(),
@@ -75,7 +75,7 @@ struct Scene {
     }
   }
 
-  /// Rows of all tokens; marks: of each token whether it is prompt.
+  /// Rows of all tokens; marks: for each token, whether it is prompt.
   std::vector<float> Run(const OpContext& context, const bool* marks) const {
     return RunPart(context, marks, 0, batch.num_tokens);
   }
@@ -155,7 +155,7 @@ struct Scene {
 constexpr double kF16Error = 1e-3;
 constexpr double kQ8Error = 6e-3;
 
-/// Of each token of a batch whether it is prompt.
+/// For each token of a batch, whether it is prompt.
 class Marks {
  public:
   template <typename KindOf>
@@ -264,7 +264,7 @@ TEST_CASE("AttentionOfATokenDoesNotDependOnTheOthers") {
   }
 }
 
-/// A sequence whose middle block lies elsewhere now has the bits it had.
+/// A sequence keeps its bits when its middle block is copied elsewhere.
 TEST_CASE("CopiedBlocksAreTheSame") {
   Random random(9);
   TestTeam team(2);

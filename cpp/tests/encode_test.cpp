@@ -1,4 +1,4 @@
-// Encoders and signs: the same bytes in every table, and as near to the numbers as they must be.
+// Encoders and signs: the same bytes in every table, and close enough to the numbers.
 #include <array>
 #include <bit>
 #include <cmath>

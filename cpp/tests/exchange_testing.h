@@ -17,7 +17,7 @@ namespace powerinfer::testing {
 
 inline constexpr std::int64_t kMaxTokens = 4;
 
-/// Buffers as the other device shares them, with some layers and their flags.
+/// Buffers shared with the other device, with some layers and their flags.
 struct TestExchange {
   FFNOptions options;
   Random random{3};
@@ -26,7 +26,7 @@ struct TestExchange {
   std::vector<float> x;
   std::vector<std::uint32_t> cold;
   std::vector<float> y;
-  std::vector<float> seen;  // by predictors
+  std::vector<float> seen;  // input of predictors
   std::int32_t status = 0;
   std::vector<std::uint32_t> flags;
   std::vector<std::unique_ptr<FFNBlock>> blocks;
@@ -67,7 +67,7 @@ struct TestExchange {
     return (cold[word] >> (neuron % 32) & 1U) != 0U;
   }
 
-  /// The rows of y that a layer gives, computed on lists made here.
+  /// The expected rows of y of a layer, computed on lists made here.
   std::vector<float> Expected(std::int64_t layer, std::int64_t num_tokens, FFNStats* stats) {
     std::vector<std::int64_t> offsets = {0};
     std::vector<std::int32_t> ids;
@@ -107,7 +107,7 @@ class Device {
     while (done.load(std::memory_order_acquire) != 1U) std::this_thread::yield();
     done.store(0, std::memory_order_relaxed);
   }
-  /// New input for every layer; the results.
+  /// Gives every layer new input and returns the results.
   std::vector<std::vector<float>> Run(const std::vector<float>& inputs) const {
     std::vector<std::vector<float>> results;
     for (std::int64_t layer = 0; layer < flags_.num_layers; ++layer) {

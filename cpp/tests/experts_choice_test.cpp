@@ -43,7 +43,7 @@ ExpertsOptions Options(const KernelTable* table, bool is_transposed) {
   return o;
 }
 
-/// The output and what was counted, the same for every number of threads.
+/// The output and the counts, the same for every number of threads.
 struct Result {
   std::vector<float> out;
   FFNStats stats;
@@ -123,7 +123,7 @@ struct TestPredictor {
   }
 };
 
-/// What the stages see for a neuron of an expert, in double precision.
+/// The input of the stages for a neuron of an expert, in double precision.
 std::vector<double> StageInput(const TestPredictor& predictor, std::int64_t expert,
                                const float* x) {
   std::vector<double> input;
@@ -168,7 +168,7 @@ void CheckIds(const ExpertsOptions& o, const TestPredictor& predictor, const Tes
   }
 }
 
-/// Predicting in the block equals listing what PredictNeurons finds.
+/// Predicting in the block equals listing the ids that PredictNeurons finds.
 void CheckPredicted(const ExpertsOptions& o, Layers layers, Format format, RowKind rows,
                     std::int64_t num_tokens) {
   Random random(11);

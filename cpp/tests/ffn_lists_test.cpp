@@ -1,4 +1,4 @@
-// Blocks over listed neurons, and batches: each token as if it were alone.
+// Blocks over listed neurons, and batches: each token has the bits it has alone.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -59,7 +59,7 @@ void CheckListed(const FFNOptions& o, std::int64_t num_tokens) {
   }
 }
 
-/// Every token of a batch against the same token alone, exact and over lists.
+/// Compares every token of a batch with the same token alone, exact and over lists.
 void CheckBatch(const FFNOptions& o, std::int64_t num_tokens) {
   Random random(7);
   const FFNBlock block(o, random);

@@ -93,7 +93,7 @@ inline double Apply(const Activation& activation, double z) {
   return z;
 }
 
-/// What up multiplies the activation with in a gated block.
+/// The factor by which up multiplies the activation in a gated block.
 inline double UpFactor(const Activation& activation, double u) {
   if (activation.kind == ActivationKind::kDRelu) return std::max(u, 0.0);
   if (activation.kind == ActivationKind::kClampedSwiGlu) return std::clamp(u, -7.0, 7.0) + 1.0;
@@ -110,13 +110,13 @@ inline double Row(const TestMatrix& matrix, std::int64_t row, const float* x, co
 
 struct FFNResult {
   std::vector<double> out;
-  std::vector<double> magnitude;  // sum of |terms|, what errors are relative to
+  std::vector<double> magnitude;  // sum of |terms|, to which errors are relative
   std::int64_t active = 0;
 };
 
 using IsListed = std::function<bool(std::int64_t)>;
 
-/// Neurons that are not listed count as zero. Of a mixture of experts, one expert.
+/// Neurons that are not listed count as zero. In a mixture of experts, only one expert counts.
 inline FFNResult Reference(const FFNBlock& block, const float* x,
                            const IsListed& is_listed = nullptr, std::int64_t expert = 0) {
   const FFNView& view = block.view;

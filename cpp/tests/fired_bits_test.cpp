@@ -1,5 +1,5 @@
 // Bits of neurons that fire: setting and counting them, and those of blocks in every way that a
-// prompt's tokens take, against what the blocks return.
+// prompt's tokens take, against the values that the blocks return.
 #include "sparse/fired_bits.h"
 
 #include <algorithm>
@@ -119,7 +119,7 @@ TEST_CASE("FiredBitsAreSetAtAnyPlace") {
   for (std::int64_t first = 0; first < 19; ++first) {
     for (const std::int64_t count : {1, 7, 8, 9, 63, 64, 65, 128, 203}) {
       const std::vector<float> values = Values(count, random);
-      // A set bit before and one behind must stay, and bytes beyond must not be touched.
+      // A set bit before and one after must stay, and bytes beyond must not be touched.
       const std::int64_t num_neurons = first + count + 1;
       TestBits bits(3, num_neurons);
       FiredBits view = bits.View();

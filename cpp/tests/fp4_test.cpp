@@ -19,7 +19,7 @@ constexpr std::size_t kBlock = 17;
 
 using Row = std::vector<std::uint8_t>;
 
-/// Random codes; every block's exponent.
+/// A row of random codes with the given exponent in every block.
 Row RowOf(std::int64_t columns, std::uint8_t exponent, Random& random) {
   Row row = RandomRow(Format::kMXFP4, columns, random);
   for (std::size_t at = 0; at < row.size(); at += kBlock) row[at] = exponent;
@@ -35,7 +35,7 @@ Row WithZeroBlocks(Row row, std::uint8_t exponent) {
   return row;
 }
 
-/// One row with several tokens, as decode rows multiply, then as prompt rows do.
+/// Products of one row with several tokens, as decode rows multiply, then as prompt rows do.
 std::vector<float> Products(const KernelTable& table, const Row& row, std::int64_t columns,
                             const std::vector<ActivationRow>& x) {
   const auto count = std::ssize(x);

@@ -22,7 +22,7 @@ struct Shape {
   std::int64_t rows, columns, depth;
 };
 
-/// Operands of one product and what it should give.
+/// Operands of one product and its expected result.
 struct Product {
   Shape shape;
   std::vector<float> a;  // [rows, depth]

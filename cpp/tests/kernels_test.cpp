@@ -217,7 +217,7 @@ float Int8Product(const Int8Kernel& kernel, Format format, const std::vector<std
   return got;
 }
 
-/// Two rows with five tokens give what one row gives with one.
+/// Checks that two rows with five tokens give the results of one row with one token.
 void CheckTile(const KernelTable& table, Format format, const std::vector<std::uint8_t>& row,
                const ActivationRow& x, float expected) {
   constexpr std::int64_t kRows = 2, kTokens = 5;

@@ -1,4 +1,4 @@
-// What tests of kernels share: activations as the kernels want them.
+// Helpers for tests of kernels: activations in the forms that kernels take.
 #pragma once
 
 #include <cmath>
@@ -64,7 +64,7 @@ struct Activations {
             sign_bits.data(),
             mean_abs};
   }
-  /// What the kernel of `format` really multiplies with.
+  /// The value that the kernel of `format` really multiplies with.
   double At(Format format, std::int64_t i) const {
     const auto at = static_cast<std::size_t>(i);
     if (format == Format::kSign)

@@ -34,15 +34,15 @@ inline bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-/// The best kernels of this CPU, for tests of what no kernel may change.
+/// The best kernels of this CPU, for tests of results that no kernel may change.
 inline const KernelTable& BestKernels() { return *AvailableKernels().front(); }
 
-/// Whether prompt rows round activations to bfloat16 before products with this format.
+/// True if prompt rows round activations to bfloat16 before products with this format.
 inline bool RoundsToBf16(const KernelTable& kernels, Format format) {
   return &kernels.GemmFor(format) == &kernels.bf16;
 }
 
-/// A team of its own with scratch memory.
+/// A separate team with scratch memory.
 struct TestTeam {
   ThreadTeam team;
   Workspace workspace;

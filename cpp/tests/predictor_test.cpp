@@ -26,7 +26,7 @@ struct Options {
   bool has_center = false;
   std::int64_t num_stages = 1;
   Format format = Format::kF32;
-  std::int64_t columns = kHidden;  // of the stages
+  std::int64_t columns = kHidden;  // columns of the stages
   float threshold = 1.0F;
 
   std::string Name() const {
@@ -56,7 +56,7 @@ struct TestPredictor {
       biases.push_back(RandomFloats(kNeurons, random));
       view.stages[at] = {stages[at].view, nullptr, o.threshold};
     }
-    // The buffers of the vectors lie still now. The last stage has no bias.
+    // From here on the buffers of the vectors do not move. The last stage has no bias.
     for (std::size_t i = 0; i + 1 < stages.size(); ++i) view.stages[i].bias = biases[i].data();
   }
 };
@@ -129,7 +129,7 @@ void CheckToken(const Options& o, const TestPredictor& predictor, const float* x
   REQUIRE_MESSAGE(passing == std::ssize(ids), o.Name(), ": ids are not ascending or out of range");
 }
 
-/// What passes for a token alone and in cuts of a call.
+/// Checks that the neurons that pass for a token are the same alone and in cuts of a call.
 void CheckCuts(const Options& o, const TestPredictor& predictor, const TestRows& x,
                const Lists& lists, RowKind rows) {
   const auto check = [&](std::int64_t first, std::int64_t count) {
@@ -214,7 +214,7 @@ TEST_CASE("PredictorTakesEveryFormatAndPaddedColumns") {
       o.kernels = table;
       o.format = format;
       o.num_stages = 2;
-      o.columns = 256;  // weights beyond the input's 224 numbers meet zeros
+      o.columns = 256;  // weights beyond the input's 224 numbers multiply zeros
       const double tolerance = InfoOf(format).activations == ActivationForm::kFloat ? 1e-5 : 2e-2;
       CheckPredictor(o, 9, tolerance);
       CheckPredictor(o, 9, tolerance, RowKind::kPrompt);

@@ -1,4 +1,4 @@
-// A token's bits in RunPrefillFFN whatever stands beside it, on every table.
+// A token's bits in RunPrefillFFN, whatever other tokens accompany it, on every table.
 #include <algorithm>
 #include <array>
 #include <vector>
@@ -10,7 +10,7 @@ namespace {
 
 using namespace prefill;  // NOLINT: all of it is for these tests
 
-/// The same tokens with others beside them: `tokens` of x in one call.
+/// Checks `tokens` of x in a call with other tokens.
 void CheckTokens(const Options& options, const Block& block, const TestRows& x,
                  const NeuronIds* mask, const SkipShares& shares, const TestRows& together,
                  const std::vector<std::int64_t>& tokens) {
@@ -34,7 +34,7 @@ void CheckTokens(const Options& options, const Block& block, const TestRows& x,
   }
 }
 
-/// A token's bits alone, in cuts, beside tokens that go another way and beside such as go its own.
+/// Checks a token's bits alone, in cuts, and among tokens that take another way or the same one.
 void CheckBits(const Options& options, const SkipShares& shares, bool is_masked, Random& random) {
   const Block block(options, random);
   const Inputs x(options, random);
@@ -63,7 +63,7 @@ TEST_CASE("PrefillTokenHasItsBitsWhateverStandsBesideIt") {
   Random random(21);
   for (const KernelTable* table : AvailableKernels()) {
     for (const Format format : AllFormats()) {
-      if (format >= Format::kLowbit2) continue;  // of predictors
+      if (format >= Format::kLowbit2) continue;  // for predictors only
       Options options;
       options.kernels = table;
       options.format = format;

@@ -19,8 +19,8 @@ struct Limit {
   double error;
 };
 
-/// What fires lies just above zero here: where activations are rounded, to int8 or to bfloat16 (0.2
-/// % in one product), single outputs say little.
+/// Firing values lie just above zero here: where activations are rounded, to int8 or to bfloat16
+/// (0.2 % in one product), single outputs say little.
 Limit LimitOf(const Options& options) {
   if (InfoOf(options.format).block_size > 1) return {true, 0.02};
   if (RoundsToBf16(*options.kernels, options.format)) return {true, 0.005};
@@ -89,7 +89,7 @@ TEST_CASE("PrefillOfEveryFormat") {
   Random random(12);
   for (const KernelTable* table : AvailableKernels()) {
     for (const Format format : AllFormats()) {
-      if (format >= Format::kLowbit2) continue;  // of predictors
+      if (format >= Format::kLowbit2) continue;  // for predictors only
       Options options;
       options.kernels = table;
       options.format = format;

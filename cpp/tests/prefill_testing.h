@@ -1,4 +1,4 @@
-// What tests of RunPrefillFFN share: blocks, inputs, lists, and the plain loops they compare with.
+// Helpers for tests of RunPrefillFFN: blocks, inputs, lists, and plain loops to compare with.
 #pragma once
 
 #include <algorithm>
@@ -34,8 +34,8 @@ struct Options {
   }
 };
 
-// Shares that force a way: pairs alone, pairs behind the whole deciding matrix, everything for
-// every token, and a mixture.
+// Shares that force a way: pairs alone, pairs after the whole deciding matrix, everything for every
+// token, and a mixture.
 inline constexpr SkipShares kListed = {1.0, 1.0};
 inline constexpr SkipShares kSkip = {-1.0, 1.0};
 inline constexpr SkipShares kDense = {-1.0, -1.0};

@@ -1,4 +1,4 @@
-// The weight formats in double precision, one weight at a time: what kernels are compared with.
+// The weight formats in double precision, one weight at a time, for comparison with kernels.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The thread that another device signals through memory: steps, and whatever may go wrong in them.
+// The thread that another device signals through memory: steps and their failures.
 #include "hybrid/signal_waiter.h"
 
 #include <sys/wait.h>
@@ -130,7 +130,7 @@ void CheckStep(TestExchange* t, SignalWaiter* waiter) {
   const Device device(t);
   const std::vector<std::int64_t> layers = AllLayers(*t);
   const std::vector<float> expected = t->Expected(layers.back(), 1, nullptr);
-  // Nothing may run before its signal, on what is there then.
+  // Nothing may run before its signal, on the input of that moment.
   const std::vector<float> x = t->x;
   std::fill(t->x.begin(), t->x.end(), 0.0F);
   waiter->StartStep(layers, 1);
@@ -161,11 +161,11 @@ TEST_CASE("SignalWaiterAbortsAStepAtOnce") {
       std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
       waiter.AbortStep();
       const int first = std::max(0, num_signalled - 1);
-      for (int layer = first; layer < 3; ++layer) device.Wait(layer);  // what is queued goes on
+      for (int layer = first; layer < 3; ++layer) device.Wait(layer);  // queued layers go on
       waiter.FinishStep();
       waiter.AbortStep();
       REQUIRE_MESSAGE((t.status == 0 && !t.exchange.TakeFailure()), "an abort is no failure");
-      // Signals that come too late, and flags nobody took back.
+      // Signals that come too late, and flags that were not reset.
       for (std::uint32_t& flag : t.flags) flag = 1;
       CheckStep(&t, &waiter);
     }
@@ -203,8 +203,8 @@ TEST_CASE("SignalWaiterForgetsFailuresOfAnAbortedStep") {
   REQUIRE_MESSAGE((t.status == 0 && !t.exchange.TakeFailure()), "the failure was kept");
 }
 
-/// A region that stays open until it is destroyed, past the lock of the shared team: whoever then
-/// asks the team to work is refused.
+/// A region that stays open until it is destroyed and bypasses the lock of the shared team: any
+/// later call on the team is refused.
 class OpenRegion {
  public:
   explicit OpenRegion(SharedTeam* shared) {

@@ -1,4 +1,4 @@
-// What all tests share: doctest, and random numbers that are the same on every platform.
+// Shared by all tests: doctest, and random numbers that are the same on every platform.
 #pragma once
 
 #include <doctest/doctest.h>

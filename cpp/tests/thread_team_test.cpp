@@ -148,7 +148,7 @@ TEST_CASE("ThreadTeamRefusesBadSizes") {
 }
 
 #if defined(__linux__)
-/// As this thread has them; slices are 0 where the system tells none.
+/// Attributes of this thread; slices are 0 if the system reports none.
 SchedulingAttributes SchedulingOfThisThread() {
   SchedulingAttributes attributes;
   if (!GetScheduling(&attributes)) attributes.runtime_ns = 0;
@@ -193,7 +193,7 @@ std::vector<std::int32_t> CpusOfThisThread() {
   return cpus;
 }
 
-/// Where each member may run; every member takes one chunk, as none ends before all have begun.
+/// CPUs of each member; every member takes one chunk, as none ends before all have begun.
 CpuMasks CpusOfMembers(ThreadTeam& team) {
   CpuMasks masks(static_cast<std::size_t>(team.NumThreads()));
   std::atomic<std::int32_t> arrived{0};

@@ -1,4 +1,4 @@
-// Sleeping on a word: no wake-up is lost, and nobody yields instead of sleeping.
+// Sleeping on a word: no wake-up is lost, and no thread yields instead of sleeping.
 #include "base/wait_word.h"
 
 #if defined(__linux__)
@@ -21,7 +21,7 @@ namespace {
 std::atomic<std::int64_t> num_yields{0};
 }  // namespace
 
-/// Instead of the C library's, for this program.
+/// Replaces the C library's function in this program.
 extern "C" int sched_yield() noexcept {
   ++num_yields;
   return static_cast<int>(::syscall(SYS_sched_yield));
