@@ -37,14 +37,14 @@ struct Options {
   std::int64_t ahead = kDefaultReadWays.of_kind[0].ahead;
 };
 
-/// Of one token, aligned as a workspace aligns them.
+/// One token's activations, aligned as a workspace aligns them.
 template <typename T>
 struct alignas(64) Activations {
   T values[kColumns];
   explicit Activations(T value) { std::fill_n(values, kColumns, value); }
 };
 
-/// What every measurement works on: activations, and bytes that serve as rows of any format.
+/// Input of every measurement: activations, and bytes that serve as rows of any format.
 struct Data {
   std::vector<std::uint8_t> bytes;
   std::vector<float> scales = std::vector<float>(kColumns / 32, 0.1F);
@@ -59,7 +59,7 @@ struct Data {
     std::memset(bytes.data(), 0x21, bytes.size());  // finite halves, no slow subnormals
     const QuantizedVector vector{nullptr,     nullptr,  scales.data(),
                                  sums.data(), kColumns, half_sums.data()};
-    // Each token has activations of its own: they take the room in the caches that they would.
+    // Each token has activations of its own: they take the same room in the caches as in a model.
     const std::int64_t most =
         *std::max_element(options.token_counts.begin(), options.token_counts.end());
     all_values.assign(static_cast<std::size_t>(most), Activations<float>(0.5F));

@@ -1,11 +1,11 @@
-// Time of a feed-forward block over a prompt: dense, skipping pairs that do not fire, and as each
-// token chooses.
+// Time of a feed-forward block over a prompt: dense, skipping pairs that do not fire, and by the
+// choice of each token.
 //
 //   bench_prefill [TABLE|all] [FORMAT|all] [THREADS] [TOKENS] [HIDDEN] [INTERMEDIATE] [relu|drelu]
 //
 // The gate's biases make neuron number r fire with probability a * r^-0.9 (at most 1), a such that
-// the mean is the density; ranks are scattered over the rows. Processor time, the best
-// of several runs.
+// the mean is the density; ranks are scattered over the rows. Processor time, the best of several
+// runs.
 #include <time.h>
 
 #include <algorithm>

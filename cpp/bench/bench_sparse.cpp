@@ -1,4 +1,4 @@
-// Speed of one feed-forward block of a decode step, and of plain reads and gathers beside it.
+// Speed of one feed-forward block of a decode step, and of plain reads and gathers for comparison.
 //
 //   bench_sparse [FORMAT] [HIDDEN] [INTERMEDIATE] [DENSITY] [THREADS] [LAYERS] [RANK] [TOKENS]
 //                [NAME] [EXPERTS] [USED]
@@ -54,7 +54,7 @@ MatrixView Fill(Arena& arena, std::vector<ArenaBlock>& blocks, Format format, st
   return view;
 }
 
-/// Which neurons fire in one pass: lists for the listed path, biases for the others.
+/// The neurons that fire in one pass: lists for the listed path, biases for the others.
 struct Firing {
   std::vector<float> gate_bias, score_bias, router_bias;
   std::vector<std::int64_t> offsets = {0};
@@ -85,7 +85,7 @@ constexpr std::size_t kPasses = 15;
 struct Layer {
   FFNView ffn;
   PredictorView predictor;
-  std::vector<Firing> passes;  // other neurons in every pass: what fired before may be in a cache
+  std::vector<Firing> passes;  // other neurons in every pass: earlier ones may be in a cache
   const Firing* firing = nullptr;
 
   void Choose(std::size_t pass) {
