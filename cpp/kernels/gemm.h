@@ -10,23 +10,23 @@
 
 namespace powerinfer {
 
-/// How many bfloat16 parts a kernel on bfloat16 hardware splits each number into. Kernels that
-/// compute in f32, or have only one part, ignore it.
+/// Number of bfloat16 parts into which a kernel on bfloat16 hardware splits each number. Ignored by
+/// kernels that compute in f32 or have only one part.
 enum class GemmPrecision : std::int32_t {
   kSingle,  ///< high parts only: relative error of a factor up to 2^-8
   kSplit,   ///< high and low parts of both factors: close to f32
 };
 
-/// Times of one number of one row for one token, in units of the dense product of prompt rows.
-/// Measured at 4096 columns, 11008 rows and 128 to 512 tokens with bench_prefill; they decide with
-/// how many neurons a token is computed pair by pair.
+/// Time for one number of one row and one token, in units of the dense product of prompt rows.
+/// Measured at 4096 columns, 11008 rows and 128 to 512 tokens with bench_prefill. Decides with how
+/// many neurons a token is computed pair by pair.
 struct ListedCost {
   double dot = 2.7;     ///< a listed pair of a product
   double add = 2.8;     ///< a listed pair of a transposed down
   double turned = 1.0;  ///< a transposed down of all pairs
 };
 
-/// Most tokens of GemmKernel::multiply_few: as many sums fit in registers.
+/// Maximum number of tokens of GemmKernel::multiply_few: as many sums fit in registers.
 inline constexpr std::int64_t kMaxFewTokens = 8;
 
 /// One instruction set's matrix product. Every C[i, j] is one chain of additions in the order of k,
@@ -62,10 +62,10 @@ struct GemmKernel {
   void (*multiply)(const void* rows, std::int64_t num_rows, const void* panel, std::int64_t depth,
                    std::int64_t num_columns, GemmPrecision precision, bool accumulate, float* c,
                    std::int64_t c_stride) = nullptr;
-  /// What `multiply` gives for few tokens, bit for bit, with rows of weights instead of tokens in
-  /// the lanes of vectors: out[t * out_stride + i] = (accumulate ? out : 0) + sum over k of rows[i
-  /// * block_depth + k] * x[t * x_stride + k], i < few_rows, t < num_tokens <= kMaxFewTokens. Null
-  /// where `multiply` wastes nothing.
+  /// The result of `multiply` for few tokens, bit for bit, with rows of weights instead of tokens
+  /// in the lanes of vectors: out[t * out_stride + i] = (accumulate ? out : 0) + sum over k of
+  /// rows[i * block_depth + k] * x[t * x_stride + k], i < few_rows, t < num_tokens <=
+  /// kMaxFewTokens. Null if `multiply` wastes nothing.
   void (*multiply_few)(const float* rows, const float* x, std::int64_t x_stride, std::int64_t depth,
                        std::int64_t num_tokens, bool accumulate, float* out,
                        std::int64_t out_stride) = nullptr;
@@ -92,7 +92,7 @@ GemmKernel AmxGemm();
 /// For BF16 weights on CPUs with AVX512_BF16: both factors in one bfloat16, without activations.
 GemmKernel Avx512Bf16Gemm();
 
-/// Whether the CPU has AMX-BF16 and the operating system lets this process use it (asks for the
+/// True if the CPU has AMX-BF16 and the operating system lets this process use it (requests the
 /// permission on the first call).
 bool IsAmxUsable();
 

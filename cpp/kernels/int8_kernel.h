@@ -1,10 +1,10 @@
 // Products of prompt rows in int8: weights of block formats unpacked to bytes in the cache, times
 // activations in the int8 blocks of 32 that decode uses.
 //
-// Mostly lanes are blocks: a group is as many blocks of 32 weights as a vector has 32-bit lanes,
-// its codes ordered as in quant/superblock.h (4-byte lane j of every vector belongs to block j), so
-// that the integer sums of all blocks of a group lie in one vector and meet their scales without
-// horizontal additions. With i8mm lanes are results. Weight = scale * code + minimum.
+// In most kernels lanes are blocks: a group is as many blocks of 32 weights as a vector has 32-bit
+// lanes, its codes ordered as in quant/superblock.h (4-byte lane j of every vector belongs to block
+// j), so that the integer sums of all blocks of a group lie in one vector and meet their scales
+// without horizontal additions. With i8mm lanes are results. Weight = scale * code + minimum.
 #pragma once
 
 #include <cstdint>

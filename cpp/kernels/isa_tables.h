@@ -1,5 +1,6 @@
-// Where dispatch.cpp finds the tables. kernels/isa/<name>/table.cpp of each instruction set defines
-// one; sets without such a file define one kernel, which dispatch.cpp puts into a copy of another.
+// The tables that dispatch.cpp chooses from. kernels/isa/<name>/table.cpp of each instruction set
+// defines one; sets without such a file define one kernel, which dispatch.cpp puts into a copy of
+// another.
 //
 // Those files are compiled with flags of their own CPU, so nothing in them may leave an inline
 // function or template shared with other files (the linker keeps one copy, perhaps the AVX-512

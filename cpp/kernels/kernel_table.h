@@ -12,20 +12,20 @@
 
 namespace powerinfer {
 
-/// One activation row as a kernel may want it: f32 always, the rest where
-/// InfoOf(format).activations asks for it.
+/// One activation row in the forms that kernels take: f32 always, the others if
+/// InfoOf(format).activations says so.
 struct ActivationRow {
   const float* values = nullptr;  // f32[n]
   QuantizedVector quantized;      // int8 forms
   const std::uint64_t* sign_bits =
       nullptr;            // u64[n / 64]: bit i % 64 of word i / 64, set if x[i] < 0
-  float mean_abs = 0.0F;  // what every sign stands for, see `binarize`
+  float mean_abs = 0.0F;  // the magnitude of every sign, see `binarize`
 };
 
 /// out[t * out_stride + r] = dot(row r, x[t]) for r in [0, num_rows), t in [0, num_tokens).
-/// rows: `num_rows` rows of `columns` weights, `row_stride` bytes apart. Rows are read once for all
-/// tokens, of which there are at most kMaxDotTokens. Results of a (row, token) pair do not depend
-/// on the other rows, tokens or on num_rows/num_tokens: same bits always. Bytes are asked for
+/// rows: `num_rows` rows of `columns` weights, `row_stride` bytes apart. They are read once for all
+/// tokens, of which there are at most kMaxDotTokens. The result of a (row, token) pair has the same
+/// bits whatever the other rows and tokens are and however many there are. Bytes are prefetched
 /// `ahead` of their use (kernels/read_way.h).
 using DotRowsFn = void (*)(const std::uint8_t* rows, std::int64_t row_stride, std::int64_t num_rows,
                            std::int64_t columns, const ActivationRow* x, std::int64_t num_tokens,
@@ -43,14 +43,14 @@ using AxpyRowFn = void (*)(const std::uint8_t* row, std::int64_t columns, float 
 using AxpyTwoRowsFn = void (*)(const std::uint8_t* row0, const std::uint8_t* row1,
                                std::int64_t columns, float scale0, float scale1, float* y);
 
-/// Rows that are added together, and those that come next: the latter are only asked for.
+/// Rows that are added together, and those that come next: the latter are only prefetched.
 inline constexpr std::int64_t kMaxGroupRows = 16;
 struct RowGroup {
   const std::uint8_t* rows[kMaxGroupRows];
   const std::uint8_t* next[kMaxGroupRows];
   std::int64_t num_rows = 0, num_next = 0;
 };
-/// What one token adds of a group: y += factors[i] * row places[i], for i in order.
+/// The terms of a group that one token adds: y += factors[i] * row places[i], for i in order.
 struct GroupTerms {
   float* y = nullptr;
   std::int64_t count = 0;
@@ -77,14 +77,14 @@ struct KernelTable {
   AxpyTwoRowsFn axpy_two_rows[kNumFormats] = {};
   AddRowGroupFn add_row_group[kNumFormats] = {};
   EncodeRowFn encode_row[kNumFormats] = {};  ///< null for formats that nothing is encoded to
-  EncodeWeightedRowFn encode_weighted_row[kNumFormats] = {};  ///< null where weights change nothing
+  EncodeWeightedRowFn encode_weighted_row[kNumFormats] = {};  ///< null if weights change nothing
   /// Sums of (decoded[i] - given[i])^2 and of given[i]^2, i in [0, n), in one order everywhere; not
   /// finite where f32 overflows.
   void (*squared_loss)(const float* given, const float* decoded, std::int64_t n, double* error,
                        double* sum) = nullptr;
   Int8Kernel int8;  ///< prompt rows of block formats
-  GemmKernel gemm;  ///< what PortableGemm(), Avx2Gemm()... of gemm.h return
-  GemmKernel bf16;  ///< prompt rows of BF16 weights; without functions where `gemm` takes them
+  GemmKernel gemm;  ///< from PortableGemm(), Avx2Gemm()... of gemm.h
+  GemmKernel bf16;  ///< prompt rows of BF16 weights; without functions if `gemm` takes them
 
   /// x f32[n] -> int8 blocks of 32 (n a multiple of 32). Round to nearest even; scale = max|x| /
   /// 127.
@@ -133,10 +133,10 @@ struct KernelTable {
   void (*cap_scores)(float* scores, std::int64_t n, float scale, float cap) = nullptr;
   void (*f32_to_f16)(const float* x, std::int64_t n, std::uint16_t* out) = nullptr;
 
-  /// Whether prompt rows multiply whole matrices of this format in int8.
+  /// True if prompt rows multiply whole matrices of this format in int8.
   bool UsesInt8Products(Format format) const { return int8.Takes(format) && !gemm.beats_int8; }
 
-  /// What multiplies prompt rows with weights of this format, where `int8` does not.
+  /// The product of prompt rows with weights of this format, if `int8` does not take them.
   const GemmKernel& GemmFor(Format format) const {
     return format == Format::kBF16 && bf16.multiply != nullptr ? bf16 : gemm;
   }

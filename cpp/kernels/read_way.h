@@ -1,4 +1,4 @@
-// How weights are asked for before they are used: speed alone, no result depends on it.
+// Prefetch settings for reading weights. They affect speed only, never a result.
 #pragma once
 
 #include <algorithm>
@@ -22,27 +22,27 @@ inline ReadKind ReadKindOf(Format format) {
   return format == Format::kQ8_0 ? ReadKind::kBytes : ReadKind::kPacked;
 }
 
-/// How the rows of one kind are read. These defaults suit most processors; which distances are
+/// Settings for the rows of one kind. These defaults suit most processors; which distances are
 /// fastest differs between models of one vendor, so a machine measures its own
 /// (ops/cpu/way_speed.py).
 struct ReadWay {
-  /// How far ahead of its reads a dot kernel asks for bytes; 0: never. The hardware's own
-  /// prefetchers stop at page borders and fall behind where much is computed per byte. Two threads
+  /// Distance by which a dot kernel prefetches bytes before it reads them; 0: never. The hardware's
+  /// own prefetchers stop at page borders and fall behind if much is computed per byte. Two threads
   /// from memory, AVX2, GB/s for 0, 512, 1024, 2048 bytes: plain Q4_K 9.7, 14.0, 16.0, 17.2; Q4_0
   /// superblocks 16.8, 18.6, 19.2, 20.1 (cpp/bench/bench_kernels.cpp, 1.2 GB of weights; a plain
   /// read: 19.9).
   std::int64_t ahead = 2048;
-  /// Most bytes handed to a thread at a time. Long chunks let the processor's prefetchers run: at
-  /// two threads F16 decode reads 20 GB/s in chunks of 48 KiB, 21 of 128 KiB, 24 of 512 KiB and of
-  /// 2 MiB.
+  /// Maximum bytes handed to a thread at a time. Long chunks let the processor's prefetchers run:
+  /// at two threads F16 decode reads 20 GB/s in chunks of 48 KiB, 21 of 128 KiB, 24 of 512 KiB and
+  /// of 2 MiB.
   std::int64_t chunk_bytes = 2048 * 1024;
-  /// Bytes of scattered rows to have on the way: what memory delivers while it answers one request,
+  /// Bytes of scattered rows in flight: as many as memory delivers while it answers one request,
   /// and some more. For rows that are multiplied, and for rows that are added.
   std::int64_t gather_ahead = 12 * 1024;
   std::int64_t add_ahead = 12 * 1024;
 };
 
-/// The ways of a team.
+/// The settings of a team.
 struct ReadWays {
   ReadWay of_kind[kNumReadKinds];
 
@@ -50,10 +50,10 @@ struct ReadWays {
     return of_kind[static_cast<std::size_t>(ReadKindOf(format))];
   }
 
-  /// How far ahead products with `num_tokens` tokens ask for rows. Ways are measured with one; with
-  /// several so much is computed per byte that the hardware's prefetchers always fall behind. Eight
-  /// tokens, Q4_0, on a Zen 4 that reads fastest without: 3.3 times the time of one without, 2.1
-  /// with.
+  /// Distance by which products with `num_tokens` tokens prefetch rows. Settings are measured with
+  /// one token; with several so much is computed per byte that the hardware's prefetchers always
+  /// fall behind. Eight tokens, Q4_0, on a Zen 4 that reads fastest without prefetches: 3.3 times
+  /// the time of one token without, 2.1 with.
   std::int64_t Ahead(Format format, std::int64_t num_tokens) const {
     const std::int64_t ahead = Of(format).ahead;
     return num_tokens > 1 ? std::max(ahead, ReadWay{}.ahead) : ahead;

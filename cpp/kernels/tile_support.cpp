@@ -1,4 +1,4 @@
-// Whether AMX tiles may be used. Compiled for the base instruction set: it runs before any check.
+// Detection of AMX tiles. Compiled for the base instruction set: it runs before any check.
 #include "kernels/gemm.h"
 
 #if defined(__x86_64__) && defined(__linux__)

@@ -28,7 +28,7 @@ constexpr std::int64_t kAmxBlockDepth = 512;
 std::int64_t Parts(GemmPrecision precision) { return precision == GemmPrecision::kSplit ? 2 : 1; }
 std::int64_t Steps(std::int64_t depth) { return (depth + kTileDepth - 1) / kTileDepth; }
 
-/// x - bf16(x), and 0 where that is not finite, so that infinities stay alone in the high part.
+/// x - bf16(x), and 0 if that is not finite, so that infinities stay alone in the high part.
 __m512 Remainder(__m512 x) {
   const __m256i high = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x));
   const __m512 rounded = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16));

@@ -1,5 +1,5 @@
-// Vectors whose eight 32-bit lanes are blocks, and their dot products by AVX2's maddubs or, of
-// eight-bit codes, maddwd; what each does is said in portable/block_lanes.h.
+// Vectors whose eight 32-bit lanes are blocks, and their dot products by AVX2's maddubs, or maddwd
+// for eight-bit codes; see portable/block_lanes.h for each.
 #pragma once
 
 #include "kernels/isa/avx2/block_lanes_256.h"
@@ -27,7 +27,7 @@ class BlockDots {
   void Add(CodeVec codes, CodeVec x) {
     const __m256i products = _mm256_maddubs_epi16(codes, x);
     words_ = kVector % kAddedInWords == 0 ? products : _mm256_add_epi16(words_, products);
-    // Or else the compiler makes a tree of the additions and keeps all products until then.
+    // Otherwise the compiler makes a tree of the additions and keeps all products until then.
     KeepInRegister(words_);
     if constexpr (kVector % kAddedInWords == kAddedInWords - 1) {
       sum_ = _mm256_add_epi32(sum_, _mm256_madd_epi16(words_, _mm256_set1_epi16(1)));

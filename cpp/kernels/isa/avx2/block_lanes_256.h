@@ -1,5 +1,5 @@
-// Vectors of 256 bits whose eight 32-bit lanes are blocks, whatever multiplies them; what each does
-// is said in portable/block_lanes.h.
+// Vectors of 256 bits whose eight 32-bit lanes are blocks, for any multiplication; see
+// portable/block_lanes.h for each function.
 #pragma once
 
 #include "kernels/isa/avx2/blocks.h"

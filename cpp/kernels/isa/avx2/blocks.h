@@ -1,4 +1,4 @@
-// AVX2 primitives on pairs of 32-weight blocks; what each does is said in portable/blocks.h.
+// AVX2 primitives on pairs of 32-weight blocks; see portable/blocks.h for each.
 //
 // Products of unsigned weights (at most 63) with int8 activations (at most 127 in magnitude) add up
 // in pairs to at most 16002, within int16; signed weights (Q8_0) move their sign to the activation
@@ -23,7 +23,7 @@ struct PairSum {
 inline float Total(const PairSum& sum) { return Sum256(_mm256_add_ps(sum.even, sum.odd)); }
 
 inline Alpha MakeAlpha(Scale8 scales) { return scales; }
-/// By a permutation: the eight numbers written to memory and loaded one by one cost more.
+/// By a permutation: writing the eight numbers to memory and loading them one by one costs more.
 inline __m256 ScaleOf(Alpha alpha, int block) {
   return _mm256_permutevar8x32_ps(alpha, _mm256_set1_epi32(block));
 }

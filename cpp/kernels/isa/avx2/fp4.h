@@ -1,4 +1,4 @@
-// Dot products of MXFP4, two blocks at a time; what each does is said in portable/fp4.h.
+// Dot products of MXFP4, two blocks at a time; see portable/fp4.h for each function.
 //
 // The halves of a vector are blocks, low nibbles apart from high ones, so that both meet in one
 // integer sum. Codes become magnitudes, their signs move to the activations: bit 3 of a code at the

@@ -23,7 +23,7 @@ inline VecF Add(VecF a, VecF b) { return _mm256_add_ps(a, b); }
 inline VecF Mul(VecF a, VecF b) { return _mm256_mul_ps(a, b); }
 inline VecF Fma(VecF a, VecF b, VecF c) { return _mm256_fmadd_ps(a, b, c); }
 inline float Sum(VecF v) { return Sum256(v); }
-/// Or else the compiler loads it again for every use.
+/// Otherwise the compiler reloads it for every use.
 inline void KeepInRegister(VecF& v) { __asm__("" : "+x"(v)); }
 inline VecF LoadF16(const void* p) { return _mm256_cvtph_ps(LoadBytes16(p)); }
 inline VecF LoadBf16(const void* p) {

@@ -1,4 +1,4 @@
-// Vectors whose sixteen 32-bit lanes are blocks; what each does is said in portable/block_lanes.h.
+// Vectors whose sixteen 32-bit lanes are blocks; see portable/block_lanes.h for each function.
 #pragma once
 
 #include "kernels/isa/avx512/blocks.h"
@@ -11,8 +11,8 @@ using CodeVec = __m512i;
 using BlockInts = __m512i;
 using BlockFloats = __m512;
 
-// Twelve sums, as many integer sums and the codes of six rows take 30 of the 32 registers; the
-// fewer tokens, the less is read of them again for other rows.
+// Twelve sums, as many integer sums and the codes of six rows take 30 of the 32 registers; with
+// fewer tokens, less of them is read again for other rows.
 constexpr int kTileRows = 6;
 constexpr int kTileTokens = 2;
 constexpr int kListedTokens = 8;

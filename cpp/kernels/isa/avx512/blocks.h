@@ -1,5 +1,4 @@
-// AVX-512 VNNI primitives on pairs of 32-weight blocks; what each does is said in
-// portable/blocks.h.
+// AVX-512 VNNI primitives on pairs of 32-weight blocks; see portable/blocks.h for each.
 //
 // vpdpbusd multiplies unsigned weights with signed activations and adds four products at a time
 // into int32 lanes, eight lanes per block, exactly. Signed weights are biased by 128 to become
@@ -68,7 +67,7 @@ inline Pair LoadPairI8(const std::uint8_t* first, const std::uint8_t* second) {
   return {_mm256_xor_si256(LoadBytes32(first), bias), _mm256_xor_si256(LoadBytes32(second), bias)};
 }
 
-/// Shifts 16-bit words of the halves by counts of their own.
+/// Shifts the 16-bit words of each half by its own count.
 template <int kFirst, int kSecond>
 inline __m512i ShiftHalves(__m512i v) {
   const __m512i counts =
@@ -125,7 +124,7 @@ inline SixBitAlpha MakeSixBitAlpha(SixBitScales scales, Scale8 alpha) {
   const __m512i by_block = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
   return _mm512_mul_ps(scales, _mm512_permutexvar_ps(by_block, _mm512_castps256_ps512(alpha)));
 }
-/// The offset 32 leaves through a second product with the same activations.
+/// A second product with the same activations removes the offset 32.
 inline void DotSixBit(SixBitSum& sum, WidePair w, const std::int8_t* x, SixBitAlpha alpha,
                       SixBitScales, int index) {
   const __m512i zero = _mm512_setzero_si512();

@@ -1,8 +1,8 @@
-// Dot products of MXFP4, four blocks at a time; what each does is said in portable/fp4.h.
+// Dot products of MXFP4, four blocks at a time; see portable/fp4.h for each function.
 //
 // The quarters of a vector are blocks, low nibbles apart from high ones, so that both meet in one
-// integer sum. Values are biased by 12 to become unsigned; the bias leaves the integer sum, not the
-// sum of floats, where huge scales would overflow.
+// integer sum. Values are biased by 12 to become unsigned; the bias is removed from the integer
+// sum, not from the sum of floats, where huge scales would overflow.
 #pragma once
 
 #include "kernels/isa/avx512/block_lanes.h"

@@ -1,5 +1,5 @@
-// Adding rows of superblocks with four-bit codes, which become floats in registers: a permutation
-// of sixteen floats by the codes is their conversion.
+// Adding rows of superblocks with four-bit codes. The codes become floats in registers: they select
+// from sixteen floats by a permutation.
 //
 // The 4-byte words of a superblock are sorted by block first. Its bytes then hold codes 0 to 15 in
 // their lower halves and codes 16 to 31 in their upper ones, a quarter of a vector for each block.

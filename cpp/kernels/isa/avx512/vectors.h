@@ -25,7 +25,7 @@ inline VecF Fma(VecF a, VecF b, VecF c) { return _mm512_fmadd_ps(a, b, c); }
 inline float Sum(VecF v) {
   return Sum256(_mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1)));
 }
-/// Or else the compiler loads it again for every use.
+/// Otherwise the compiler reloads it for every use.
 inline void KeepInRegister(VecF& v) { __asm__("" : "+v"(v)); }
 inline VecF LoadF16(const void* p) { return _mm512_cvtph_ps(LoadBytes32(p)); }
 inline VecF LoadBf16(const void* p) {

@@ -1,5 +1,5 @@
-// Vectors whose eight 32-bit lanes are blocks, in two registers; what each does is said in
-// portable/block_lanes.h.
+// Vectors whose eight 32-bit lanes are blocks, in two registers; see portable/block_lanes.h for
+// each function.
 #pragma once
 
 #include "kernels/isa/neon/blocks.h"

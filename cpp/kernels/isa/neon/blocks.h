@@ -1,4 +1,4 @@
-// NEON primitives on pairs of 32-weight blocks; what each does is said in portable/blocks.h.
+// NEON primitives on pairs of 32-weight blocks; see portable/blocks.h for each.
 //
 // Codes below 128 are int8 already, so one signed dot product (four bytes into each int32 lane,
 // exact) serves signed and unsigned weights.

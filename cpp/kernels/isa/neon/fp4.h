@@ -1,4 +1,4 @@
-// Dot products of MXFP4, four blocks at a time; what each does is said in portable/fp4.h.
+// Dot products of MXFP4, four blocks at a time; see portable/fp4.h for each function.
 //
 // A table turns codes into int8. The integer sums of four blocks become one vector, so that one
 // multiplication scales them all.

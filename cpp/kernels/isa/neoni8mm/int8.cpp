@@ -1,8 +1,8 @@
 // The int8 product of arm64 with i8mm. Everything else on such a CPU is NEON.
 //
-// `Multiply` lays pairs of rows side by side, a piece of columns at a time, and meets them with
-// pairs of tokens: per block and pair of pairs four smmla, one conversion, and alpha = scale of the
-// row * scale of x. Every result is one chain of additions in the order of the blocks, in
+// `Multiply` lays pairs of rows side by side, a piece of columns at a time, and multiplies them
+// with pairs of tokens: per block and pair of pairs four smmla, one conversion, and alpha = scale
+// of the row * scale of x. Every result is one chain of additions in the order of the blocks, in
 // `MultiplyListed` too.
 #define POWERINFER_ISA neoni8mm
 
@@ -16,7 +16,7 @@ namespace {
 constexpr int kRowPairs = 4;    // of a register tile
 constexpr int kTokenPairs = 2;  // of a register tile
 
-/// One call of Multiply. A row or a token that has no other is its own.
+/// One call of Multiply. An odd row or token is paired with itself.
 template <class U>
 class Product {
  public:
@@ -94,7 +94,7 @@ class Product {
   float* out_;
   std::int64_t out_stride_;
   float* all_sums_;
-  float* sums_ = nullptr;  // of one tile after the other
+  float* sums_ = nullptr;  // tile by tile
   std::int64_t begin_ = 0;
   std::int64_t end_ = 0;
 };
@@ -121,8 +121,7 @@ template <class U>
   return vpaddq_s32(vpaddq_s32(dots[0], dots[1]), vpaddq_s32(dots[2], dots[3]));
 }
 
-/// One row has nothing to make a pair with: four tokens with the dot product of NEON, in the steps
-/// of a tile.
+/// A single row has no partner: four tokens with the dot product of NEON, in the steps of a tile.
 template <class U>
 inline float32x4_t MultiplyFour(const std::uint8_t* row, std::int64_t columns,
                                 const QuantizedVector* const* x) {
@@ -161,8 +160,8 @@ void MultiplyListed(const std::uint8_t* row, std::int64_t columns, const Activat
   }
 }
 
-/// The first of the three that format_list.inc gives for an int8 product: pairs of rows ask blocks
-/// for the others.
+/// The first of three arguments in format_list.inc, the class that reads blocks. Its Decoder
+/// removes the offset of the codes, so the other two are not needed here.
 template <class Group, int kBits, int kOffset>
 using GroupOf = Group;
 

@@ -12,11 +12,11 @@
 namespace powerinfer::POWERINFER_ISA {
 namespace {
 
-// Blocks of every row that meet all tokens before the next ones: those of a tile's rows stay in the
-// first-level cache while the tokens pass.
+// Blocks of every row that are multiplied with all tokens before the next ones: those of a tile's
+// rows stay in the first-level cache while the tokens pass.
 constexpr std::int64_t kPieceBlocks = 32;
 
-/// Where the numbers of an unpacked row of a format lie.
+/// Layout of an unpacked row of a format.
 template <class Source>
 struct Unpacked {
   using Group = Source;
@@ -68,7 +68,7 @@ inline float32x4_t InTurns(float first, float second) {
   return vcombine_f32(both, both);
 }
 
-/// Thirty-two bytes of two vectors, eight of the one beside eight of the other.
+/// Thirty-two bytes of two vectors, in turns of eight from each.
 [[gnu::always_inline]] inline void Interleave(const std::int8_t* first, const std::int8_t* second,
                                               int8x16_t* out) {
 #pragma GCC unroll 2
@@ -115,7 +115,7 @@ class Tile {
  public:
   explicit Tile(float* sums) : kept_(sums) {}
 
-  /// Goes on from the sums of earlier columns, or begins.
+  /// Resumes the sums of earlier columns, or starts at zero.
   [[gnu::always_inline]] void Begin(bool is_first) {
 #pragma GCC unroll 8
     for (int i = 0; i < kRows * kTokens; ++i) {
@@ -129,8 +129,8 @@ class Tile {
     }
   }
 
-  /// Blocks [begin, end); rows: those of the first pair from `begin` on, of the others
-  /// kPieceBlocks further on.
+  /// Blocks [begin, end); rows: the first pair's from `begin` on, those of each further pair
+  /// kPieceBlocks later.
   [[gnu::always_inline]] void Multiply(const PairBlock<U>* rows, const TokenPair* tokens,
                                        std::int64_t begin, std::int64_t end) {
     for (std::int64_t block = begin; block < end; ++block, ++rows) {

@@ -25,7 +25,7 @@ using BlockFloats = Scale8;
 constexpr int kTileRows = 1;
 constexpr int kTileTokens = 1;
 constexpr int kListedTokens = 1;
-/// Rows and tokens of a tile of decode rows (superblocks): a row alone where there is one token.
+/// Rows and tokens of a tile of decode rows (superblocks): a single row if there is one token.
 constexpr int kDotTileRows = 1;
 constexpr int kDotTileTokens = 4;
 
@@ -62,8 +62,8 @@ inline void StoreSums4(const BlockFloats* v, float* out) {
   for (int i = 0; i < 4; ++i) out[i] = SumFloats(v[i]);
 }
 
-/// What unpacked codes hold on top of the signed weight, of a format whose own codes begin
-/// kNatural below zero: dot products here take signed codes.
+/// Offset of unpacked codes above the signed weights, for a format whose own codes begin kNatural
+/// below zero. None here: dot products take signed codes.
 template <int kNatural>
 constexpr int kStoredOffset = 0;
 

@@ -38,7 +38,7 @@ inline Pair NibblePair16(const std::uint8_t* first, const std::uint8_t* second) 
 
 /// The values of MXFP4's codes.
 constexpr std::int8_t kFp4Values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-/// As NibblePair16, codes of MXFP4.
+/// NibblePair16 for codes of MXFP4.
 inline Pair Fp4Pair16(const std::uint8_t* first, const std::uint8_t* second) {
   Pair pair = NibblePair16(first, second);
   for (std::int8_t& value : pair.value) value = kFp4Values[value];
@@ -125,7 +125,7 @@ inline SixBitScales LoadSixBitScales(const std::uint8_t* p) {
 using SixBitSum = PairSum;
 using SixBitAlpha = Alpha;
 inline SixBitAlpha MakeSixBitAlpha(SixBitScales, const Scale8& alpha) { return MakeAlpha(alpha); }
-/// As DotUnsigned for weights value - 32, with the integer scale of each 16 weights applied.
+/// DotUnsigned for weights value - 32, with the integer scale of each 16 weights applied.
 inline void DotSixBit(PairSum& sum, const Pair& w, const std::int8_t* x, const Alpha& alpha,
                       SixBitScales scales, int index) {
   std::int32_t total[2] = {0, 0};

@@ -1,5 +1,5 @@
 // Plain C++ primitives for dot products of MXFP4: groups of eight blocks of 32 weights, 17 bytes
-// each, in units of some blocks that are read at once.
+// each, in units of blocks that are read at once.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace {
 constexpr int kFp4Blocks = 2;  ///< of a unit
 using Fp4Codes = Pair;
 using Fp4Sum = PairSum;
-/// What the eight blocks of a group are multiplied with, in an order of the instruction set's own.
+/// Factors of the eight blocks of a group, in an order that depends on the instruction set.
 using Fp4Scales = Scale8;
 
 /// Reads no bytes but the group's.

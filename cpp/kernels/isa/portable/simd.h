@@ -1,4 +1,4 @@
-// Plain C++ vectors: one lane, and arrays of eight where a kernel works on eight block scales.
+// Plain C++ vectors: one lane, and arrays of eight if a kernel works on eight block scales.
 #pragma once
 
 #include <bit>
@@ -90,7 +90,7 @@ inline Scale8 PowersOfTwo8(std::uint64_t exponents) {
   }
   return result;
 }
-/// a * b of scales; where finite ones overflow the largest float, which times zero is zero.
+/// a * b of scales. Finite ones that overflow give the largest float, which times zero is zero.
 inline Scale8 FiniteProduct(const Scale8& a, const Scale8& b) {
   Scale8 result = Mul8(a, b);
   for (int j = 0; j < 8; ++j) {

@@ -16,11 +16,12 @@ namespace {
 
 constexpr std::int64_t kStretch = 256;  ///< columns that are unpacked at a time
 constexpr std::int64_t kMaxStretchScales = 16;
-/// Sums in registers: half of those of AVX-512, of others what leaves room for the rest.
+/// Sums in registers: half of the registers of AVX-512; elsewhere as many as leave room for the
+/// rest.
 constexpr int kSumVectors = kLanes >= 16 ? 16 : 8;
 
 /// Columns of a few rows as floats. Weight c of row r is values[r][c] times the scale of c, or the
-/// value alone where there are no scales.
+/// value alone if there are no scales.
 struct UnpackedRows {
   alignas(64) float values[kMaxGroupRows][kStretch];
   alignas(64) float scales[kMaxGroupRows][kMaxStretchScales];
@@ -76,7 +77,8 @@ struct SuperblockStretch {
   }
 };
 
-/// A token's rows with what its factors make of a stretch's scales, kWidth columns each; 0: none.
+/// A token's rows and the products of its factors with a stretch's scales, kWidth columns each; 0:
+/// no scales.
 template <std::int64_t kWidth>
 class ScaledTerms {
  public:
@@ -116,7 +118,7 @@ class ScaledTerms {
   }
 
  private:
-  /// Of a stretch, and whole vectors of them.
+  /// Scales of a stretch, and their number rounded up to whole vectors.
   static constexpr std::int64_t kScales = kWidth > 0 ? kStretch / kWidth : 1;
   static constexpr std::int64_t kRoom = kScales < kLanes ? kLanes : kScales;
 
@@ -154,7 +156,7 @@ template <class Stretch>
 void AddRowGroup(const RowGroup& group, std::int64_t columns, const GroupTerms* terms,
                  std::int64_t num_terms) {
   UnpackedRows rows;
-  // A padded tail multiplies what was never written.
+  // A padded tail multiplies bytes that were never written.
   if (columns % kLanes != 0) std::memset(&rows, 0, sizeof rows);
   std::int64_t bytes = 0;
   for (std::int64_t at = 0; at < columns; at += kStretch, bytes += Stretch::kBytes) {

@@ -20,7 +20,7 @@ inline __m512i HighPart(__m512 a, __m512 b) {
   return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b, a));
 }
 
-/// Two successive depths of 16 columns, interleaved as the tile wants them.
+/// Two successive depths of 16 columns, interleaved as in a tile.
 inline __m512i InterleaveDepths(__m512 even, __m512 odd) {
   const __m512i both = HighPart(even, odd);
   const __m512i low = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(both));

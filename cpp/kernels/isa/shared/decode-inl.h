@@ -14,8 +14,8 @@
 namespace powerinfer::POWERINFER_ISA {
 namespace {
 
-/// Where decoded weights go: written out, or added to y with a factor. PutScaled takes the weight
-/// as value * scale, `scale` being a result of Scaled.
+/// Destinations of decoded weights: written out, or added to y with a factor. PutScaled takes the
+/// weight as value * scale, `scale` being a result of Scaled.
 struct StoreSink {
   float* out;
   VecF Scaled(float scale) const { return Broadcast(scale); }
@@ -43,7 +43,7 @@ struct DecodedGroup {
   float minima[8];
 };
 
-/// How a group of 256 weights becomes integers and scales. kScaleWidth weights share a scale.
+/// Decodes a group of 256 weights to integers and scales. kScaleWidth weights share a scale.
 template <class Group>
 struct Decoder {
   static constexpr bool kHasMinima = Group::kHasMinima;
@@ -133,7 +133,7 @@ struct Decoder<SignGroup> {
   }
 };
 
-/// The group at weight `at` of a row, of which `count` weights exist; they are returned.
+/// Decodes the group at weight `at` of a row and returns the number of weights the row has in it.
 template <class Group>
 inline std::int64_t DecodeGroupAt(const std::uint8_t* row, std::int64_t at, std::int64_t columns,
                                   DecodedGroup& group) {

@@ -2,7 +2,8 @@
 //
 // Per group of 256 weights: the eight scales of the row times those of x give alpha[8]; each block
 // adds alpha * (integer dot product); offsets and minima add once per block through the sums of x.
-// Bound by reading the row. Every (row, token) pair sums in the same order, whatever else is asked.
+// Bound by reading the row. Every (row, token) pair sums in the same order, whatever else the call
+// computes.
 #pragma once
 
 #include <cstdint>
@@ -36,10 +37,9 @@ struct RowSum {
   Scale8 offsets = Broadcast8(0.0F);
 };
 
-/// Asks for the lines of kBytes that follow `at + ahead` of `data`, of which `num_bytes` will be
-/// read: bytes of a row that is not requested are not fetched.
-/// (Inlined early by force: GCC deletes calls of a function that only prefetches as having no
-/// effect.)
+/// Prefetches the lines of kBytes that follow `at + ahead` of `data`, of which `num_bytes` will be
+/// read: bytes of a row that is not requested are not fetched. (Inlined early by force: GCC deletes
+/// calls of a function that only prefetches as having no effect.)
 template <std::int64_t kBytes>
 [[gnu::always_inline]] inline void PrefetchAhead(const std::uint8_t* data, std::int64_t at,
                                                  std::int64_t ahead, std::int64_t num_bytes) {
@@ -57,7 +57,7 @@ template <class Group, int kRows, int kTokens>
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
     const Scale8 scales = Group::Scales(data[r]);
-    // What the sums of x are multiplied with, formats with neither have no use for it.
+    // Factors of the sums of x. Formats with neither offset nor minima do not use them.
     Scale8 offsets = scales;
     if constexpr (Group::kHasMinima) offsets = Group::Minima(data[r]);
 #pragma GCC unroll 8
@@ -103,8 +103,8 @@ struct DotArguments {
   float* out;
   std::int64_t out_stride;
   std::int64_t ahead;
-  std::int64_t num_following = 0;  ///< rows behind the last that are asked for next
-  /// Which pass over the same rows this is, of how many: each with other tokens.
+  std::int64_t num_following = 0;  ///< rows after the last, prefetched for the next call
+  /// The number of this pass over the same rows, and of all passes: each has other tokens.
   std::int64_t pass = 0, num_passes = 1;
 
   /// Bytes from the start of row r to the end of the last row, each of `row_bytes`, that may be
@@ -114,8 +114,8 @@ struct DotArguments {
   }
 };
 
-/// The rows that follow those of a call with several passes: each pass asks for its part of them,
-/// evenly, in the second-level cache, where they wait until their own passes begin.
+/// The rows after those of a call with several passes. Each pass prefetches its share of them,
+/// evenly, into the second-level cache, where they wait for their own passes.
 class NextRows {
  public:
   NextRows(const DotArguments& a, std::int64_t row_bytes) : num_passes_(a.num_passes) {
@@ -125,7 +125,7 @@ class NextRows {
     at_ = begin * a.pass / a.num_passes;
     end_ = end - begin;
   }
-  /// To be called for each piece of `num_bytes` of the call's own rows.
+  /// Call it for each piece of `num_bytes` of the call's own rows.
   [[gnu::always_inline]] void Ask(std::int64_t num_bytes) {
     const std::int64_t stop = at_ + num_bytes / num_passes_;
     for (std::int64_t i = (at_ + 63) / 64 * 64; i < stop && i < end_; i += 64) {
@@ -198,7 +198,7 @@ void DotBlockRows(const DotArguments& a) {
   }
 }
 
-/// Q6_K: an integer scale per 16 weights is applied inside the integer dot product, or where dot
+/// Q6_K: an integer scale per 16 weights is applied inside the integer dot product, or when dot
 /// products become floats.
 template <int kRows, int kTokens>
 void DotSixBitRows(const DotArguments& a) {

@@ -2,11 +2,10 @@
 //
 // Four sums of each row and token (two with sixteen lanes), which take every fourth vector each,
 // hide the latency of the multiply-add; the last, incomplete vectors are padded with zeros. Rows
-// come one after the other while the activations stay in the first cache, and in turns when they
-// are too many for it: F16 rows of 11,008 weights are read at 12 GB/s one by one, at 24 in turns of
-// twelve (AMD Zen 4, one thread; a plain read: 25). Three and more tokens: dot_float_tiles-inl.h.
-// Bound by reading the rows (4 or 2 bytes per weight) up to about eight tokens, then by the
-// multiply-adds.
+// come one after the other while the activations fit in the first cache, and in turns otherwise:
+// F16 rows of 11,008 weights are read at 12 GB/s one by one, at 24 in turns of twelve (AMD Zen 4,
+// one thread; a plain read: 25). Three and more tokens: dot_float_tiles-inl.h. Bound by reading the
+// rows (4 or 2 bytes per weight) up to about eight tokens, then by the multiply-adds.
 #pragma once
 
 #include <cstdint>
@@ -38,8 +37,8 @@ inline VecF SumOfSums(const VecF* sums) {
   return Add(Add(sums[0], sums[1]), Add(sums[2], sums[3]));
 }
 
-/// The hardware's prefetchers stop at the end of a page: asks for the first lines of the page
-/// behind that of `data + at`, of which `num_bytes` will be read. They start again there. (Inlined
+/// The hardware's prefetchers stop at the end of a page: prefetches the first lines of the page
+/// after that of `data + at`, of which `num_bytes` will be read. They start again there. (Inlined
 /// early by force, as PrefetchAhead.)
 [[gnu::always_inline]] inline void PrefetchNextPage(const std::uint8_t* data, std::int64_t at,
                                                     std::int64_t num_bytes) {
@@ -53,9 +52,9 @@ inline VecF SumOfSums(const VecF* sums) {
   }
 }
 
-/// Adds columns [begin, end) to the sums of each token and, unless `ahead` is 0, asks for the bytes
-/// so far behind them: into the second-level cache, as the first has too few requests in flight to
-/// wait for memory itself.
+/// Adds columns [begin, end) to the sums of each token and, unless `ahead` is 0, prefetches the
+/// bytes that far ahead of them: into the second-level cache, as the first has too few requests in
+/// flight to wait for memory itself.
 template <class Weights, int kTokens>
 [[gnu::always_inline]] inline void AddFloatColumns(const std::uint8_t* row, std::int64_t begin,
                                                    std::int64_t end, std::int64_t ahead,
@@ -143,7 +142,7 @@ void DotFloatRows(const DotArguments& a) {
 constexpr std::int64_t kCachedBytes = 16 * 1024;
 constexpr int kTurnSums = 2;
 constexpr int kMaxTurnTokens = 2;
-/// As many rows in turns as registers hold sums for.
+/// Rows in turns: as many as registers hold sums for.
 template <int kTokens>
 constexpr int kTurnRows = kFloatTileSums / (kTurnSums * kTokens);
 /// Columns between two groups of sums, where registers do not hold all: these weights are still in

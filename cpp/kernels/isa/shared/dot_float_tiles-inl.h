@@ -28,9 +28,9 @@ struct FloatTile {
   VecF sums[kMaxDotTokens][kFloatTileRows][kFloatSums];
 };
 
-/// The rows behind a group, asked for while it is multiplied: at an even pace, in the order in
-/// which they lie, into the second-level cache. A few lines with every step: many at once would
-/// take the places of the first cache's own requests, which then wait for memory too.
+/// The rows after a group, prefetched into the second-level cache while it is multiplied: at an
+/// even pace, in the order of memory. A few lines with every step: many at once would displace the
+/// first cache's own requests, which would then wait for memory too.
 struct RowsToCome {
   const std::uint8_t* at = nullptr;
   const std::uint8_t* end = nullptr;
@@ -43,7 +43,7 @@ struct RowsToCome {
 };
 
 /// Adds columns [begin, end) to the sums from `sum` on of tokens [token, token + kTokens). The sums
-/// take as many registers as there are; the others have their turn.
+/// take all the registers; the other sums follow in turn.
 template <class Weights, int kRows, int kTokens, int kSums>
 void AddTileSums(FloatTile& tile, const ActivationRow* inputs, std::int64_t begin, std::int64_t end,
                  int sum, std::int64_t token, RowsToCome& to_come) {
@@ -95,7 +95,7 @@ void AddTileSums(FloatTile& tile, const ActivationRow* inputs, std::int64_t begi
   }
 }
 
-/// Sums of each of so many pairs of row and token that registers hold at once.
+/// Sums per pair that registers hold at once, for `pairs` pairs of row and token.
 constexpr int SumsAtOnce(std::int64_t pairs) {
   const int fitting = kFloatTileSums >= 4 * pairs ? 4 : kFloatTileSums >= 2 * pairs ? 2 : 1;
   return fitting < kFloatSums ? fitting : kFloatSums;
@@ -149,7 +149,7 @@ struct TokenPasses {
   std::int64_t Size(std::int64_t pass) const { return Begin(pass + 1) - Begin(pass); }
 };
 
-/// What a group of rows from `first` on asks for; `steps`: of all its tiles, for all tokens.
+/// The rows that a group from `first` on prefetches. steps: of all its tiles, for all tokens.
 inline RowsToCome Behind(const DotArguments& a, std::int64_t first, std::int64_t group_rows,
                          std::int64_t row_bytes, std::int64_t steps) {
   const std::int64_t left = a.num_rows - first - group_rows;

@@ -2,8 +2,8 @@
 //
 // Rows are read as the file has them, in groups of eight blocks: one vector of scales for all,
 // codes in units of two or four blocks. The last group of a row ends where the row does: blocks
-// that the group before has counted meet scales of zero, so that no row is copied. Bound by reading
-// the row. Every (row, token) pair sums in the same order, whatever else is asked.
+// that the previous group has counted get scales of zero, so that no row is copied. Bound by
+// reading the row. Every (row, token) pair sums in the same order, whatever else the call computes.
 #pragma once
 
 #include <cstdint>
@@ -76,7 +76,7 @@ template <int kTokens>
   return sums;
 }
 
-/// Rows of fewer than eight blocks, as groups whose last blocks meet zeros.
+/// Rows of fewer than eight blocks, as groups whose last blocks are multiplied with zeros.
 template <int kTokens>
 void DotShortFp4Rows(const DotArguments& a) {
   TailActivations padded_x[kTokens];

@@ -1,9 +1,9 @@
 // out = row . x for superblocks (superblocks-inl.h) and int8 activations in their order.
 //
-// Per group of superblocks and token: eight integer dot products per lane, one conversion (two
-// where a block has two scales), and one fused addition for the products and one for offsets or
-// minima, through the sums of x. Every (row, token) pair sums in the same order, whatever else is
-// asked.
+// Per group of superblocks and token: eight integer dot products per lane, one conversion (two if a
+// block has two scales), and one fused addition for the products and one for offsets or minima,
+// through the sums of x. Every (row, token) pair sums in the same order, whatever else the call
+// computes.
 #pragma once
 
 #include <cstdint>
@@ -77,7 +77,8 @@ class SuperblockTile {
     Scale<kPart>(first, second, x, at, dots);
   }
 
-  /// Where integer sums begin: two scales per block leave no other place for the offset.
+  /// The initial integer sums. They hold the offset: with two scales per block there is no other
+  /// place for it.
   [[gnu::always_inline]] static BlockInts FirstSums(const QuantizedVector& x, std::int64_t at,
                                                     int part) {
     if constexpr (kParts == 1) {

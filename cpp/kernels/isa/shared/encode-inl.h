@@ -130,8 +130,8 @@ bool EncodeBlockRow(const float* x, std::int64_t columns, std::uint8_t* row) {
   return true;
 }
 
-/// What n numbers lose in f32: sums of (decoded - given)^2 and of given^2. Blocks of 256 are added
-/// in sixteen lanes, and the lanes of a block in double.
+/// The loss of n numbers in f32: sums of (decoded - given)^2 and of given^2. Blocks of 256 are
+/// added in sixteen lanes, and the lanes of a block in double.
 void SquaredLoss(const float* given, const float* decoded, std::int64_t n, double* error,
                  double* sum) {
   constexpr std::int64_t kBlock = 256;

@@ -10,14 +10,14 @@ namespace powerinfer::POWERINFER_ISA {
 namespace {
 
 constexpr float kLastSixBits = 63.0F;
-/// Stored scales that are tried: so many units beside the one found.
+/// The stored scales that are tried, as distances from the one found.
 constexpr float kOffsetSteps[] = {-1.0F, 0.0F, 1.0F};
 
 /// Times that units are fitted to codes.
 constexpr int kUnitFits = 2;
 constexpr double kLeastSpread = 1e-9;
 
-/// What groups store, in units of d and dmin, and its error.
+/// The stored values of groups, in units of d and dmin, and their error.
 struct StoredFit {
   Lanes scale, minimum, error;
 
@@ -120,7 +120,7 @@ ENCODE_INLINE void TryStored(const GroupPart<32>& part, const GroupFits& fits,
   best->Keep(step, minimum, fit);
 }
 
-/// The codes of what was chosen, and sums of them.
+/// The codes of the best fit, and sums of them.
 ENCODE_INLINE void TakeCodes(const GroupPart<32>& part, const StoredFit& best, float last,
                              StoredBlocks* stored) {
   Lanes codes[32];
@@ -176,7 +176,7 @@ inline void WriteSixBits(const float* scales, const float* minima, std::uint8_t*
   }
 }
 
-/// The codes of eight groups: fifth bits in 32 bytes, where there are any, and pairs of nibbles.
+/// The codes of eight groups: fifth bits in 32 bytes, if there are any, and pairs of nibbles.
 template <int kBits>
 inline void WriteKCodes(const std::uint8_t (*codes)[32], std::uint8_t* out) {
   if constexpr (kBits == 5) {
@@ -208,7 +208,7 @@ inline void FitGroups(const GroupTile<32>& tile, float last, GroupFits* fits) {
 }
 
 /// Q4_K and Q5_K: up to two blocks, of eight groups each. Units are fitted to the codes and codes
-/// chosen anew, and a block keeps the best.
+/// chosen again, and a block keeps the best.
 template <int kBits>
 inline bool EncodeOffsetK(const float* x, const float* weights, int count, std::uint8_t* out) {
   constexpr auto kLast = static_cast<float>((1 << kBits) - 1);

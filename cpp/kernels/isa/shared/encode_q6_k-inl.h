@@ -9,7 +9,7 @@
 namespace powerinfer::POWERINFER_ISA {
 namespace {
 
-/// Stored scales that are tried: so many units beside the one found.
+/// The stored scales that are tried, as distances from the one found.
 constexpr float kSignedSteps[] = {-2.0F, -1.0F, 0.0F, 1.0F, 2.0F};
 
 /// A Q6_K block as it will be stored, and weighted sums of the squares of codes and of their

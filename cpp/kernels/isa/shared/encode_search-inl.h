@@ -9,9 +9,9 @@
 namespace powerinfer::POWERINFER_ISA {
 namespace {
 
-/// Where the searches start, in codes: so much more than the whole range of numbers in all codes,
-/// and so far above the smallest number as the first code. Found by trying; quantization errors of
-/// weights fall slowly with more of them.
+/// Starting points of the searches, in codes: by how much the numbers' range exceeds that of all
+/// codes, and how far the first code lies above the smallest number. Found by trying; quantization
+/// errors of weights fall slowly with more of them.
 constexpr float kMoreCodes[] = {-1.0F, -0.4F, 0.2F, 0.8F, 1.4F, 2.0F};
 constexpr float kFirstCodes[] = {-0.4F, 0.0F, 0.4F, 0.8F};
 constexpr float kMoreSignedCodes[] = {-3.0F, -2.5F, -2.0F, -1.5F, -1.0F, -0.5F, 0.0F,
@@ -44,7 +44,7 @@ ENCODE_INLINE void RoundBetween(Lanes* value, float low, float high) {
   *value = (v + kWhole) - kWhole;
 }
 
-/// 1 / step; 0 for steps that are nothing beside numbers of size 1.
+/// 1 / step; 0 for steps that are negligible against numbers of size 1.
 ENCODE_INLINE void InvertSteps(const Lanes& step, Lanes* inverse) {
   const Lanes size = reinterpret_cast<Lanes>(reinterpret_cast<IntLanes>(step) & 0x7FFFFFFF);
   *inverse = size > kTinyNumber ? 1.0F / step : Lanes{};

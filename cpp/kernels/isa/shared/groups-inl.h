@@ -1,4 +1,4 @@
-// How each format's blocks are read, in groups of eight 32-weight blocks (256 weights).
+// Readers of each format's blocks, in groups of eight 32-weight blocks (256 weights).
 //
 // A group type has: kBlockBytes and kBlockWeights of the format, kOffset (subtracted from every
 // stored integer), Scales (f32[8]) and LoadPair(group, i) for blocks 2i and 2i + 1; formats with

@@ -1,9 +1,9 @@
 // The int8 product of kernels/int8_kernel.h on the vectors of block_lanes.h.
 //
 // Per group of unpacked weights (int8_unpack-inl.h), row and token: eight integer dot products per
-// lane, one conversion, and alpha = scale of the row * scale of x. Offsets of codes leave the
-// integer sum at its beginning, through the sums of x. Bound by the multipliers: a tile of rows and
-// tokens stays in registers.
+// lane, one conversion, and alpha = scale of the row * scale of x. The initial integer sum removes
+// the offsets of codes, through the sums of x. Bound by the multipliers: a tile of rows and tokens
+// stays in registers.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 namespace powerinfer::POWERINFER_ISA {
 namespace {
 
-/// Where the integer sums of a token begin, so that offsets of codes cancel: those of whole blocks,
+/// The initial integer sums of a token, which cancel the offsets of codes: those of whole blocks,
 /// or of their first or second half.
 template <class U>
 [[gnu::always_inline]] inline BlockInts FirstSums(const QuantizedVector& x, std::int64_t group,
@@ -31,8 +31,9 @@ template <class U>
   }
 }
 
-/// Groups of every row that meet all tokens before the next ones: those of a tile's rows stay in
-/// the first-level cache while the tokens pass, those of some hundred tokens in the second.
+/// Groups of every row that are multiplied with all tokens before the next ones: those of a tile's
+/// rows stay in the first-level cache while the tokens pass, those of some hundred tokens in the
+/// second.
 constexpr std::int64_t kBlockGroups = 2048 / kGroupWeights;
 
 /// A register tile: kRows unpacked rows `row_bytes` apart with kTokens tokens.
@@ -91,7 +92,7 @@ class Tile {
     return reinterpret_cast<const float*>(group_ + row * row_bytes_ + U::kCodesBytes);
   }
 
-  /// What of x meets the codes at byte `at` of a group.
+  /// The part of x that is multiplied with the codes at byte `at` of a group.
   template <int kVector>
   [[gnu::always_inline]] static CodeVec Input(const std::int8_t* x, std::int64_t at) {
     if constexpr (kWantsWords<Dots>) {
@@ -180,7 +181,7 @@ struct Product {
   std::int64_t num_tokens;
   float* out;
   std::int64_t out_stride;
-  float* sums;  // of one tile after the other
+  float* sums;  // tile by tile
 
   /// Groups [first, end) of kRows rows from `row` with kTokens tokens from `token`.
   template <int kRows, int kTokens>

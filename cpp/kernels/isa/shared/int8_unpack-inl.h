@@ -1,8 +1,8 @@
 // Unpacked rows of block formats, which the int8 product of int8-inl.h multiplies.
 //
-// An unpacked row is groups of kBlockLanes blocks: eight vectors of codes (sixteen where products
-// want words), then the scales of the blocks (of both their halves where sixteen weights share
-// one), then their minima, if any.
+// An unpacked row is groups of kBlockLanes blocks: eight vectors of codes (sixteen if products take
+// words), then the scales of the blocks (of both their halves where sixteen weights share one),
+// then their minima, if any.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,14 @@ constexpr std::int64_t kGroupWeights = 32 * kBlockLanes;
 constexpr std::int64_t kVectorBytes = 4 * kBlockLanes;
 constexpr std::int64_t kLanesBytes = 4 * kBlockLanes;
 
-/// Whether dot products want codes as words of 16 bits: the even ones of each vector of eight, then
+/// True if dot products take codes as words of 16 bits: the even ones of each vector of eight, then
 /// the odd ones.
 template <class Dots>
 constexpr bool kWantsWords = requires { Dots::kWantsWords; };
 
-/// What unpacked rows look like. kNatural: what codes, unsigned, are above the weights. Formats
-/// that are alike once they are unpacked share a layout, and with it the code of their products.
+/// Layout of unpacked rows. kNaturalOffset: how far the unsigned codes lie above the weights.
+/// Formats that are alike once they are unpacked share a layout, and with it the code of their
+/// products.
 template <int kCodeBits, int kNaturalOffset, int kScalesPerBlock, bool kMinima, bool kWide>
 struct UnpackedLayout {
   using Dots = BlockDots<kCodeBits, kNaturalOffset>;
@@ -121,8 +122,8 @@ inline void UnpackSuperblockAt(const std::uint8_t* row, std::int64_t at, std::in
   }
 }
 
-/// Rows are unpacked one after the other as they lie in memory: what comes so many bytes later is
-/// asked for, across the page boundaries at which processors stop doing so themselves.
+/// Rows are unpacked in the order of memory: bytes this far ahead are prefetched, across the page
+/// boundaries at which processors stop doing so themselves.
 constexpr std::int64_t kUnpackAhead = 2048;
 
 template <class Group>

@@ -1,4 +1,4 @@
-// Sums whose order no instruction set changes, and what else encoders share.
+// Sums in an order that no instruction set changes, and other parts that encoders share.
 #pragma once
 
 #include <bit>

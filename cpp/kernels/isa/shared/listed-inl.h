@@ -1,5 +1,5 @@
-// Products of one f32 row with listed tokens, sums of listed f32 rows, and the lists: what a block
-// of tokens computes for neurons that fire for few of them.
+// Products of one f32 row with listed tokens, sums of listed f32 rows, and the lists: for neurons
+// that fire for few tokens of a block.
 //
 // Rows are whole vectors, padded with zeros. Every result is one chain of multiply-adds per lane in
 // the order of the columns (or of the list), so its bits do not depend on its place in a list.

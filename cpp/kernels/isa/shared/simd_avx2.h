@@ -1,4 +1,4 @@
-// Eight f32 lanes: AVX2 with FMA and F16C. Also what AVX-512 uses for the eight scales of a group.
+// Eight f32 lanes: AVX2 with FMA and F16C. AVX-512 also uses them, for the eight scales of a group.
 #pragma once
 
 #include <immintrin.h>
@@ -69,7 +69,7 @@ inline Scale8 PowersOfTwo8(std::uint64_t exponents) {
   return PowersOfTwo(_mm256_cvtepu8_epi32(packed));
 }
 inline Scale8 FiniteProduct(Scale8 a, Scale8 b) {
-  // Of operands one of which is NaN both instructions return the second.
+  // If an operand is NaN, both instructions return the second one.
   const __m256 largest = _mm256_max_ps(b, _mm256_set1_ps(kLargestFloat));
   return _mm256_min_ps(largest, _mm256_mul_ps(a, b));
 }

@@ -1,4 +1,4 @@
-// How each layout of superblocks is read: quant/superblock.h, quant/lowbit.h.
+// Readers of each layout of superblocks: quant/superblock.h, quant/lowbit.h.
 //
 // A superblock type has: kBytes; kBits, of its codes; kParts, the number of scales of a block of 32
 // weights; kOffset, subtracted from every code; Scales(block, part) (f32[8]); Load and LoadGroup,
@@ -29,7 +29,7 @@ inline Codes LoadCodes5(const std::uint8_t* low, const std::uint8_t* high) {
   return codes;
 }
 
-/// What layouts share that begin with eight f16 scales.
+/// Base of the layouts that begin with eight f16 scales.
 struct HalfScales {
   static constexpr int kParts = 1;
   static constexpr bool kHasMinima = false;
@@ -67,7 +67,7 @@ struct Lowbit3Superblock : HalfScales {
   }
 };
 
-/// What Q4_K and Q5_K share: six-bit scales and minima of the blocks.
+/// Base of Q4_K and Q5_K: six-bit scales and minima of the blocks.
 struct SixBitMinima {
   static constexpr int kParts = 1;
   static constexpr bool kHasMinima = true;
@@ -103,8 +103,8 @@ struct Q5_KSuperblock : SixBitMinima {
 };
 
 /// Rows of codes that all lie in 4 bits, at kCodesAt, as sums of rows take them: Add and AddTwo
-/// have the bits of AxpySink. Only where an instruction set has more to offer than unpacking
-/// integers to memory (avx512/nibble_rows.h).
+/// have the bits of AxpySink. Only if an instruction set can do better than unpack integers to
+/// memory (avx512/nibble_rows.h).
 template <class Superblock>
 struct NibbleRows;
 template <class Superblock>

@@ -29,8 +29,8 @@ inline void DotOneTile(const DotArguments& a, std::int64_t num_tokens) {
   Kernels::template DotTile<kTokens>(a);
 }
 
-/// Cuts the tokens into tiles that a kernel holds in registers. A few rows at a time meet all
-/// tokens, so that they are read from memory once.
+/// Cuts the tokens into tiles that a kernel holds in registers. A few rows at a time are multiplied
+/// with all tokens, so that they are read from memory once.
 template <class Kernels>
 void DotByTiles(const DotArguments& all) {
   constexpr std::int64_t kMostTokens = Kernels::kMaxTokens;
@@ -93,7 +93,7 @@ template <class Group>
 struct BlockKernels {
   using Stretch = BlockStretch<Group>;
   static constexpr std::int64_t kMaxTokens = 4;
-  /// As SuperblockKernels.
+  /// As in SuperblockKernels.
   static constexpr std::int64_t kTileRows = kDotTileRows, kFewBytes = 32 * 1024;
   template <int kTokens>
   static void DotTile(const DotArguments& a) {
@@ -138,11 +138,11 @@ struct SuperblockKernels {
   using Stretch = SuperblockStretch<Superblock>;
   static constexpr std::int64_t kMaxTokens = kDotTileTokens;
   /// More rows than the first-level cache holds: reading them again costs less than reading the
-  /// activations of all tokens anew for every few rows.
+  /// activations of all tokens again for every few rows.
   static constexpr std::int64_t kTileRows = kDotTileRows, kFewBytes = 32 * 1024;
   template <int kTokens>
   static void DotTile(const DotArguments& a) {
-    // One pass is bound by memory, which likes rows one by one.
+    // One pass is bound by memory, which is faster row by row.
     if constexpr (kTokens > 1) {
       if (a.num_passes > 1) return DotSuperblockRows<Superblock, kTileRows, kTokens>(a);
     }
