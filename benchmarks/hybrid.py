@@ -15,6 +15,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,18 +28,21 @@ from gpu_machine import describe_gpu
 from planting.in_memory import planted_in_memory
 from planting.recipe import Knobs, format_named
 from planting.shapes import SHAPES
+from powerinfer.errors import PowerInferError
 from powerinfer.models import Model, load_model
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.placement.problem import PlacementProblem
+from powerinfer.placement.sizes import ModelSizes
 from powerinfer.placement.step_time import step_s
 from two_devices.parts import (
     MeasuredSpeeds,
-    Sizes,
     measured_speeds,
     predicted_frequencies,
     sizes_of,
 )
 from two_devices.sides import SIDES, Side, plan_of
+
+__all__ = ["compare", "options_of", "row_text"]
 
 CONTEXT = 128
 WARM_UP_STEPS = 6
@@ -65,10 +69,10 @@ RUNS = (
 PREDICTED = (0.8, 1.2)
 # (side, its fraction, other side, its fraction, wanted ratio by shape)
 RATIOS: tuple[tuple[str, float, str, float, dict[str, float]], ...] = (
-    ("a", 1 / 3, "b", 1 / 3, {"relullama-7b": 3.5, "falcon-40b": 10.0}),
-    ("a", 1 / 3, "c", 0.6, {"relullama-7b": 3.5, "falcon-40b": 10.0}),
-    ("a", 0.5, "b", 0.5, {"relullama-7b": 6.0}),
-    ("a", 0.5, "c", 0.6, {"relullama-7b": 6.0}),
+    ("a", 1 / 3, "b", 1 / 3, {"relullama-7b": 3.2, "falcon-40b": 10.0}),
+    ("a", 1 / 3, "c", 0.6, {}),
+    ("a", 0.5, "b", 0.5, {"relullama-7b": 6.0, "falcon-40b": 15.0}),
+    ("a", 0.5, "c", 0.6, {}),
     ("a", 0.6, "d", 0.6, {"relullama-7b": 1.3, "falcon-40b": 1.3}),
     ("a", 1.2, "b", 1.2, {"relullama-7b": 1.3, "falcon-40b": 2.0}),
     ("e", 1.2, "b", 1.2, {"relullama-7b": 1.3, "falcon-40b": 2.0}),
@@ -80,29 +84,26 @@ class Bench:
     """What all runs share."""
 
     cpu: NativeOps
-    sparse: Model
-    dense: Model
-    sizes: Sizes
+    models: dict[str | None, Model]
+    sizes: dict[str | None, ModelSizes]
     problem: PlacementProblem
     model_bytes: int
     device: str
     steps: int
 
-    def model(self, side: Side) -> Model:
-        """On the CPU, as the side runs it."""
-        return self.sparse if side.is_sparse else self.dense
-
     def problem_of(self, side: Side, fraction: float) -> PlacementProblem:
         """The problem with the budget and the sizes of a side."""
-        budget = self.sizes.sparse.overhead_bytes + int(fraction * self.model_bytes)
-        if side.is_sparse:
-            return replace(self.problem, budget_bytes=budget)
-        everything = np.ones_like(self.problem.stats.frequency)
-        stats = replace(self.problem.stats, frequency=everything)
-        return replace(self.problem, sizes=self.sizes.dense, stats=stats, budget_bytes=budget)
+        budget = self.problem.sizes.overhead_bytes + int(fraction * self.model_bytes)
+        stats = self.problem.stats
+        if side.sparsity == "off":
+            stats = replace(stats, frequency=np.ones_like(stats.frequency))
+        return replace(
+            self.problem, sizes=self.sizes[side.sparsity], stats=stats, budget_bytes=budget
+        )
 
 
-def _options() -> argparse.Namespace:
+def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the command line, or arguments in its place."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -116,7 +117,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=32, help="timed decode steps of a run")
     parser.add_argument("--only", default="", help="sides to run, such as ab")
     parser.add_argument("-o", "--output", type=Path, required=True)
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 def _bench(options: argparse.Namespace) -> tuple[Bench, dict[str, Any]]:
@@ -138,16 +139,18 @@ def _bench(options: argparse.Namespace) -> tuple[Bench, dict[str, Any]]:
     _say("model made")
     threads = options.threads or max(1, (os.cpu_count() or 1) - 2)
     ops = NativeOps(threads)
-    sparse = load_model(file, ops, context_length=CONTEXT)
-    dense = load_model(file, ops, sparsity="off", context_length=CONTEXT)
-    sizes = sizes_of(sparse, dense)
-    stats = predicted_frequencies(sparse, num_tokens=32 if is_tiny else 128)
+    models = {
+        sparsity: load_model(file, ops, sparsity=sparsity, context_length=CONTEXT)
+        for sparsity in (None, "off", "exact")
+    }
+    sizes = {sparsity: sizes_of(model) for sparsity, model in models.items()}
+    stats = predicted_frequencies(models[None], num_tokens=32 if is_tiny else 128)
     _say("activations counted")
-    speeds = measured_speeds(options.device, ops, dense, options.format)
+    speeds = measured_speeds(options.device, ops, models["off"], options.format)
     _say("speeds measured")
-    problem = PlacementProblem("", sizes.sparse, stats, speeds.cost, 0)
+    problem = PlacementProblem("", sizes[None], stats, speeds.cost, 0)
     model_bytes = sum(tensor.num_bytes for tensor in file.tensors.values())
-    bench = Bench(ops, sparse, dense, sizes, problem, model_bytes, options.device, options.steps)
+    bench = Bench(ops, models, sizes, problem, model_bytes, options.device, options.steps)
     means = {
         name: float(np.mean([row[name] for row in layers_made]))
         for name in ("density", "predicted_density", "recall", "ffn_error")
@@ -186,7 +189,7 @@ def _run(bench: Bench, side: Side, fraction: float) -> dict[str, Any]:
     problem = bench.problem_of(side, fraction)
     plan = plan_of(side, problem)
     started = time.perf_counter()
-    placed = place_by_plan(bench.cpu, bench.model(side), plan, bench.device)
+    placed = place_by_plan(bench.cpu, bench.models[side.sparsity], plan, bench.device)
     placed_s = time.perf_counter() - started
     times, num_bytes, launches = _decode(placed, bench.steps)
     median = float(np.median(times))
@@ -246,7 +249,8 @@ def _decode(model: Model, steps: int) -> tuple[np.ndarray, float, Launches]:
 
 def _ratios(result: dict[str, Any]) -> list[dict[str, Any]]:
     """What the runs so far say about the targets."""
-    rows = {(row["side"], row["fraction"]): row for row in result["rows"]}
+    measured = [row for row in result["rows"] if "error" not in row]
+    rows = {(row["side"], row["fraction"]): row for row in measured}
     found = []
     for side, fraction, other, other_fraction, wanted in RATIOS:
         ours, theirs = rows.get((side, fraction)), rows.get((other, other_fraction))
@@ -279,26 +283,45 @@ def _ratio(
     return {"what": what, "value": value, "wanted": wanted, "most": most}
 
 
+def row_text(row: dict[str, Any]) -> str:
+    """Return what came of a row in words."""
+    if "error" in row:
+        return str(row["error"])
+    recorded = "recorded" if row["is_recorded"] else "not recorded"
+    return f"{row['tokens_per_s']:.2f} tokens/s, {row['summary']}, {row['handoff']}, {recorded}"
+
+
 def _say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
-def main() -> None:
-    """Command line; what was measured is written after every run."""
-    options = _options()
+def compare(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Run every row; what was measured so far is written, then given out, after each.
+
+    A row that fails has an `error` instead of figures, and does not end the others.
+    """
     bench, result = _bench(options)
     result |= {"handoff": {}, "rows": [], "ratios": []}
     for name, fraction in RUNS:
         if options.only and name not in options.only:
             continue
-        row = _run(bench, SIDES[name], fraction)
-        recorded = "recorded" if row["is_recorded"] else "not recorded"
-        speed = f"{row['tokens_per_s']:.2f} tokens/s, {row['handoff']}, {recorded}"
-        _say(f"{name} at {fraction:.0%}: {speed}")
-        result["handoff"] |= row.pop("handoff_figures") or {}
+        try:
+            row = _run(bench, SIDES[name], fraction)
+        except (PowerInferError, RuntimeError) as error:
+            row = {"side": name, "summary": SIDES[name].summary, "fraction": fraction}
+            row["error"] = f"{type(error).__name__}: {error}"
+        result["handoff"] |= row.pop("handoff_figures", None) or {}
         result["rows"].append(row)
         result["ratios"] = _ratios(result)
         options.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        yield result
+
+
+def main() -> None:
+    """Command line."""
+    for result in compare(options_of()):
+        row = result["rows"][-1]
+        _say(f"{row['side']} at {row['fraction']:.0%}: {row_text(row)}")
 
 
 if __name__ == "__main__":

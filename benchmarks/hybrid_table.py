@@ -9,23 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["eager_rows", "table"]
+__all__ = ["table"]
 
 
 def table(result: dict[str, Any]) -> str:
     """Markdown of one result file."""
     return "\n".join([*_heading(result), "", *_rows(result), "", *_ratios(result), ""])
-
-
-def eager_rows(result: dict[str, Any]) -> list[str]:
-    """Which sides, at which budgets, did not run recorded; none without a GPU, where none can."""
-    if result["machine"]["gpu"] is None:
-        return []
-    return [
-        f"{row['side']} at {row['fraction']:.0%}"
-        for row in result["rows"]
-        if not row["is_recorded"]
-    ]
 
 
 def _heading(result: dict[str, Any]) -> Iterator[str]:
@@ -66,6 +55,9 @@ def _rows(result: dict[str, Any]) -> Iterator[str]:
     )
     yield "|---|---|---|---|---|---|---|---|---|---|---|"
     for row in result["rows"]:
+        if "error" in row:
+            yield f"| {row['side']} {row['summary']} | {row['fraction']:.0%} | {row['error']} |"
+            continue
         yield (
             f"| {row['side']} {row['summary']} | {row['fraction']:.0%} | {_gib(row['gpu_bytes'])} "
             f"| {row['hot_share']:.1%} | {row['gpu_share']:.1%} | {row['tokens_per_s']:.2f} "

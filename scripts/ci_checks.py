@@ -84,12 +84,17 @@ NEWEST_PYTHON = (
     *("scripts/test-newest-python", "--fail-on-unlisted-skip", "tests/unit", "tests/fuzz"),
     *("tests/golden", "tests/e2e/test_processes.py", "tests/test_architecture.py"),
 )
+GPU_CHECK = (
+    *("env", "DEVICE=cpu", "SKIP_BUILD=1", "PYTHON=.venv/bin/python"),
+    *("scripts/gpu-check", "build/gpu-check", "steps", "peers", "rest"),
+)
 CHECKS = (
     Check("arm64", ["scripts/test-arm64"], tools=("aarch64-linux-gnu-g++ --version",)),
     Check("threads", ["scripts/sanitize", "threads"], tools=(CXX,)),
     Check("sanitizers", ["scripts/sanitize", "address"], tools=(CXX, PYTHON)),
     Check("container", ["scripts/container-check"]),
     Check("newest-python", NEWEST_PYTHON, tools=("python3.13 --version",)),
+    Check("gpu-check", GPU_CHECK, tools=(PYTHON,)),
 )
 ON_REQUEST = (Step("gpu-ahead", ["scripts/gpu-ahead"]),)
 """What only `scripts/ci all` runs besides."""
@@ -107,12 +112,15 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "src/powerinfer/ops/cpu/*": (*PYTHON_CODE, "sanitizers"),
     "src/powerinfer/serve/page/static/*": NOTHING,
     "src/powerinfer/_core.pyi": (*PYTHON_CODE, "sanitizers"),
+    "src/powerinfer/ops/gpu/*": (*PYTHON_CODE, "gpu-check"),
+    "src/powerinfer/ops/hybrid/*": (*PYTHON_CODE, "gpu-check"),
+    "src/powerinfer/offload/*": (*PYTHON_CODE, "gpu-check"),
     "src/*": PYTHON_CODE,
     "tests/native/*": (*PYTHON_CODE, "sanitizers"),
     "tests/durations.json": NOTHING,
     "tests/*": PYTHON_CODE,
     "benchmarks/results/*": NOTHING,
-    "benchmarks/*": NOTHING,
+    "benchmarks/*": ("gpu-check",),
     "examples/*": NOTHING,
     "recipes/*": NOTHING,
     "Containerfile": ("container",),
@@ -131,6 +139,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "scripts/test-newest-python": ("newest-python",),
     "scripts/sanitize": ("threads", "sanitizers"),
     "scripts/container-*": ("container",),
+    "scripts/gpu-check": ("gpu-check",),
     "scripts/*": NOTHING,
 }
 

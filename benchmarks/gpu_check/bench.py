@@ -1,54 +1,45 @@
-"""The part `bench`: CPU and GPU together against layer offload, as a table with its targets."""
+"""CPU and GPU together against layer offload, over budgets: `benchmarks/hybrid.py`, row by row."""
 
-import json
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
-from gpu_check.device_tests import REPOSITORY
-from gpu_check.findings import Setting, chosen
-from gpu_check.processes import Clock, Log, python, ran
-from hybrid_table import eager_rows, table
+from gpu_check.findings import Finding, Setting, Verdict, verdict_of
+from hybrid import compare, options_of, row_text
 
-__all__ = ["bench"]
+__all__ = ["check_bench", "ratio_finding", "row_finding"]
 
-_BENCHMARK = str(REPOSITORY / "benchmarks" / "hybrid.py")
-_SHAPES = ("relullama-7b", "falcon-40b")
-_TINY_SHAPES = ("tiny", "tiny-falcon")
 # Without a GPU: one side that leaves the CPU work, one that leaves it none.
 _TINY = ("--steps", "1", "--only", "ce")
 
 
-def bench(out: Path, setting: Setting, clock: Clock, only: list[str]) -> int:
-    """Run the part; returns the exit code.
+def check_bench(shape: str, setting: Setting) -> Iterator[Finding]:
+    """Every row of the table, then its ratios; `hybrid-SHAPE.json` keeps all figures.
 
     Args:
-        out: gets `hybrid-SHAPE.json` for each model, `hybrid.md` and `bench.log`.
+        shape: key of `planting.shapes.SHAPES`.
         setting: where to run it.
-        clock: of the part; each model may take its share of what is left.
-        only: beginnings of the names of models; empty for all.
     """
-    shapes = chosen(_SHAPES if setting.is_cuda else _TINY_SHAPES, only)
-    log = Log(out / "bench.log")
-    problems, tables = [], []
-    for number, shape in enumerate(shapes):
-        path = out / f"hybrid-{shape}.json"
-        path.unlink(missing_ok=True)
-        command = python(_BENCHMARK, "--shape", shape, "--device", setting.device, "-o", str(path))
-        command += ["--threads", str(setting.threads), *(() if setting.is_cuda else _TINY)]
-        ended = ran(command, log, clock.left / (len(shapes) - number))
-        log.say(f"        {shape}: {ended.text}")
-        if ended.code != 0:
-            problems.append(f"{shape}: {ended.text}, bench.log says more")
-        if not path.exists():
-            continue
-        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        tables.append(table(result))
-        problems += [f"{shape}: {row} ran eagerly" for row in eager_rows(result)]
-        (out / "hybrid.md").write_text("\n".join(tables), encoding="utf-8")
-    log.say("\n".join(tables))
-    if not setting.is_cuda:
-        log.say("skipped whether rows were recorded, and targets: no CUDA, speeds mean nothing")
-    for problem in problems:
-        log.say(f"failed  {problem}")
-    log.say(f"        {clock.seconds:.0f} s")
-    return 1 if problems else 0
+    path = setting.out / f"hybrid-{shape}.json"
+    arguments = ["--shape", shape, "--device", setting.device, "-o", str(path)]
+    arguments += ["--threads", str(setting.threads), *(() if setting.is_cuda else _TINY)]
+    result: dict[str, Any] = {"ratios": []}
+    for result in compare(options_of(arguments)):
+        yield row_finding(shape, result["rows"][-1], is_cuda=setting.is_cuda)
+    for ratio in result["ratios"] if setting.is_cuda else ():
+        yield ratio_finding(shape, ratio)
+
+
+def row_finding(shape: str, row: dict[str, Any], *, is_cuda: bool) -> Finding:
+    """Find whether a row was measured, and its step replayed rather than launched."""
+    what = f"{shape}, {row['side']} at {row['fraction']:.0%}"
+    is_right = "error" not in row and (row["is_recorded"] or not is_cuda)
+    return Finding(what, verdict_of(is_right), row_text(row))
+
+
+def ratio_finding(shape: str, ratio: dict[str, Any]) -> Finding:
+    """Find whether a ratio reaches its target; one that misses it is no fault of the machine."""
+    text = f"{ratio['value']:.2f}"
+    if ratio["wanted"] is not None:
+        most = "" if ratio["most"] is None else f" to {ratio['most']:g}"
+        text += f", wanted {ratio['wanted']:g}{most}"
+    return Finding(f"{shape}, {ratio['what']}", Verdict.OK, text, {"value": ratio["value"]})

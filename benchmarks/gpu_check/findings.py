@@ -68,11 +68,13 @@ class Setting:
     Attributes:
         device: torch's name of it.
         folder: of planted models and other files that nobody needs later.
+        out: of results.
         threads: of the CPU's half.
     """
 
     device: str
     folder: Path
+    out: Path
     threads: int
 
     @property

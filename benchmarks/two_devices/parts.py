@@ -17,18 +17,10 @@ from powerinfer.placement.cost_model import CostModel, DeviceSpeed
 from powerinfer.placement.sizes import ModelSizes
 from powerinfer.values import FloatArray
 
-__all__ = ["MeasuredSpeeds", "Sizes", "measured_speeds", "predicted_frequencies", "sizes_of"]
+__all__ = ["MeasuredSpeeds", "measured_speeds", "predicted_frequencies", "sizes_of"]
 
 _TIMED_STEPS = 3
 _READ_BYTES = 1 << 30
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Of the same model, with neurons skipped and without."""
-
-    sparse: ModelSizes
-    dense: ModelSizes
 
 
 @dataclass(frozen=True)
@@ -48,10 +40,9 @@ class MeasuredSpeeds:
     cpu_dense_decode: float
 
 
-def sizes_of(sparse: Model, dense: Model) -> Sizes:
+def sizes_of(model: Model) -> ModelSizes:
     """Bytes of every part, for short sequences."""
-    assumed = SizeAssumptions(kv_type=KVType.F16, seq_len=64, batch_size=64)
-    return Sizes(model_sizes(sparse, assumed), model_sizes(dense, assumed))
+    return model_sizes(model, SizeAssumptions(kv_type=KVType.F16, seq_len=64, batch_size=64))
 
 
 def predicted_frequencies(model: Model, num_tokens: int) -> ActivationStats:

@@ -3,11 +3,12 @@
 a  this engine: the solver's plan, predictors, sparse operators on both devices.
 b  layers as a whole on the GPU, the others on the CPU, all neurons computed: what layer offload
    (`-ngl`) does.
-c  all that is not FFN on the GPU, every FFN on the CPU, all neurons computed (`--n-cpu-ffn`).
+c  all that is not FFN on the GPU, every FFN on the CPU without predictors: every gate, then the
+   neurons that fire.
 d  this engine with no hot neurons: predictors on the GPU, all active neurons on the CPU.
 e  this engine with everything on the GPU, the CPU idle: the solver may give it a few cold neurons.
 
-On the sides b and c nothing is sparse; they run on the same kernels as the others.
+All run on the same kernels.
 """
 
 from collections.abc import Callable
@@ -30,13 +31,13 @@ class Side:
     Attributes:
         name: letter, for the table.
         summary: for people.
-        is_sparse: neurons are skipped.
+        sparsity: `--sparsity` of the model; None: its predictors.
         plan: from the problem, with the budget in it, to where everything goes.
     """
 
     name: str
     summary: str
-    is_sparse: bool
+    sparsity: str | None
     plan: Callable[[PlacementProblem], PlacementPlan]
 
 
@@ -118,9 +119,9 @@ def _plan(
 
 
 SIDES = {
-    "a": Side("a", "this engine", is_sparse=True, plan=_solved),
-    "b": Side("b", "whole layers on the GPU, dense", is_sparse=False, plan=_layer_offload),
-    "c": Side("c", "every FFN on the CPU, dense", is_sparse=False, plan=_without_ffn),
-    "d": Side("d", "this engine, no hot neurons", is_sparse=True, plan=_nothing_hot),
-    "e": Side("e", "this engine, all on the GPU", is_sparse=True, plan=_everything),
+    "a": Side("a", "this engine", sparsity=None, plan=_solved),
+    "b": Side("b", "whole layers on the GPU, dense", sparsity="off", plan=_layer_offload),
+    "c": Side("c", "every FFN on the CPU, exact", sparsity="exact", plan=_without_ffn),
+    "d": Side("d", "this engine, no hot neurons", sparsity=None, plan=_nothing_hot),
+    "e": Side("e", "this engine, all on the GPU", sparsity=None, plan=_everything),
 }

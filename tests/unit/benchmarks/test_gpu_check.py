@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -197,41 +198,43 @@ class TestReplays:
         assert down.verdict is findings.Verdict.FAILED
 
 
-class TestSmoke:
+class TestParts:
     @pytest.fixture(autouse=True)
     def _gpu_extra(self) -> None:
         _need("torch", "triton")
 
-    def test_tests_that_fail_end_no_check(
+    def _setting(self, folder: Path) -> Any:
+        return _module("findings").Setting("cpu", folder, folder, 1)
+
+    def _clock(self, seconds_left: float) -> Any:
+        return _module("processes").Clock(time.time(), seconds_left)
+
+    def test_a_check_that_fails_ends_no_other(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        smoke, findings = _module("smoke"), _module("findings")
-        failed = findings.Finding("tests, test_graph", findings.Verdict.FAILED, "exit code 1")
-        monkeypatch.setattr(smoke.device_tests, "run_first", lambda log, seconds: failed)
-        ran = []
+        parts, findings = _module("parts"), _module("findings")
 
-        def run_check(name: str, *_: object) -> list[object]:
-            ran.append(name)
-            return [findings.Finding(name, findings.Verdict.OK, "well")]
+        def checked(name: str, *_: object) -> Iterator[object]:
+            failed, well = findings.Verdict.FAILED, findings.Verdict.OK
+            yield findings.Finding(name, failed if name.startswith("tests") else well, "so")
 
-        monkeypatch.setattr(smoke, "_prepare", lambda *_, has_tests: [])
-        monkeypatch.setattr(smoke, "_run_check", run_check)
-        setting = findings.Setting("cpu", tmp_path, 1)
-        clock = _module("processes").Clock(time.time(), 60)
-        assert smoke.smoke(tmp_path, setting, clock, []) == 1
-        assert "programs tiny-f16" in ran
+        monkeypatch.setattr(parts, "_checked", checked)
+        only = ["tests test_graph", "bench"]
+        assert parts.run_part("steps", self._setting(tmp_path), self._clock(60), only) == 1
+        page = (tmp_path / "results.md").read_text(encoding="utf-8")
+        assert "| failed | tests test_graph | so |" in page
+        assert "| ok | bench tiny | so |" in page
 
     @pytest.mark.slow
     def test_a_check_that_ends_badly_is_a_failure(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        smoke, findings, processes = _module("smoke"), _module("findings"), _module("processes")
-        setting, log = findings.Setting("cpu", tmp_path, 1), processes.Log(tmp_path / "log")
+        parts, findings, processes = _module("parts"), _module("findings"), _module("processes")
+        setting, log = self._setting(tmp_path), processes.Log(tmp_path / "log")
 
         def texts(seconds_left: float, code: str) -> list[str]:
-            monkeypatch.setattr(smoke, "python", lambda *arguments: ["sh", "-c", code])
-            clock = processes.Clock(time.time(), seconds_left)
-            found = list(smoke._run_check("programs", setting, clock, log))
+            monkeypatch.setattr(parts, "python", lambda *arguments: ["sh", "-c", code])
+            found = list(parts._checked("programs", setting, self._clock(seconds_left), log, None))
             assert all(one.verdict is findings.Verdict.FAILED for one in found)
             return [one.text for one in found]
 
@@ -240,47 +243,90 @@ class TestSmoke:
         assert texts(6, "sleep 60")[0].startswith("not done after")
 
     def test_what_the_time_does_not_suffice_for_fails_and_is_named(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        smoke, findings = _module("smoke"), _module("findings")
-        monkeypatch.setattr(smoke, "_prepare", lambda *arguments, **named: iter(()))
-        setting = findings.Setting("cpu", tmp_path, 1)
-        clock = _module("processes").Clock(time.time(), 0)
-        assert smoke.smoke(tmp_path, setting, clock, ["memory", "replays"]) == 1
+        only = ["memory", "prompts"]
+        setting = self._setting(tmp_path)
+        assert _module("parts").run_part("rest", setting, self._clock(0), only) == 1
         printed = capsys.readouterr().out
         assert "failed  memory tiny-f16: not run: the time is over" in printed
-        assert "ONLY='memory tiny-f16,replays tiny-f16'" in printed
+        assert "ONLY='memory tiny-f16,prompts tiny-f16' scripts/gpu-check OUT rest" in printed
 
-    def test_every_check_has_its_model(self) -> None:
-        smoke = _module("smoke")
-        for name in (*smoke._ON_A_GPU, *smoke._WITHOUT_A_GPU):
-            assert smoke.check_named(name)
-        models = {model.name for model in smoke._models_of(list(smoke._ON_A_GPU))}
-        assert models == {model.name for model in _module("planted_models").MODELS}
+    def test_every_check_exists_and_every_model_is_checked(self) -> None:
+        checks = _module("checks")
+        for is_cuda in (False, True):
+            names = [n for part in checks.PARTS for n in checks.names_of(part, is_cuda=is_cuda)]
+            assert len(set(names)) == len(names)
+            assert all(checks.check_named(name) for name in names)
+        models = {checks.planted_of(name) for name in names} - {None}
+        assert models == set(_module("planted_models").MODELS)
 
 
 class TestBench:
-    def _code(self, monkeypatch: pytest.MonkeyPatch, folder: Path, *, recorded: bool) -> int:
-        bench, processes = _module("bench"), _module("processes")
-        row = {"side": "a", "fraction": 1 / 3, "is_recorded": recorded}
+    def _row(self, **changed: object) -> dict[str, object]:
+        row = {"side": "a", "fraction": 1 / 3, "summary": "this engine", "is_recorded": True}
+        return {**row, "tokens_per_s": 48.4, "handoff": "memory_operations", **changed}
 
-        def ran(command: list[str], log: object, seconds: float) -> object:
-            result = {"machine": {"gpu": "H100"}, "rows": [row]}
-            Path(command[command.index("-o") + 1]).write_text(json.dumps(result))
-            return processes.Ended(0, 1.0)
+    def test_a_row_that_ran_eagerly_or_not_at_all_is_a_failure(self) -> None:
+        _need("torch", "triton")
+        finding = _module("bench").row_finding
+        well = finding("falcon-40b", self._row(), is_cuda=True)
+        assert well.line.startswith("ok      falcon-40b, a at 33%: 48.40 tokens/s")
+        eager = finding("falcon-40b", self._row(is_recorded=False), is_cuda=True)
+        assert eager.verdict == "failed"
+        error = {"side": "a", "fraction": 0.5, "summary": "", "error": "DeviceError: lost"}
+        lost = finding("falcon-40b", error, is_cuda=True)
+        assert lost.line == "failed  falcon-40b, a at 50%: DeviceError: lost"
 
-        monkeypatch.setattr(bench, "ran", ran)
-        monkeypatch.setattr(bench, "table", lambda result: "the table")
-        setting = _module("findings").Setting("cuda", folder, 1)
-        return int(bench.bench(folder, setting, processes.Clock(time.time(), 60), ["falcon"]))
-
-    def test_a_row_that_ran_eagerly_is_a_failure(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    def test_a_row_that_fails_ends_no_other(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        assert self._code(monkeypatch, tmp_path, recorded=True) == 0
-        assert "the table" in capsys.readouterr().out
-        assert self._code(monkeypatch, tmp_path, recorded=False) == 1
-        assert "failed  falcon-40b: a at 33% ran eagerly" in capsys.readouterr().out
+        _need("torch", "triton")
+        hybrid = import_module("hybrid")
+
+        def run(bench: object, side: Any, fraction: float) -> dict[str, object]:
+            if side.name == "b":
+                raise OutOfDeviceMemoryError("no room")
+            return self._row(side=side.name, fraction=fraction)
+
+        monkeypatch.setattr(hybrid, "_bench", lambda options: (None, {}))
+        monkeypatch.setattr(hybrid, "_run", run)
+        monkeypatch.setattr(hybrid, "_ratios", lambda result: [])
+        path = tmp_path / "result.json"
+        arguments = ["--only", "abd", "-o", str(path)]
+        *_, result = hybrid.compare(hybrid.options_of(arguments))
+        assert json.loads(path.read_text()) == result
+        assert [row.get("error") for row in result["rows"] if row["side"] == "b"] == (
+            ["OutOfDeviceMemoryError: no room"] * 3
+        )
+        assert [row["side"] for row in result["rows"]][-1] == "a"
+
+
+class TestPeers:
+    @pytest.mark.parametrize("program", ["", "echo"])
+    def test_speeds_stand_beside_each_other(
+        self, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        _need("torch", "triton")
+        peers, findings = _module("peers"), _module("findings")
+        monkeypatch.setenv("LLAMA_BENCH", program)
+        monkeypatch.setenv("PATH", "")
+
+        def output(command: list[str]) -> str:
+            if command[0] == program:
+                rows = [{"n_gen": 0, "avg_ts": 100.0}, {"n_gen": 32, "avg_ts": 8.0}]
+                return json.dumps(rows)
+            return json.dumps({"decode_tokens_per_s": 12.0, "prefill_tokens_per_s": {"8": 50.0}})
+
+        monkeypatch.setattr(peers, "_output", output)
+        setting = findings.Setting("cpu", tmp_path, tmp_path, 1)
+        everything, _third, nothing = peers.check_peers("f16", setting)
+        assert everything.what == "llama-7b-f16, all on the GPU"
+        if program:
+            assert nothing.text.endswith("ours over theirs 1.50, prompt 0.50")
+        else:
+            assert nothing.text.endswith("skipped llama.cpp: LLAMA_BENCH names none")
+        assert not list(tmp_path.glob("*.gguf"))
 
 
 def test_what_is_to_run_must_exist(capsys: pytest.CaptureFixture[str]) -> None:
@@ -294,16 +340,6 @@ def test_what_is_to_run_must_exist(capsys: pytest.CaptureFixture[str]) -> None:
             chosen(names, only)
         assert caught.value.code == 2
         assert f"no '{only[-1]}'; there are logits a" in capsys.readouterr().err
-
-
-def test_rows_that_ran_eagerly_are_named() -> None:
-    table = import_module("hybrid_table")
-    rows = [
-        {"side": "a", "fraction": 1 / 3, "is_recorded": True},
-        {"side": "c", "fraction": 0.6, "is_recorded": False},
-    ]
-    assert table.eager_rows({"machine": {"gpu": "H100"}, "rows": rows}) == ["c at 60%"]
-    assert table.eager_rows({"machine": {"gpu": None}, "rows": rows}) == []
 
 
 def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,7 @@ def test_everything_is_due_without_a_record(ci: ModuleType, repository: Path) ->
         ("docs/a.md", set()),
         ("src/powerinfer/engine/llm.py", {"newest-python"}),
         ("src/powerinfer/ops/cpu/ops.py", {"newest-python", "sanitizers"}),
+        ("src/powerinfer/ops/hybrid/decode.py", {"newest-python", "gpu-check"}),
         ("scripts/test-arm64", {"arm64"}),
         ("Containerfile", {"container"}),
     ],
