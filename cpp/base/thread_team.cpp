@@ -29,13 +29,11 @@ constexpr std::chrono::microseconds kSpinTime{50};
 // The same while the team is held awake: longer than what another device does between two layers.
 constexpr std::chrono::milliseconds kAwakeSpinTime{2};
 
-// Bits of State::region. One word, so that "is a region open" and "I take part" are one step.
-constexpr std::uint32_t kOpen = 1U;
-constexpr std::uint32_t kJoinedOne = 2U;
-constexpr std::uint32_t kJoinedMask = 0x7FEU;  // ten bits: the number of workers inside
-constexpr std::uint32_t kGenerationOne = 0x800U;
-constexpr std::uint32_t kGenerationMask = ~(kGenerationOne - 1U);
-static_assert(kMaxThreads <= kJoinedMask / kJoinedOne);
+// A seat holds the generation of the last region that its worker took part in or was locked out of,
+// times four, plus what became of it.
+constexpr std::uint32_t kGenerationOne = 4U;
+constexpr std::uint32_t kInside = 1U;
+constexpr std::uint32_t kOut = 2U;
 
 /// Spins until `is_done` holds or `longest` has passed. Returns whether it holds.
 template <typename Predicate>
@@ -52,13 +50,24 @@ bool SpinUntil(const Predicate& is_done, Clock::duration longest = kSpinTime) {
 
 }  // namespace
 
-// The life of a region: the caller sets body, num_chunks and next_chunk, then opens `region`.
-// Workers that notice join (compare and swap: only while it is open), take chunks, leave. The
-// caller takes chunks itself until none is left, closes, and waits only for workers that are
-// inside. It does not wait for workers that the system has not scheduled meanwhile.
+// The life of a region: the caller sets body, num_chunks and next_chunk, then publishes a new
+// generation. Chunk i is reserved for member i; the others are handed out by a counter. A worker
+// that notices takes its seat, from "out of the last region" to "inside this one", runs its own
+// chunk and then what the counter gives. The caller does the same, then locks the seats that nobody
+// took, runs their chunks itself, and waits only for workers that are inside. So a worker that the
+// system never scheduled meanwhile is not waited for, and taking part needs no word that all
+// members write: each such write costs some 100 ns, one after the other.
 struct ThreadTeam::State {
-  std::int32_t num_threads = 1;
+  struct alignas(128) Seat {  // processors fetch lines of 64 bytes in pairs
+    std::atomic<std::uint32_t> word{kOut};
+  };
+
+  explicit State(std::int32_t num_threads)
+      : num_threads(num_threads), seats(static_cast<std::size_t>(num_threads)) {}
+
+  const std::int32_t num_threads;
   std::int64_t process_id = 0;
+  std::vector<Seat> seats;  // of member 0 unused
   std::vector<std::thread> workers;
 
   const std::function<void(std::int64_t, std::int32_t)>* body = nullptr;
@@ -66,103 +75,106 @@ struct ThreadTeam::State {
   std::exception_ptr error;
   bool is_running = false;
 
-  std::optional<CpuSet> pinned;  // CPUs of the workers
-  std::vector<CpuSet> unpinned;  // CPUs of each before; empty unless pinned
+  std::optional<CpuSet> pinned;  // where the workers may run
+  std::vector<CpuSet> unpinned;  // where each could before; empty while they still can
 
-  alignas(64) WaitWord region;
-  alignas(64) std::atomic<std::int64_t> next_chunk{0};
-  alignas(64) WaitWord all_left;  // set by the last worker to leave
+  alignas(128) WaitWord generation;  // of the last region begun
+  alignas(128) std::atomic<std::int64_t> next_chunk{0};
+  alignas(128) WaitWord departures;  // changes when a worker leaves while the caller waits for that
+  std::atomic<bool> is_caller_waiting{false};
   std::atomic<bool> has_error{false};
   std::atomic<bool> is_stopping{false};
   std::atomic<std::int32_t> num_holds{0};
 
-  void TakeChunks(std::int32_t thread);
-  bool Join(std::uint32_t* generation);
-  void Leave();
-  void WorkerMain(std::int32_t thread);
-  void Open();
-  void CloseAndWait();
+  std::atomic<std::uint32_t>& SeatOf(std::int32_t member) {
+    return seats[static_cast<std::size_t>(member)].word;
+  }
+  bool TakeSeat(std::int32_t member, std::uint32_t now, std::uint32_t wanted);
+  void RunChunk(std::int64_t chunk, std::int32_t thread);
+  void RunChunks(std::int32_t thread);
+  void Leave(std::int32_t member, std::uint32_t now);
+  void WorkerMain(std::int32_t member);
+  void LockSeats(std::uint32_t now);
+  bool AreAllOut(std::uint32_t now);
+  void AwaitWorkers(std::uint32_t now);
   bool PinWorkers(const CpuSet& cpus);
 };
 
-void ThreadTeam::State::TakeChunks(std::int32_t thread) {
+/// Changes a seat from "out of the region before" to `wanted` (inside or out of this one); at most
+/// one of worker and caller succeeds in a region.
+bool ThreadTeam::State::TakeSeat(std::int32_t member, std::uint32_t now, std::uint32_t wanted) {
+  std::uint32_t before = now - kGenerationOne + kOut;
+  return SeatOf(member).compare_exchange_strong(before, now + wanted, std::memory_order_acq_rel,
+                                                std::memory_order_acquire);
+}
+
+void ThreadTeam::State::RunChunk(std::int64_t chunk, std::int32_t thread) {
+  if (chunk >= num_chunks || has_error.load(std::memory_order_relaxed)) return;
   try {
-    for (;;) {
-      const std::int64_t chunk = next_chunk.fetch_add(1, std::memory_order_relaxed);
-      if (chunk >= num_chunks) return;
-      (*body)(chunk, thread);
-    }
+    (*body)(chunk, thread);
   } catch (...) {
-    next_chunk.store(num_chunks, std::memory_order_relaxed);  // the rest is not started
-    if (!has_error.exchange(true)) error = std::current_exception();
+    if (!has_error.exchange(true)) error = std::current_exception();  // the rest is not started
   }
 }
 
-/// Joins the open region unless it is the one of `generation`, which is updated.
-bool ThreadTeam::State::Join(std::uint32_t* generation) {
-  std::uint32_t word = region.value.load(std::memory_order_acquire);
-  while ((word & kOpen) != 0U && (word & kGenerationMask) != *generation) {
-    if (region.value.compare_exchange_weak(word, word + kJoinedOne, std::memory_order_acq_rel,
-                                           std::memory_order_acquire)) {
-      *generation = word & kGenerationMask;
-      return true;
-    }
-  }
-  return false;
-}
-
-void ThreadTeam::State::Leave() {
-  const std::uint32_t before = region.value.fetch_sub(kJoinedOne, std::memory_order_acq_rel);
-  const bool is_last = (before & kJoinedMask) == kJoinedOne;
-  if (is_last && (before & kOpen) == 0U) {
-    all_left.value.store(1, std::memory_order_seq_cst);
-    all_left.WakeAll();
+/// Runs the member's own chunk, and others as long as there are any.
+void ThreadTeam::State::RunChunks(std::int32_t thread) {
+  RunChunk(thread, thread);
+  // Read first: the counter is written by all.
+  while (next_chunk.load(std::memory_order_relaxed) < num_chunks) {
+    RunChunk(next_chunk.fetch_add(1, std::memory_order_relaxed), thread);
   }
 }
 
-void ThreadTeam::State::WorkerMain(std::int32_t thread) {
+void ThreadTeam::State::Leave(std::int32_t member, std::uint32_t now) {
+  // Sequentially consistent: either this sees that the caller waits, or the caller the seat.
+  SeatOf(member).store(now + kOut, std::memory_order_seq_cst);
+  if (!is_caller_waiting.load(std::memory_order_seq_cst)) return;
+  departures.value.fetch_add(1, std::memory_order_seq_cst);
+  departures.WakeAll();
+}
+
+void ThreadTeam::State::WorkerMain(std::int32_t member) {
   UseShortSlices();
-  std::uint32_t generation = 0;  // regions count from one
+  std::uint32_t seen = 0;
+  const auto has_news = [&] { return generation.value.load(std::memory_order_acquire) != seen; };
   for (;;) {
-    if (Join(&generation)) {
-      TakeChunks(thread);
-      Leave();
-      continue;
-    }
-    if (is_stopping.load(std::memory_order_acquire)) return;
-    const auto has_news = [&] {
-      const std::uint32_t now = region.value.load(std::memory_order_relaxed);
-      return (now & kGenerationMask) != generation || is_stopping.load(std::memory_order_relaxed);
-    };
     const bool is_held = num_holds.load(std::memory_order_relaxed) > 0;
-    if (SpinUntil(has_news, is_held ? Clock::duration(kAwakeSpinTime) : kSpinTime)) {
-      // A region that opened and closed while this worker was away is over: do not spin on it.
-      const std::uint32_t now = region.value.load(std::memory_order_acquire);
-      if ((now & kOpen) == 0U) generation = now & kGenerationMask;
+    if (!SpinUntil(has_news, is_held ? Clock::duration(kAwakeSpinTime) : kSpinTime)) {
+      generation.SleepWhile(seen);
       continue;
     }
-    const std::uint32_t now = region.value.load(std::memory_order_acquire);
-    if ((now & kGenerationMask) == generation && !is_stopping.load(std::memory_order_acquire)) {
-      region.SleepWhile(now);
-    }
+    seen = generation.value.load(std::memory_order_acquire);
+    if (is_stopping.load(std::memory_order_acquire)) return;
+    // Not if the region has ended meanwhile.
+    if (!TakeSeat(member, seen, kInside)) continue;
+    RunChunks(member);
+    Leave(member, seen);
   }
 }
 
-void ThreadTeam::State::Open() {
-  all_left.value.store(0, std::memory_order_relaxed);
-  std::uint32_t word = region.value.load(std::memory_order_relaxed);  // closed, nobody inside
-  word = (word & kGenerationMask) + kGenerationOne;
-  if ((word & kGenerationMask) == 0U) word += kGenerationOne;  // zero means "none joined yet"
-  region.value.store(word | kOpen, std::memory_order_seq_cst);
-  region.WakeAll();
+/// Locks the seats that no worker took, and runs the chunks reserved for them.
+void ThreadTeam::State::LockSeats(std::uint32_t now) {
+  for (std::int32_t member = 1; member < num_threads; ++member) {
+    if (TakeSeat(member, now, kOut)) RunChunk(member, 0);
+  }
 }
 
-void ThreadTeam::State::CloseAndWait() {
-  const std::uint32_t before = region.value.fetch_and(~kOpen, std::memory_order_acq_rel);
-  if ((before & kJoinedMask) == 0U) return;
-  const auto are_all_gone = [&] { return all_left.value.load(std::memory_order_acquire) != 0U; };
-  if (SpinUntil(are_all_gone)) return;
-  while (!are_all_gone()) all_left.SleepWhile(0);
+bool ThreadTeam::State::AreAllOut(std::uint32_t now) {
+  return std::all_of(seats.begin() + 1, seats.end(), [&](const Seat& seat) {
+    return seat.word.load(std::memory_order_seq_cst) == now + kOut;
+  });
+}
+
+void ThreadTeam::State::AwaitWorkers(std::uint32_t now) {
+  if (SpinUntil([&] { return AreAllOut(now); })) return;
+  is_caller_waiting.store(true, std::memory_order_seq_cst);
+  for (;;) {
+    const std::uint32_t departed = departures.value.load(std::memory_order_seq_cst);
+    if (AreAllOut(now)) break;
+    departures.SleepWhile(departed);
+  }
+  is_caller_waiting.store(false, std::memory_order_relaxed);
 }
 
 /// The first time, records the CPUs of each worker.
@@ -181,12 +193,12 @@ bool ThreadTeam::State::PinWorkers(const CpuSet& cpus) {
                      [&](std::thread& worker) { return SetCpusOf(worker.native_handle(), cpus); });
 }
 
-ThreadTeam::ThreadTeam(std::int32_t num_threads) : state_(std::make_unique<State>()) {
+ThreadTeam::ThreadTeam(std::int32_t num_threads) {
   if (num_threads < 1 || num_threads > kMaxThreads) {
     throw std::invalid_argument("num_threads must be between 1 and 512, got " +
                                 std::to_string(num_threads));
   }
-  state_->num_threads = num_threads;
+  state_ = std::make_unique<State>(num_threads);
   state_->process_id = ProcessId();
   for (std::int32_t i = 1; i < num_threads; ++i) {
     state_->workers.emplace_back([state = state_.get(), i] { state->WorkerMain(i); });
@@ -199,8 +211,8 @@ ThreadTeam::~ThreadTeam() {
     return;
   }
   state_->is_stopping.store(true, std::memory_order_seq_cst);
-  state_->region.value.fetch_add(kGenerationOne, std::memory_order_seq_cst);
-  state_->region.WakeAll();
+  state_->generation.value.fetch_add(kGenerationOne, std::memory_order_seq_cst);
+  state_->generation.WakeAll();
   for (std::thread& worker : state_->workers) worker.join();
 }
 
@@ -219,10 +231,14 @@ void ThreadTeam::ParallelFor(
   state.is_running = true;
   state.body = &body;
   state.num_chunks = num_chunks;
-  state.next_chunk.store(0, std::memory_order_relaxed);
-  state.Open();
-  state.TakeChunks(0);
-  state.CloseAndWait();
+  state.next_chunk.store(state.num_threads, std::memory_order_relaxed);
+  const std::uint32_t before = state.generation.value.load(std::memory_order_relaxed);
+  const std::uint32_t now = before + kGenerationOne;
+  state.generation.value.store(now, std::memory_order_seq_cst);
+  state.generation.WakeAll();
+  state.RunChunks(0);
+  state.LockSeats(now);
+  state.AwaitWorkers(now);
   state.is_running = false;
   if (state.has_error.exchange(false)) std::rethrow_exception(std::exchange(state.error, nullptr));
 }
