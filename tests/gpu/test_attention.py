@@ -403,8 +403,11 @@ class TestRecords:
         world = World(Heads(8, 2, 64), (300, 40), block_size=16, rope=table)
         world.remember((200, 1))
         batch = world.batch((1, 1))
+        inputs = world.inputs(2)
         static = world.gpu.static_batch(batch)
-        held = world.gpu.to_device(np.concatenate(world.inputs(2), axis=1))
+        held = world.gpu.to_device(np.concatenate(inputs, axis=1))
+        # The device's first step stores them too.
+        world.store(inputs, batch)
 
         def step() -> Any:
             q, k, v = world.gpu.split_columns(held.clone(), [512, 128, 128])

@@ -215,7 +215,9 @@ class TestManyTokens:
 
         found = operations(9)
         assert found == operations(40)
-        assert found["aten.mm"] == len(form.names) + (form.rank > 0)
+        # Products of f16 with f32 results are another overload on CUDA.
+        num_products = found["aten.mm"] + found["aten.mm.dtype"]
+        assert num_products == len(form.names) + (form.rank > 0)
 
     def test_scores_that_are_no_numbers_pass(self) -> None:
         for names in (("f32",), ("f16",), ("sign", "q4_0")):
