@@ -231,4 +231,5 @@ def _imported_module(name: str, modules: Container[str]) -> str:
 
 
 def _is_kernel(function: ast.FunctionDef) -> bool:
-    return any(ast.unparse(decorator) == "triton.jit" for decorator in function.decorator_list)
+    decorators = [ast.unparse(decorator) for decorator in function.decorator_list]
+    return any(decorator.split("(")[0] == "triton.jit" for decorator in decorators)

@@ -111,28 +111,42 @@ class TestLinear(DenseCase):
                 x = numbers(tokens, columns, seed=tokens)
                 (got,) = self.gpu.linear(self.gpu.to_device(x), [layer])
                 (expected,) = self.reference.linear(x, [original])
-                is_exact = tokens <= 8 or format_name in ("f32", "bf16")
+                is_exact = tokens <= 8 or format_name == "f32"
                 # Formats that are decoded to f16 lose what does not fit.
                 is_exact &= format_name not in ENCODED_ONLY
-                row = "one operation, float" if is_exact else "one operation, f16"
-                assert_close(self.gpu.to_host(got), expected, row)
+                element = "bf16" if format_name == "bf16" else "f16"
+                row = "float" if is_exact else element
+                assert_close(self.gpu.to_host(got), expected, f"one operation, {row}")
 
     def test_packed_matrix_in_pieces(self) -> None:
         layer, original = self.layer("q8_0", 50, 64, has_bias=True)
         x = numbers(10, 64)
-        with mock.patch.object(gpu_linear, "DECODED_NUMBERS", 64 * 7):
+        with mock.patch.object(gpu_linear, "PANEL_BYTES", 2 * 64 * 7):
             (got,) = self.gpu.linear(self.gpu.to_device(x), [layer])
         (expected,) = self.reference.linear(x, [original])
         assert_close(self.gpu.to_host(got), expected, "one operation, f16")
 
-    def test_rows_of_any_size(self) -> None:
-        layer, original = self.layer("f16", 20, 64, has_bias=False)
-        x = numbers(12, 64) * np.float32(10) ** np.arange(-20, 28, 4)[:, None].astype(np.float32)
-        x[3] = 0
-        (got,) = self.gpu.linear(self.gpu.to_device(x), [layer])
+    def test_bf16_without_wide_results(self) -> None:
+        layer, original = self.layer("bf16", 50, 64, has_bias=True)
+        x = numbers(10, 64)
+        with (
+            mock.patch.object(gpu_linear, "_HAS_WIDE_OUTPUT", False),
+            mock.patch.object(gpu_linear, "PANEL_BYTES", 4 * 64 * 7),
+        ):
+            (got,) = self.gpu.linear(self.gpu.to_device(x), [layer])
         (expected,) = self.reference.linear(x, [original])
-        for row, wanted in zip(self.gpu.to_host(got), expected, strict=True):
-            assert_close(row, wanted, "one operation, f16")
+        assert_close(self.gpu.to_host(got), expected, "one operation, float")
+
+    def test_rows_of_any_size(self) -> None:
+        for name in ("f16", "bf16"):
+            layer, original = self.layer(name, 20, 64, has_bias=False)
+            sizes = np.float32(10) ** np.arange(-20, 28, 4)[:, None].astype(np.float32)
+            x = numbers(12, 64) * sizes
+            x[3] = 0
+            (got,) = self.gpu.linear(self.gpu.to_device(x), [layer])
+            (expected,) = self.reference.linear(x, [original])
+            for row, wanted in zip(self.gpu.to_host(got), expected, strict=True):
+                assert_close(row, wanted, f"one operation, {name}")
 
     def test_wrong_width(self) -> None:
         layer, _ = self.layer("f16", 20, 64, has_bias=False)

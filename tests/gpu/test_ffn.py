@@ -16,6 +16,7 @@ import torch
 
 from powerinfer.errors import ShapeError
 from powerinfer.ops.gpu import ffn as gpu_ffn
+from powerinfer.ops.gpu import linear as gpu_linear
 from powerinfer.ops.gpu.ffn import (
     HotNeurons,
     hot_ffn,
@@ -33,6 +34,8 @@ from tolerances import assert_close
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 RELU = Activation(ActivationKind.RELU)
+ROWS = {"f32": "float", "bf16": "bf16 on a GPU"}
+"""Rows of the table of tolerances for many tokens, whose activations are rounded to f16 else."""
 Mask = npt.NDArray[np.bool_]
 
 
@@ -270,8 +273,7 @@ class TestManyTokens:
         mask = None if share is None else block.mask(num_tokens, share)
         expected = block.expected(x, mask, FFNCounters())
         got = masked_ffn(tensor(x), block.hot, device_mask(mask))
-        is_float = block.form.format_name in ("f32", "bf16")
-        row = "one operation, float" if is_float else "one operation, f16"
+        row = f"one operation, {ROWS.get(block.form.format_name, 'f16')}"
         assert_close(array(got), expected, row)
 
     @pytest.mark.each_value
@@ -283,7 +285,7 @@ class TestManyTokens:
 
     def test_every_encoding_in_pieces(self) -> None:
         for name in ("f32", "f16", "bf16", "q8_0", "q4_0"):
-            with mock.patch.object(gpu_ffn, "DECODED_NUMBERS", 700):
+            with mock.patch.object(gpu_linear, "PANEL_BYTES", 1400):
                 block = Block(Form((128, 96, 60, 50), name), seed=12)
                 self.check(block, 20, 0.5)
                 self.check(block, 9, None)

@@ -16,11 +16,11 @@ from powerinfer.errors import NumericsError, ShapeError, UnsupportedError
 from powerinfer.ops.gpu import matrix as gpu_matrix
 from powerinfer.ops.gpu.formats import device_bytes
 from powerinfer.ops.gpu.kernels import matvec as kernels
+from powerinfer.ops.gpu.kernels.decode import decode_rows, decoded
 from powerinfer.ops.gpu.kernels.matvec import matvec
 from powerinfer.ops.gpu.matrix import (
     DeviceMatrix,
     can_join,
-    decoded,
     empty_matrix,
     joined_format,
     rows_of,
@@ -66,7 +66,7 @@ class TestUploads:
 
     def assert_holds(self, matrix: DeviceMatrix, rows: ByteArray) -> None:
         expected = get_format(matrix.format_name).decode(rows)
-        got = array(decoded(matrix, 0, matrix.rows))
+        got = array(decoded(matrix))
         # Packed formats are decoded to f16: half a unit of 11 bits.
         np.testing.assert_allclose(got, expected, rtol=2.0**-11 if matrix.bits else 0, atol=1e-7)
 
@@ -153,6 +153,24 @@ class TestUploads:
             empty_matrix("q8_0", 2, 65, DEVICE)
         with pytest.raises(UnsupportedError):
             empty_matrix("q9_9", 2, 64, DEVICE)
+
+
+class TestPanels:
+    """Rows decoded for products with many tokens."""
+
+    @pytest.mark.parametrize("name", ("q8_0", "q4_0", "lowbit2", "lowbit3", "sign"))
+    def test_any_rows_are_the_numbers_rounded_once(self, name: str) -> None:
+        # More columns than a block of the kernel.
+        rows = encoded(np.random.default_rng(6), name, 70, 1280)
+        matrix = upload_matrix(rows, name, 1280, DEVICE)
+        with np.errstate(over="ignore"):
+            expected = get_format(name).decode(rows).astype(np.float16)
+        for first, count in ((0, 70), (1, 1), (3, 66)):
+            memory = torch.full((count + 1, 1280), 7.0, dtype=torch.float16, device=DEVICE)
+            decode_rows(matrix, first, memory[:count])
+            got = memory.cpu().numpy()
+            np.testing.assert_array_equal(got[:count], expected[first : first + count])
+            assert (got[count] == 7.0).all()
 
 
 class TestProducts:

@@ -136,13 +136,14 @@ class Bound:
     """How far from the exact scores those of either path may be, stage by stage.
 
     A product of n numbers is off by at most (2 u + n e) times that of the magnitudes: u = 2^-11
-    for rounding an activation, and once more for a decoded weight, to f16; e = 2^-23 for each sum
-    in f32. Half the smallest f16 covers what is rounded as no normal number: activations have been
-    scaled to at least 1, and weights here are below 1.
+    for rounding an activation, and once more for a decoded weight, to f16 (together 2^-8 for an
+    activation to bf16); e = 2^-23 for each sum in f32. Half the smallest f16 covers what is rounded
+    as no normal number: activations have been scaled to at least 1, and weights here are below 1.
     """
 
     def __init__(self, pair: Pair, x: FloatArray) -> None:
         reference = pair.reference
+        self._unit = 2.0**-9 if "bf16" in pair.form.names else 2.0**-11
         inputs = x.astype(np.float64)
         off = np.zeros_like(inputs)
         if reference.center is not None:
@@ -169,7 +170,7 @@ class Bound:
     def _product(self, x: Any, off: Any, weights: FloatArray) -> tuple[Any, Any]:
         wide = weights.astype(np.float64)[:, : x.shape[1]]
         size = np.abs(wide)
-        share = 2 * 2.0**-11 + x.shape[1] * 2.0**-23
+        share = 2 * self._unit + x.shape[1] * 2.0**-23
         smallest = 2.0**-25 * np.abs(x).max(axis=1, keepdims=True)
         off = (
             share * (np.abs(x) @ size.T) + off @ size.T + smallest * (size.sum(axis=1) + x.shape[1])

@@ -38,6 +38,7 @@ from powerinfer.ops.gpu.ffn import (
     write_cold,
 )
 from powerinfer.ops.gpu.kernels import handover
+from powerinfer.ops.gpu.kernels.decode import decoded
 from powerinfer.ops.gpu.kernels.matvec import matvec
 from powerinfer.ops.gpu.kernels.route import choose_experts
 from powerinfer.ops.gpu.matrix import DeviceMatrix, empty_matrix
@@ -176,6 +177,11 @@ def _products() -> None:
     matvec(_empty(1, 1001), empty_matrix("f16", 77, 1001, "cpu"))
 
 
+def _panels() -> None:
+    for name in ("q8_0", "q4_0", "lowbit2", "sign"):
+        decoded(empty_matrix(name, _HIDDEN, _HIDDEN, "cpu"))
+
+
 def _predictors() -> None:
     for name, num_tokens in (("f16", 1), ("q4_0", 2), ("lowbit2", 1), ("lowbit3", 8)):
         first = DeviceStage(empty_matrix("sign", _NEURONS, _HIDDEN, "cpu"), None, 0.5)
@@ -263,6 +269,7 @@ def _batch(num_tokens: int) -> Batch:
 def _everything() -> Iterator[Callable[[], None]]:
     gpu = TorchGPU("cpu")
     yield _products
+    yield _panels
     yield _predictors
     yield _routers
     yield _blocks

@@ -9,6 +9,7 @@ from powerinfer.models.weights import LayerWeights, Norm
 from powerinfer.ops.backend import Backend, Matrix, SomeFFN, SomeLinear, SomePredictor, Vector
 from powerinfer.ops.gpu.formats import (
     ALIGNMENT,
+    PANEL_BYTES,
     WIDEST_PIECE,
     aligned,
     chunk_neurons,
@@ -36,8 +37,6 @@ SPARE_NEURONS = 32
 # products, their result, the mask, and what torch's allocator leaves between them. As wide as the
 # stream: the stream, its norm, queries, keys, values and sums.
 _WIDE_ARRAYS, _NARROW_ARRAYS = 5, 8
-# Matrices are decoded in pieces of this size for products with many tokens.
-_DECODED_BYTES = 64 << 20
 # Pieces of matrices are repacked on the device, on a stream with its own memory.
 _UPLOAD_BYTES = 32 << 20
 # An entry of the table of slots (hot neurons only) or of the table of ids (all neurons).
@@ -136,7 +135,7 @@ def _workspace_bytes(model: Model, assumed: SizeAssumptions) -> int:
         has_predictor = any(layer.ffn.predictor is not None for layer in model.weights.layers)
         arrays += tokens * config.num_neurons * (_MASK_BYTES + has_predictor * _SCORE_BYTES)
     chunk = max(_chunk_bytes(model.ops, layer.ffn) for layer in model.weights.layers)
-    return _POOLS_BYTES + _DECODED_BYTES + _UPLOAD_BYTES + 2 * chunk + arrays
+    return _POOLS_BYTES + PANEL_BYTES + _UPLOAD_BYTES + 2 * chunk + arrays
 
 
 def _chunk_bytes(ops: Backend, ffn: SomeFFN) -> int:

@@ -31,8 +31,8 @@ from powerinfer.ops.gpu.kernels.matvec import (
 )
 from powerinfer.ops.gpu.kernels.neurons import down_kernel, sum_parts_kernel, value_kernel
 from powerinfer.ops.gpu.kernels.predict import score_mask
-from powerinfer.ops.gpu.linear import DECODED_NUMBERS, half_product, halved, product
-from powerinfer.ops.gpu.matrix import DeviceMatrix, decoded, rows_of
+from powerinfer.ops.gpu.linear import multiplied, panels, product, rounded
+from powerinfer.ops.gpu.matrix import DeviceMatrix, rows_of
 from powerinfer.values import Activation, ActivationKind
 
 __all__ = [
@@ -321,8 +321,8 @@ def predict(x: Tensor, predictor: DevicePredictor, earlier: Tensor | None = None
     """Find the neurons that pass every stage: u8[num_tokens, intermediate_size] of 0 and 1.
 
     Up to 8 tokens run as kernels that skip rows and sum in f32. More are dense products, one per
-    matrix; activations are rounded to f16 for f16 and packed weights, so that the two paths differ
-    only for scores within rounding of a threshold.
+    matrix; activations are rounded to the type of the weights (`linear.rounded`), so that the two
+    paths differ only for scores within rounding of a threshold.
 
     Args:
         x: f32[num_tokens, hidden_size], contiguous.
@@ -385,7 +385,7 @@ def masked_ffn(
     """Compute the block over a device's neurons for any number of tokens.
 
     All rows are multiplied, those of free slots by zero: they must be finite. Activations are
-    rounded to f16 for f16 and packed weights.
+    rounded to the type of the weights (`linear.rounded`).
 
     Args:
         x: f32[num_tokens, hidden_size], contiguous.
@@ -482,16 +482,10 @@ def _activated(activation: Activation, gate: Tensor | None, up: Tensor) -> Tenso
 
 
 def _add_rows(y: Tensor, values: Tensor, down: DeviceMatrix) -> None:
-    """Add values @ rows of down to y, the rows decoded piece by piece."""
-    num_rows = values.shape[1]
-    is_half = down.bits > 0 or down.values.dtype == torch.float16
-    factors, sizes = halved(values) if is_half else (values, None)
-    is_copied = down.bits > 0 or down.values.dtype == torch.bfloat16
-    step = max(1, DECODED_NUMBERS // down.columns) if is_copied else num_rows
-    for first in range(0, num_rows, step):
-        last = min(first + step, num_rows)
-        rows, some = decoded(down, first, last), factors[:, first:last]
-        part = half_product(some, rows) if is_half else torch.mm(some, rows.float())
+    """Add values @ rows of down to y."""
+    factors, sizes = rounded(values, down)
+    for rows, weights in panels(down):
+        part = multiplied(factors[:, rows], weights)
         y.add_(part if sizes is None else part.mul_(sizes))
 
 

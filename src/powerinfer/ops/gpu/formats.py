@@ -14,6 +14,7 @@ from powerinfer.quant import get_format
 
 __all__ = [
     "ALIGNMENT",
+    "PANEL_BYTES",
     "SCALE_COLUMNS",
     "WIDEST_PIECE",
     "DeviceFormat",
@@ -33,6 +34,10 @@ ALIGNMENT = 256
 
 WIDEST_PIECE = 1 << 15
 """Slots computed at a time of a block for many tokens: several arrays are as wide."""
+
+PANEL_BYTES = 32 << 20
+"""Largest panel of rows that is decoded at a time for products with many tokens. A product takes
+memory for one: enough rows for the tiles of a product to fill a large GPU."""
 
 _SCALE_BYTES = 2
 

@@ -1,4 +1,8 @@
-"""Products with weight matrices on the device: kernels for few tokens, torch for many."""
+"""Products with weight matrices on the device: kernels for few tokens, torch for many.
+
+With many tokens x is rounded to the type of the weights, in which a GPU multiplies many times
+faster than in f32; sums are f32. Packed weights are decoded to f16.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
@@ -7,20 +11,18 @@ import torch
 from torch import Tensor
 
 from powerinfer.errors import ShapeError
+from powerinfer.ops.gpu.formats import PANEL_BYTES
 from powerinfer.ops.gpu.kernels import MAX_TOKENS
+from powerinfer.ops.gpu.kernels.decode import decode_rows
 from powerinfer.ops.gpu.kernels.matvec import binarized, matvec
-from powerinfer.ops.gpu.matrix import DeviceMatrix, decoded
+from powerinfer.ops.gpu.matrix import DeviceMatrix
 from powerinfer.ops.operands import Linear
 
-__all__ = ["DECODED_NUMBERS", "DeviceLinear", "half_product", "halved", "linear", "product"]
+__all__ = ["DeviceLinear", "linear", "multiplied", "panels", "product", "rounded"]
 
 DeviceLinear: TypeAlias = Linear[DeviceMatrix, torch.Tensor]
 
-DECODED_NUMBERS = 1 << 22
-"""Numbers of a packed matrix decoded at a time. Decoding temporarily takes 12 bytes for each, which
-a memory budget must leave room for; it takes longer than its launches."""
-
-# f32 results of f16 products: since torch 2.8 with CUDA, later with ROCm.
+# f32 results of f16 and bf16 products: with CUDA; later with ROCm.
 _HAS_WIDE_OUTPUT = "dtype" in torch.ops.aten.mm.overloads() and torch.version.hip is None
 
 # Magnitude to which the largest number of a row is scaled. Far above 1, f16 keeps all its bits for
@@ -41,9 +43,7 @@ def linear(x: Tensor, layers: Sequence[DeviceLinear]) -> list[Tensor]:
 
 
 def product(x: Tensor, matrix: DeviceMatrix) -> Tensor:
-    """Compute x @ matrix.T for any number of tokens, decoding the weights piece by piece.
-
-    x is rounded to f16 for f16 and packed weights.
+    """Compute x @ matrix.T for any number of tokens, see `rounded`.
 
     Args:
         x: f32[num_tokens, at most matrix.columns], contiguous.
@@ -60,39 +60,61 @@ def product(x: Tensor, matrix: DeviceMatrix) -> Tensor:
         raise ShapeError(f"input of {columns} columns for a matrix of {matrix.columns} columns")
     if matrix.is_binary:
         x = binarized(x)
-    is_half = matrix.bits > 0 or matrix.values.dtype == torch.float16
-    factor, sizes = halved(x) if is_half else (x, None)
-    parts = []
-    for first, last in _pieces(matrix):
-        weights = decoded(matrix, first, last)[:, :columns]
-        y = half_product(factor, weights.T) if is_half else torch.mm(factor, weights.float().T)
-        parts.append(y)
+    factor, sizes = rounded(x, matrix)
+    parts = [multiplied(factor, weights[:, :columns].T) for _, weights in panels(matrix)]
     out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
     return out if sizes is None else out.mul_(sizes)
 
 
-def half_product(x: Tensor, y: Tensor) -> Tensor:
-    """Multiply f16 matrices with f32 sums; the result is f32."""
+def rounded(x: Tensor, matrix: DeviceMatrix) -> tuple[Tensor, Tensor | None]:
+    """Round f32[num_tokens, columns] to the type in which a matrix multiplies.
+
+    For f16, rows are scaled to one largest magnitude; results take the second value, f32[n, 1].
+    bf16 needs no scaling: its exponents are those of f32.
+    """
+    if matrix.bits or matrix.values.dtype == torch.float16:
+        largest = x.abs().amax(dim=1, keepdim=True) / _LARGEST
+        sizes = torch.where(largest > 0, largest, torch.ones_like(largest))
+        return (x / sizes).half(), sizes
+    # A bf16 result would lose what the sums have.
+    if matrix.values.dtype == torch.bfloat16 and _HAS_WIDE_OUTPUT:
+        return x.bfloat16(), None
+    return x, None
+
+
+def panels(matrix: DeviceMatrix) -> Iterator[tuple[slice, Tensor]]:
+    """Yield slices of rows and their floats, [rows, columns], valid until the next slice.
+
+    Floats are one panel, without a copy; packed rows are decoded to f16 in the same memory.
+    """
+    if not matrix.bits:
+        # Unless `multiplied` would make a copy in f32.
+        is_copied = matrix.values.dtype == torch.bfloat16 and not _HAS_WIDE_OUTPUT
+        size = max(1, PANEL_BYTES // (4 * matrix.columns)) if is_copied else matrix.rows
+        for rows in _slices(matrix.rows, size):
+            yield rows, matrix.values[rows]
+        return
+    size = min(matrix.rows, max(1, PANEL_BYTES // (2 * matrix.columns)))
+    memory = torch.empty((size, matrix.columns), dtype=torch.float16, device=matrix.device)
+    for rows in _slices(matrix.rows, size):
+        panel = memory[: rows.stop - rows.start]
+        decode_rows(matrix, rows.start, panel)
+        yield rows, panel
+
+
+def multiplied(x: Tensor, y: Tensor) -> Tensor:
+    """Multiply what `rounded` returned with weights, or slices of both; sums are f32."""
+    if x.dtype == torch.float32:
+        return torch.mm(x, y.float())
     if not x.is_cuda:
-        return x.float() @ y.float()
+        return torch.mm(x.float(), y.float())
     if _HAS_WIDE_OUTPUT:
         return torch.mm(x, y, out_dtype=torch.float32)
     return torch.mm(x, y).float()
 
 
-def halved(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale rows to f16 of one largest magnitude; also return the factors of results, f32[n, 1]."""
-    largest = x.abs().amax(dim=1, keepdim=True) / _LARGEST
-    sizes = torch.where(largest > 0, largest, torch.ones_like(largest))
-    return (x / sizes).half(), sizes
-
-
-def _pieces(matrix: DeviceMatrix) -> Iterator[tuple[int, int]]:
-    """Split rows into pieces to decode; floats that need no decoding are one piece."""
-    is_copied = matrix.bits > 0 or matrix.values.dtype == torch.bfloat16
-    step = max(1, DECODED_NUMBERS // matrix.columns) if is_copied else matrix.rows
-    for first in range(0, matrix.rows, step):
-        yield first, min(first + step, matrix.rows)
+def _slices(num_rows: int, size: int) -> Iterator[slice]:
+    return (slice(first, min(first + size, num_rows)) for first in range(0, num_rows, size))
 
 
 def _biased(values: Tensor, bias: Tensor | None) -> Tensor:

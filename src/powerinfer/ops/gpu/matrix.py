@@ -20,13 +20,11 @@ from powerinfer.values import ByteArray, IntArray
 __all__ = [
     "DeviceMatrix",
     "can_join",
-    "decoded",
     "empty_matrix",
     "joined_format",
     "packed_parts",
     "rows_of",
     "upload_matrix",
-    "write_columns",
     "write_rows",
 ]
 
@@ -185,20 +183,6 @@ def write_rows(
             matrix.scales[target] = scales
 
 
-def decoded(matrix: DeviceMatrix, first: int, last: int) -> Tensor:
-    """Decode rows [first, last) to floats: [last - first, columns].
-
-    Floats keep their type and are a view; packed formats become new f16.
-    """
-    values = matrix.values[first:last]
-    if matrix.scales is None:
-        return values
-    shifts = torch.arange(0, 32, matrix.bits, dtype=torch.int32, device=values.device)
-    codes: Tensor = (values[:, :, None] >> shifts) & (2**matrix.bits - 1)
-    blocks = codes.reshape(len(values), -1, SCALE_COLUMNS).to(torch.float16) - matrix.centre
-    return (blocks * matrix.scales[first:last, :, None]).reshape(len(values), matrix.columns)
-
-
 def can_join(matrices: Sequence[tuple[str, int]]) -> bool:
     """Test whether several matrices may be joined by rows, so that one kernel multiplies them all.
 
@@ -337,49 +321,3 @@ _SPLITTERS = {
     "lowbit3": _lowbit3,
     "sign": _sign,
 }
-
-
-def write_columns(
-    target: DeviceMatrix,
-    ids: IntArray,
-    encoded: ByteArray,
-    format_name: str,
-    columns: int,
-    first: int,
-) -> None:
-    """Write columns of a piece of a matrix into rows of another.
-
-    Args:
-        target: floats [slots, hidden_size]; row s gets column ids[s], from element `first` on.
-        ids: i32[at most slots], columns of the matrix.
-        encoded: u8[rows, row_bytes], some rows of the matrix.
-        format_name: encoding of the rows.
-        columns: numbers in a row.
-        first: number of the first of these rows.
-
-    Raises:
-        NumericsError: a number does not fit the f16 of `target`.
-    """
-    chosen = torch.from_numpy(ids.astype("int64")).to(target.device)
-    for piece in _pieces(len(encoded), columns):
-        _write_turned(target, chosen, encoded[piece], format_name, columns, first + piece.start)
-
-
-def _write_turned(
-    target: DeviceMatrix,
-    chosen: Tensor,
-    encoded: ByteArray,
-    format_name: str,
-    columns: int,
-    first: int,
-) -> None:
-    piece = upload_matrix(encoded, format_name, columns, target.device)
-    numbers = decoded(piece, 0, piece.rows).index_select(1, chosen)
-    turned = numbers.T.to(target.values.dtype)
-    is_narrowed = turned.dtype == torch.float16 and numbers.dtype == torch.float32
-    if is_narrowed and (turned.isinf() & numbers.T.isfinite()).any():
-        raise NumericsError(
-            f"a number of a {format_name} matrix is beyond the largest f16, which its columns "
-            "would be kept in on the device; leave this model on the CPU"
-        )
-    target.values[: len(chosen), first : first + piece.rows] = turned

@@ -17,6 +17,7 @@ from powerinfer.ops.cpu.handles import (
     NativeVector,
 )
 from powerinfer.ops.cpu.ops import NativeOps
+from powerinfer.ops.gpu.columns import write_columns
 from powerinfer.ops.gpu.ffn import DevicePredictor, DeviceStage, HotNeurons
 from powerinfer.ops.gpu.formats import transposed_format
 from powerinfer.ops.gpu.matrix import (
@@ -25,7 +26,6 @@ from powerinfer.ops.gpu.matrix import (
     empty_matrix,
     joined_format,
     rows_of,
-    write_columns,
     write_rows,
 )
 from powerinfer.ops.gpu.memory import Arena
