@@ -1,4 +1,4 @@
-"""Plans cut into runs of layers: every layer once, on its device, the head behind the last."""
+"""Steps cut into runs of layers, each on its device, and into groups of tokens."""
 
 from itertools import pairwise, product
 
@@ -8,9 +8,10 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 from placement_cases import SOLVERS, model_shape, with_budget
-from powerinfer.ops.hybrid.blocks import LayerRun, layer_runs
+from powerinfer.ops.hybrid.runs import Group, LayerRun, layer_runs, token_groups
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 from powerinfer.placement.solver import get_solver
+from powerinfer.values import Batch
 
 NONE = np.zeros(0, np.int32)
 
@@ -59,3 +60,35 @@ def test_runs_of_the_plans_of_solvers(solver: str) -> None:
         for share in (0.0, 0.1, 0.3, 0.5, 0.8, 1.0):
             budget = int(share * problem.budget_bytes)
             _check(get_solver(solver).solve(with_budget(problem, budget)))
+
+
+def _batch(sequences: list[int]) -> Batch:
+    """Tokens of sequences that have a block of their own each; token and position say the row."""
+    rows = np.arange(len(sequences), dtype=np.int32)
+    tables = 100 + np.arange(max(sequences) + 1, dtype=np.int32)[:, None]
+    return Batch(rows, 10 + rows, np.array(sequences, np.int32), tables)
+
+
+def _shown(group: Group) -> list[list[int]]:
+    batch = group.batch
+    blocks = batch.block_tables[batch.sequences, 0]
+    assert len(batch.block_tables) == batch.num_tokens
+    return [part.tolist() for part in (batch.token_ids, batch.positions, blocks)]
+
+
+def test_tokens_of_different_sequences_form_groups() -> None:
+    sequences = [4, 0, 2, 1, 3]
+    found = token_groups(_batch(sequences), 2)
+    assert [group.rows for group in found] == [slice(0, 2), slice(2, 4), slice(4, 6)]
+    assert [_shown(group) for group in found] == [
+        [[0, 1], [10, 11], [104, 100]],
+        [[2, 3], [12, 13], [102, 101]],
+        [[4], [14], [103]],
+    ]
+
+
+def test_a_batch_that_fits_and_tokens_that_see_each_other_stay_whole() -> None:
+    for batch, size in ((_batch([1, 0, 2]), 3), (_batch([0, 1, 2, 1]), 2)):
+        (group,) = token_groups(batch, size)
+        assert group.batch is batch
+        assert group.rows == slice(None)

@@ -22,6 +22,7 @@ from powerinfer.models import Model  # noqa: E402
 from powerinfer.ops.cpu.ops import NativeOps  # noqa: E402
 from powerinfer.ops.gpu.memory import DeviceMemory  # noqa: E402
 from powerinfer.ops.hybrid.counters import HybridCounters  # noqa: E402
+from powerinfer.ops.hybrid.settings import HybridSettings  # noqa: E402
 from powerinfer.values import FloatArray  # noqa: E402
 from repeating_recorder import RepeatingRecorder, repeating  # noqa: E402
 from tiny_models import TINY_MODELS, write_model  # noqa: E402
@@ -56,10 +57,16 @@ class Placed:
         return found
 
 
-def _placed(model: Model, plan: Any, patch: pytest.MonkeyPatch, *failures: BaseException) -> Placed:
+def _placed(
+    model: Model,
+    plan: Any,
+    patch: pytest.MonkeyPatch,
+    *failures: BaseException,
+    settings: HybridSettings = SMALL,
+) -> Placed:
     """The model on both devices, with records, watched."""
     with repeating(patch, *failures) as made:
-        placed = place(model, plan)
+        placed = place(model, plan, settings)
     (recorder,) = made
     found = Placed(placed, recorder)
     run_layer, to_host = placed.architecture.run_layer, DeviceMemory.to_host
@@ -145,6 +152,60 @@ def test_python_calls_the_layers_of_the_cpu_only(
     assert counted == [after - one for after, one in zip(_counts(model), before, strict=True)]
     assert_close(np.concatenate(got), np.concatenate(expected), "hybrid")
     np.testing.assert_array_equal(got, Placed(eager, recorded.recorder).decode())
+
+
+def _decode(model: Model, groups: list[list[int]]) -> FloatArray:
+    """Logits of some tokens of each text, whose texts share the steps of their group."""
+    cache = model.new_cache(64 * sum(map(len, groups)))
+    return np.stack(
+        [
+            np.concatenate(
+                [
+                    model.forward(
+                        cache.batch(
+                            [(text, [token + text], position) for text in group],
+                            [False] * len(group),
+                        ),
+                        cache,
+                    )
+                    for group in groups
+                ]
+            )
+            for position, token in enumerate(TOKENS)
+        ]
+    )
+
+
+@pytest.mark.parametrize("states", ["CSC", pytest.param("SAF", marks=pytest.mark.slow)])
+def test_many_texts_are_decoded_in_steps_that_are_recorded(
+    states: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = _load(tmp_path, "bamboo", len(states))
+    plan = make_plan(states, 1, has_output=states[-1] != "C")
+    placed = _placed(model, plan, monkeypatch, settings=replace(SMALL, max_texts=5))
+    before = _counts(model)
+    got = _decode(placed.model, [[0, 1, 2, 3, 4]])
+    counted = [after - one for after, one in zip(_counts(model), before, strict=True)]
+    # Of two tokens and of one. The first step has two steps of two: one is eager, one is recorded.
+    assert placed.recorder.num_records == 2
+    assert placed.recorder.num_replays == 5 + 2
+    # Layers on the CPU take all texts at once.
+    on_cpu = [number for number, state in enumerate(states) if state == "C"]
+    assert [placed.layers.count(number) for number in on_cpu] == [len(TOKENS)] * len(on_cpu)
+    before = _counts(model)
+    np.testing.assert_array_equal(got, _decode(placed.model, [[0, 1], [2, 3], [4]]))
+    assert counted == [after - one for after, one in zip(_counts(model), before, strict=True)]
+    assert_close(got, _decode(model, [[0, 1, 2, 3, 4]]), "hybrid")
+
+
+def test_more_texts_are_computed_as_a_prompt_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = _load(tmp_path, "bamboo", 1)
+    placed = _placed(model, make_plan("S", 1), monkeypatch, settings=replace(SMALL, max_texts=4))
+    got = _decode(placed.model, [[0, 1, 2, 3, 4]])
+    assert placed.recorder.num_records == placed.recorder.num_replays == 0
+    assert_close(got, _decode(model, [[0, 1, 2, 3, 4]]), "hybrid")
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
 from time import perf_counter
 from typing import cast
 
@@ -40,52 +39,15 @@ from powerinfer.ops.hybrid.migration import (
     OnlinePlacement,
     SlotTable,
 )
-from powerinfer.ops.hybrid.plan import Plan
 from powerinfer.ops.hybrid.prefill import PrefillFFN
+from powerinfer.ops.hybrid.runs import Group, LayerRun, token_groups
 from powerinfer.ops.hybrid.settings import HybridSettings
 from powerinfer.ops.hybrid.step_graphs import Counting, StepGraphs
 from powerinfer.ops.hybrid.upload import HandedBlock, PlacedBlock, Placer, Uploads
-from powerinfer.ops.protocol import ActiveIds, ArrayT, FFNCounters, LayerProgram
+from powerinfer.ops.protocol import ActiveIds, FFNCounters, LayerProgram
 from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
 
-__all__ = ["LayerRun", "SplitBlocks", "layer_runs"]
-
-
-@dataclass(frozen=True, slots=True)
-class LayerRun:
-    """Layers [first, last), which may be none, and perhaps the end of the step.
-
-    Attributes:
-        number: number of the run in a step.
-        is_on_device: their attention is on the GPU, and the output head if it is part of the run.
-        has_end: final norm and output head are part of the run.
-    """
-
-    number: int
-    first: int
-    last: int
-    is_on_device: bool
-    has_end: bool = False
-
-    def execute(self, program: LayerProgram[ArrayT], x: ArrayT, batch: Batch) -> ArrayT:
-        """Execute this part of a program."""
-        if self.first < self.last:
-            x = program.layers(x, batch, self.first, self.last)
-        return program.end(x) if self.has_end else x
-
-
-def layer_runs(plan: Plan) -> tuple[LayerRun, ...]:
-    """Return the runs of a step, in order; the last one ends it."""
-    runs: list[LayerRun] = []
-    for is_on_device, layers in groupby(layer.has_attention for layer in plan.layers):
-        first = runs[-1].last if runs else 0
-        runs.append(LayerRun(len(runs), first, first + len(list(layers)), is_on_device))
-    if runs and runs[-1].is_on_device == plan.has_output:
-        runs[-1] = replace(runs[-1], has_end=True)
-    else:
-        end = len(plan.layers)
-        runs.append(LayerRun(len(runs), end, end, plan.has_output, has_end=True))
-    return tuple(runs)
+__all__ = ["SplitBlocks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,17 +340,30 @@ class SplitBlocks:
         program: LayerProgram[Activations],
         runs: Sequence[LayerRun],
     ) -> FloatArray:
-        """Execute a step run by run; runs on the GPU are recorded if the program allows it."""
+        """Execute a step run by run; runs on the GPU are recorded if the program allows it.
+
+        The next tokens of several texts are computed in groups that can be recorded; layers on the
+        CPU take all of them at once.
+        """
         start = perf_counter()
-        placed = self._placed
-        is_small = batch.num_tokens <= self._settings.max_tokens
+        placed, settings = self._placed, self._settings
+        groups = [Group(slice(None), batch)]
+        if program.key is not None and batch.num_tokens <= settings.max_texts:
+            groups = token_groups(batch, settings.max_tokens)
+        is_small = groups[0].batch.num_tokens <= settings.max_tokens
         with placed.graphs.working(), self._awake(is_small=is_small):
             for run in runs:
                 if not len(x):
                     # Nothing needs the rest.
                     x = _on_host(program.end(x))
                     break
-                x = self._run(run, x, batch, program)
+                if run.is_on_device:
+                    parts = [
+                        self._run(run, x[group.rows], group.batch, program) for group in groups
+                    ]
+                    x = parts[0] if len(parts) == 1 else np.concatenate(parts)
+                else:
+                    x = _on_host(run.execute(program, x, batch))
             placed.counters.end_step()
             placed.exchange.collect(self._cpu.counters)
             if self.online is not None and is_small:
@@ -400,8 +375,7 @@ class SplitBlocks:
     def _run(
         self, run: LayerRun, x: FloatArray, batch: Batch, program: LayerProgram[Activations]
     ) -> FloatArray:
-        if not run.is_on_device:
-            return _on_host(run.execute(program, x, batch))
+        """Execute a run on the GPU for the tokens of a batch."""
         layers = [
             self._handoff_layers[number]
             for number in range(run.first, run.last)

@@ -21,7 +21,7 @@ from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.batch import DeviceBatch
 from powerinfer.ops.gpu.memory import Arena, naming_exhaustion
 from powerinfer.ops.gpu.ops import TorchGPU
-from powerinfer.ops.hybrid.blocks import SplitBlocks, layer_runs
+from powerinfer.ops.hybrid.blocks import SplitBlocks
 from powerinfer.ops.hybrid.decode import HandedFFN, SplitFFN
 from powerinfer.ops.hybrid.handles import (
     CPULoading,
@@ -41,6 +41,7 @@ from powerinfer.ops.hybrid.handles import (
     host_vector,
 )
 from powerinfer.ops.hybrid.plan import Plan
+from powerinfer.ops.hybrid.runs import layer_runs
 from powerinfer.ops.hybrid.settings import HybridSettings
 from powerinfer.ops.hybrid.upload import Placer, Uploads
 from powerinfer.ops.protocol import (

@@ -15,6 +15,8 @@ class HybridSettings:
 
     Attributes:
         max_tokens: most tokens of a decode step, at most 8.
+        max_texts: most texts whose next tokens are computed in several such steps. The GPU reads
+            its weights for each, so more of them are cheaper in the way of a prompt.
         prefill_crossover: least number of prompt tokens for which cold weights are sent to the GPU
             instead of computed by the CPU. `offload.place` derives it from measured speeds.
         handoff: one of `build.HANDOFFS`.
@@ -23,6 +25,7 @@ class HybridSettings:
     """
 
     max_tokens: int = 8
+    max_texts: int = 32
     prefill_crossover: int = 32
     handoff: str = "auto"
     online: OnlineSettings = field(default_factory=OnlineSettings)

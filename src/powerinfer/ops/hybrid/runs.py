@@ -1,0 +1,80 @@
+"""Parts of a step: runs of layers on one device, and groups of tokens for the GPU."""
+
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import numpy as np
+
+from powerinfer.ops.hybrid.plan import Plan
+from powerinfer.ops.protocol import ArrayT, LayerProgram
+from powerinfer.values import Batch
+
+__all__ = ["Group", "LayerRun", "layer_runs", "token_groups"]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRun:
+    """Layers [first, last), which may be none, and perhaps the end of the step.
+
+    Attributes:
+        number: number of the run in a step.
+        is_on_device: their attention is on the GPU, and the output head if it is part of the run.
+        has_end: final norm and output head are part of the run.
+    """
+
+    number: int
+    first: int
+    last: int
+    is_on_device: bool
+    has_end: bool = False
+
+    def execute(self, program: LayerProgram[ArrayT], x: ArrayT, batch: Batch) -> ArrayT:
+        """Execute this part of a program."""
+        if self.first < self.last:
+            x = program.layers(x, batch, self.first, self.last)
+        return program.end(x) if self.has_end else x
+
+
+def layer_runs(plan: Plan) -> tuple[LayerRun, ...]:
+    """Return the runs of a step, in order; the last one ends it."""
+    runs: list[LayerRun] = []
+    for is_on_device, layers in groupby(layer.has_attention for layer in plan.layers):
+        first = runs[-1].last if runs else 0
+        runs.append(LayerRun(len(runs), first, first + len(list(layers)), is_on_device))
+    if runs and runs[-1].is_on_device == plan.has_output:
+        runs[-1] = replace(runs[-1], has_end=True)
+    else:
+        end = len(plan.layers)
+        runs.append(LayerRun(len(runs), end, end, plan.has_output, has_end=True))
+    return tuple(runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows of a step, and their tokens as a batch of their own."""
+
+    rows: slice
+    batch: Batch
+
+
+def token_groups(batch: Batch, size: int) -> list[Group]:
+    """Split a batch of decode rows into groups of up to `size` tokens, full ones first.
+
+    Rows of one sequence see each other, so a batch with several of them stays whole.
+    """
+    num_tokens = batch.num_tokens
+    if num_tokens <= size or len(np.unique(batch.sequences)) < num_tokens:
+        return [Group(slice(None), batch)]
+    slices = (slice(first, first + size) for first in range(0, num_tokens, size))
+    return [Group(rows, _taken(batch, rows)) for rows in slices]
+
+
+def _taken(batch: Batch, rows: slice) -> Batch:
+    """Take rows of different sequences."""
+    token_ids = batch.token_ids[rows]
+    return Batch(
+        token_ids,
+        batch.positions[rows],
+        np.arange(len(token_ids), dtype=np.int32),
+        batch.block_tables[batch.sequences[rows]],
+    )
