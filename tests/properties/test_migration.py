@@ -2,6 +2,8 @@
 
 import importlib.util
 import logging
+import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -88,10 +90,9 @@ def _watching_scores(machine: Machine) -> Iterator[None]:
     """Fetched scores are read when they have arrived."""
     fetch = OnlinePlacement._fetch
 
-    def watched_fetch(self: OnlinePlacement, scores: torch.Tensor) -> FloatArray:
-        found = fetch(self, scores)
-        machine.write(("scores", found.ctypes.data))
-        return found
+    def watched_fetch(self: OnlinePlacement, scores: torch.Tensor, host: torch.Tensor) -> None:
+        fetch(self, scores, host)
+        machine.write(("scores", host.data_ptr()))
 
     def watched_choice(table: SlotTable, scores: FloatArray, settings: OnlineSettings) -> object:
         machine.read_on_host(("scores", scores.ctypes.data))
@@ -186,3 +187,26 @@ def test_moves_that_do_not_pay_end_in_a_state_that_steps_can_use(seed: int) -> N
         bench.run(16)
         assert not bench.online.is_moving
         bench.run(10)
+
+
+def test_no_page_locked_memory_is_freed_beside_steps() -> None:
+    """Torch marks it on the streams that used it, on which a step may be being recorded."""
+    threads: list[threading.Thread] = []
+    pinned = FakeGPU.pinned
+
+    def watched(self: FakeGPU, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        memory = np.array(pinned(self, shape, dtype).numpy())
+        weakref.finalize(memory, lambda: threads.append(threading.current_thread()))
+        return torch.from_numpy(memory)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FakeGPU, "pinned", watched)
+        with _bench(0) as bench:
+            bench.run(60)
+            assert bench.online.num_moved > 0
+            bench.layers[0].fails_at = 0
+            while bench.online.is_moving:
+                bench.run(1)
+            bench.uploader.close()
+        del bench
+    assert set(threads) == {threading.current_thread()}

@@ -199,7 +199,13 @@ class OnlinePlacement:
         self._settings = settings
         self._trial = _Trial(settings) if settings.mode is OnlineMode.TRIAL else None
         self._num_steps = 0
-        self._fetched: list[FloatArray] = []
+        # Scores fetched last, and those that a round reads. Page-locked memory is kept as long as
+        # this object: freed by the thread of uploads, torch would mark it on the streams that used
+        # it, on which a step may be being recorded.
+        self._fetched, self._read = (
+            [gpu.pinned(tuple(layer.scores.shape), layer.scores.dtype) for layer in layers]
+            for _ in range(2)
+        )
         self._fetched_by: Mark | None = None
         self._round: _Round | None = None
         self._flipped: Mark | None = None
@@ -254,7 +260,7 @@ class OnlinePlacement:
     def _end(self) -> None:
         self.is_moving = False
         # The scores are not needed any more.
-        self._layers, self._fetched = (), []
+        self._layers = ()
 
     def _begin_round(self) -> None:
         """Choose neurons by the scores fetched last time, and fetch them for the next time."""
@@ -262,22 +268,21 @@ class OnlinePlacement:
             moves: list[tuple[MovableNeurons, Moves]] = []
             work = partial(self._choose_and_load, self._fetched, moves)
             self._round = _Round(moves, self._uploader.submit(work, self._flipped))
-        self._fetched = [self._fetch(layer.scores) for layer in self._layers]
+            self._fetched, self._read = self._read, self._fetched
+        for layer, host in zip(self._layers, self._fetched, strict=True):
+            self._fetch(layer.scores, host)
         self._fetched_by = self._uploader.mark()
 
-    def _fetch(self, scores: Tensor) -> FloatArray:
-        """Start copying scores to the host; the array is valid once a later mark is reached."""
-        host = self._gpu.pinned(tuple(scores.shape), scores.dtype)
+    def _fetch(self, scores: Tensor, host: Tensor) -> None:
+        """Start copying scores to the host, where they are valid once a later mark is reached."""
         host.copy_(scores, non_blocking=True)
-        array: FloatArray = host.numpy()
-        return array
 
     def _choose_and_load(
-        self, fetched: Sequence[FloatArray], moves: list[tuple[MovableNeurons, Moves]]
+        self, fetched: Sequence[Tensor], moves: list[tuple[MovableNeurons, Moves]]
     ) -> None:
         """Run in the background; the tables read here change only when this is done."""
         for layer, scores in zip(self._layers, fetched, strict=True):
-            chosen = choose_moves(layer.table, scores, self._settings)
+            chosen = choose_moves(layer.table, scores.numpy(), self._settings)
             if len(chosen.loaded):
                 layer.load(chosen.loaded, chosen.slots)
                 moves.append((layer, chosen))
