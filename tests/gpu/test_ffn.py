@@ -24,6 +24,7 @@ from powerinfer.ops.gpu.ffn import (
     write_cold,
 )
 from powerinfer.ops.gpu.kernels import matvec
+from powerinfer.ops.gpu.kernels.prompts import select_values
 from powerinfer.ops.gpu.matrix import DeviceMatrix, empty_matrix, write_rows
 from powerinfer.ops.operands import FFN, FFNCounters, Linear
 from powerinfer.ops.reference.ffn import ReferenceFFN, run_ffn
@@ -317,6 +318,42 @@ class TestManyTokens:
             counts = block.counters.tolist()
             masked_ffn(x, block.hot, mask)
             assert block.counters.tolist() == [2 * count for count in counts]
+
+
+class TestValues:
+    """Values of many tokens: who is selected, and how many there are."""
+
+    @pytest.mark.parametrize("has_table", (False, True))
+    @pytest.mark.parametrize("has_mask", (False, True))
+    def test_others_are_cleared_and_the_rest_counted(self, has_table: bool, has_mask: bool) -> None:
+        # More tokens than a tile, fewer slots than neurons.
+        rng = np.random.default_rng(15)
+        num_tokens, slots, neurons = 70, 90, 130
+        values = rng.standard_normal((num_tokens, slots)).astype(np.float32)
+        values[rng.random(values.shape) < 0.4] = 0
+        values[3, 5], values[4, 6] = np.nan, np.inf
+        table = rng.permutation(neurons)[:slots].astype(np.int32)
+        table[::7] = -1
+        # A part of a wider mask.
+        wide = (rng.random((num_tokens, neurons + 9)) < 0.02).astype(np.uint8)
+        mask = wide[:, 9:]
+        selected = np.ones(values.shape, bool)
+        if has_table:
+            selected &= table >= 0
+        if has_mask:
+            selected &= mask[:, table if has_table else np.arange(slots)] != 0
+        expected = np.where(selected, values, 0)
+        counts = [np.count_nonzero(expected), selected.sum(), selected.any(axis=0).sum()]
+        counters = torch.full((3,), 100, dtype=torch.int64, device=DEVICE)
+        on_device = tensor(values)
+        select_values(
+            on_device,
+            tensor(table) if has_table else None,
+            tensor(wide)[:, 9:] if has_mask else None,
+            counters,
+        )
+        np.testing.assert_array_equal(array(on_device), expected)
+        assert counters.tolist() == [100 + count for count in counts]
 
 
 class TestWeights:

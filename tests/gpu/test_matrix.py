@@ -16,8 +16,8 @@ from powerinfer.errors import NumericsError, ShapeError, UnsupportedError
 from powerinfer.ops.gpu import matrix as gpu_matrix
 from powerinfer.ops.gpu.formats import device_bytes
 from powerinfer.ops.gpu.kernels import matvec as kernels
-from powerinfer.ops.gpu.kernels.decode import decode_rows, decoded
 from powerinfer.ops.gpu.kernels.matvec import matvec
+from powerinfer.ops.gpu.kernels.prompts import decode_rows, decoded
 from powerinfer.ops.gpu.matrix import (
     DeviceMatrix,
     can_join,
@@ -117,6 +117,20 @@ class TestUploads:
                 changed[slots] = encoded(rng, name, 4, 256)
                 write_rows(matrix, slots, changed[slots])
                 self.assert_holds(matrix, changed)
+
+    def test_staged_rows_go_to_any_slots(self) -> None:
+        rng = np.random.default_rng(7)
+        for name in ("f32", "bf16", "q8_0"):
+            for slots in ([2, 3, 4], [4, 0, 3], [5], []):
+                matrix = upload_matrix(encoded(rng, name, 6, 64), name, 64, DEVICE)
+                before = array(decoded(matrix)).copy()
+                chosen = np.array(slots, np.int32)
+                rows = get_format(name).encode(numbers(rng, len(slots), 64))
+                room = torch.empty(rows.shape, dtype=torch.uint8, pin_memory=DEVICE.type == "cuda")
+                room.numpy()[...] = rows
+                write_rows(matrix, chosen, room.numpy(), is_staged=True)
+                before[chosen] = get_format(name).decode(rows)
+                np.testing.assert_allclose(array(decoded(matrix)), before, rtol=2.0**-11, atol=1e-7)
 
     def test_rows_of_several_matrices_lie_in_one(self) -> None:
         rng = np.random.default_rng(3)

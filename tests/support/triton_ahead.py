@@ -38,8 +38,8 @@ from powerinfer.ops.gpu.ffn import (
     write_cold,
 )
 from powerinfer.ops.gpu.kernels import handover
-from powerinfer.ops.gpu.kernels.decode import decoded
 from powerinfer.ops.gpu.kernels.matvec import matvec
+from powerinfer.ops.gpu.kernels.prompts import decoded, halved, select_values
 from powerinfer.ops.gpu.kernels.route import choose_experts
 from powerinfer.ops.gpu.matrix import DeviceMatrix, empty_matrix
 from powerinfer.ops.gpu.ops import TorchGPU
@@ -177,9 +177,15 @@ def _products() -> None:
     matvec(_empty(1, 1001), empty_matrix("f16", 77, 1001, "cpu"))
 
 
-def _panels() -> None:
+def _prompts() -> None:
     for name in ("q8_0", "q4_0", "lowbit2", "sign"):
         decoded(empty_matrix(name, _HIDDEN, _HIDDEN, "cpu"))
+    halved(_empty(512, _HIDDEN), 1024.0)
+    values, mask = _empty(512, _NEURONS), _empty(512, _NEURONS, dtype=torch.uint8)
+    table, counters = _empty(_NEURONS, dtype=torch.int32), _empty(3, dtype=torch.int64)
+    for neurons, counted in ((table, counters), (None, counters), (table, None)):
+        select_values(values, neurons, mask, counted)
+        select_values(values, neurons, None, counted)
 
 
 def _predictors() -> None:
@@ -269,7 +275,7 @@ def _batch(num_tokens: int) -> Batch:
 def _everything() -> Iterator[Callable[[], None]]:
     gpu = TorchGPU("cpu")
     yield _products
-    yield _panels
+    yield _prompts
     yield _predictors
     yield _routers
     yield _blocks

@@ -135,7 +135,12 @@ def test_prompts_keep_to_their_workspace(
     def multiplied(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return x.new_empty((x.shape[0], y.shape[1]), dtype=torch.float32)
 
+    def halved(x: torch.Tensor, _largest: float) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.empty_like(x, dtype=torch.float16), x.new_empty((len(x), 1))
+
     monkeypatch.setattr(gpu_linear, "decode_rows", lambda *_: None)
+    monkeypatch.setattr(gpu_linear, "halved", halved)
+    monkeypatch.setattr(gpu_ffn, "select_values", lambda *_: None)
     monkeypatch.setattr(gpu_linear, "multiplied", multiplied)
     monkeypatch.setattr(gpu_ffn, "multiplied", multiplied)
     model, num_tokens = shaped_model(LARGE_MODELS[name]), 512

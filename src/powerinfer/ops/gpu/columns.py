@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from powerinfer.errors import NumericsError
-from powerinfer.ops.gpu.kernels.decode import decoded
+from powerinfer.ops.gpu.kernels.prompts import decoded
 from powerinfer.ops.gpu.matrix import DeviceMatrix, upload_matrix
 from powerinfer.values import ByteArray, IntArray
 

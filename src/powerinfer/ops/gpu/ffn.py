@@ -31,6 +31,7 @@ from powerinfer.ops.gpu.kernels.matvec import (
 )
 from powerinfer.ops.gpu.kernels.neurons import down_kernel, sum_parts_kernel, value_kernel
 from powerinfer.ops.gpu.kernels.predict import score_mask
+from powerinfer.ops.gpu.kernels.prompts import select_values
 from powerinfer.ops.gpu.linear import multiplied, panels, product, rounded
 from powerinfer.ops.gpu.matrix import DeviceMatrix, rows_of
 from powerinfer.values import Activation, ActivationKind
@@ -404,28 +405,19 @@ def masked_ffn(
     y = torch.zeros((len(x), hot.down.columns), dtype=torch.float32, device=x.device)
     for first in range(0, num_slots, WIDEST_PIECE):
         piece = slice(first, min(first + WIDEST_PIECE, num_slots))
-        counted = mask if mask is None else mask[:, piece]
-        if num_neurons is None:
-            counted = _counted_slots(hot, mask, piece)
         values = _activated_slots(x, hot, piece)
         if weights is not None:
             values.mul_(_slot_weights(hot, weights, num_neurons, piece))
-        if counted is not None:
-            # Selected, not multiplied: values of other neurons may be infinite.
-            values.masked_fill_(counted == 0, 0.0)
-        if hot.counters is not None and (mask is not None or hot.is_skipping):
-            _count(hot.counters, values, counted)
+        neurons, selected = None, mask
+        if num_neurons is None:
+            neurons = hot.neuron_of_slot[piece]
+        elif mask is not None:
+            selected = mask[:, piece]
+        is_counted = hot.counters is not None and (mask is not None or hot.is_skipping)
+        if neurons is not None or selected is not None or is_counted:
+            select_values(values, neurons, selected, hot.counters if is_counted else None)
         _add_rows(y, values, _rows(hot.down, piece))
     return y.add_(hot.down_bias) if has_down_bias and hot.down_bias is not None else y
-
-
-def _counted_slots(hot: HotNeurons, mask: Tensor | None, piece: slice) -> Tensor:
-    """Select slots of a piece, bool[num_tokens or 1, slots]; never free ones."""
-    neurons = hot.neuron_of_slot[piece]
-    is_used = (neurons >= 0)[None, :]
-    if mask is None:
-        return is_used
-    return (mask.index_select(1, neurons.clamp(min=0)) != 0) & is_used
 
 
 def _slot_weights(
@@ -487,11 +479,3 @@ def _add_rows(y: Tensor, values: Tensor, down: DeviceMatrix) -> None:
     for rows, weights in panels(down):
         part = multiplied(factors[:, rows], weights)
         y.add_(part if sizes is None else part.mul_(sizes))
-
-
-def _count(counters: Tensor, values: Tensor, counted: Tensor | None) -> None:
-    """Count pairs with a value, selected pairs, and neurons selected by any token."""
-    is_counted = torch.ones_like(values, dtype=torch.bool) if counted is None else counted != 0
-    is_counted = is_counted.expand_as(values)
-    numbers = [(values != 0).sum(), is_counted.sum(), is_counted.any(dim=0).sum()]
-    counters.add_(torch.stack(numbers))

@@ -13,8 +13,8 @@ from torch import Tensor
 from powerinfer.errors import ShapeError
 from powerinfer.ops.gpu.formats import PANEL_BYTES
 from powerinfer.ops.gpu.kernels import MAX_TOKENS
-from powerinfer.ops.gpu.kernels.decode import decode_rows
 from powerinfer.ops.gpu.kernels.matvec import binarized, matvec
+from powerinfer.ops.gpu.kernels.prompts import decode_rows, halved
 from powerinfer.ops.gpu.matrix import DeviceMatrix
 from powerinfer.ops.operands import Linear
 
@@ -73,9 +73,7 @@ def rounded(x: Tensor, matrix: DeviceMatrix) -> tuple[Tensor, Tensor | None]:
     bf16 needs no scaling: its exponents are those of f32.
     """
     if matrix.bits or matrix.values.dtype == torch.float16:
-        largest = x.abs().amax(dim=1, keepdim=True) / _LARGEST
-        sizes = torch.where(largest > 0, largest, torch.ones_like(largest))
-        return (x / sizes).half(), sizes
+        return halved(x, _LARGEST)
     # A bf16 result would lose what the sums have.
     if matrix.values.dtype == torch.bfloat16 and _HAS_WIDE_OUTPUT:
         return x.bfloat16(), None
