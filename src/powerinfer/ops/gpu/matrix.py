@@ -167,16 +167,19 @@ def write_rows(
             f"rows of shape {encoded.shape} for {len(slots)} slots of {matrix.columns} columns; "
             f"{matrix.format_name} needs ({len(slots)}, {row_bytes})"
         )
-    if len(slots) and (slots.min() < 0 or slots.max() >= matrix.rows):
+    if not len(slots):
+        return
+    if slots.min() < 0 or slots.max() >= matrix.rows:
         raise IndexError(f"slots must lie within [0, {matrix.rows})")
+    whole = _target(slots)
+    if is_staged and matrix.format_name in _DTYPES and isinstance(whole, slice):
+        # Nothing to unpack: sent straight to its place.
+        rows = torch.from_numpy(encoded).view(matrix.values.dtype)
+        matrix.values[whole].copy_(rows, non_blocking=True)
+        return
     for piece in _pieces(len(slots), max(row_bytes, matrix.columns)):
-        chosen = slots[piece]
-        is_run = bool((np.diff(chosen) == 1).all())
-        target: slice | Tensor = (
-            slice(int(chosen[0]), int(chosen[-1]) + 1)
-            if is_run
-            else torch.from_numpy(chosen.astype(np.int64)).to(matrix.device)
-        )
+        chosen = _target(slots[piece])
+        target = chosen.to(matrix.device) if isinstance(chosen, Tensor) else chosen
         values, scales = _parts(matrix, encoded[piece], is_staged=is_staged)
         matrix.values[target] = values
         if matrix.scales is not None and scales is not None:
@@ -212,6 +215,13 @@ def rows_of(matrix: DeviceMatrix, first: int, last: int, format_name: str) -> De
 def _pieces(rows: int, row_size: int) -> Iterator[slice]:
     step = max(1, _PIECE // max(1, row_size))
     return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
+
+
+def _target(slots: IntArray) -> slice | Tensor:
+    """Return consecutive slots as a slice, others as i64[n] on the host."""
+    if (np.diff(slots) == 1).all():
+        return slice(int(slots[0]), int(slots[-1]) + 1)
+    return torch.from_numpy(slots.astype(np.int64))
 
 
 def _parts(

@@ -350,8 +350,8 @@ class SplitBlocks:
         groups = [Group(slice(None), batch)]
         if program.key is not None and batch.num_tokens <= settings.max_texts:
             groups = token_groups(batch, settings.max_tokens)
-        is_small = groups[0].batch.num_tokens <= settings.max_tokens
-        with placed.graphs.working(), self._awake(is_small=is_small):
+        most = groups[0].batch.num_tokens
+        with placed.graphs.working(), self._awake(most):
             for run in runs:
                 if not len(x):
                     # Nothing needs the rest.
@@ -366,7 +366,7 @@ class SplitBlocks:
                     x = _on_host(run.execute(program, x, batch))
             placed.counters.end_step()
             placed.exchange.collect(self._cpu.counters)
-            if self.online is not None and is_small:
+            if self.online is not None and most <= settings.max_tokens:
                 self.online.after_step(perf_counter() - start)
                 if not self.online.is_moving:
                     self._stop_scoring()
@@ -414,18 +414,23 @@ class SplitBlocks:
         return run.execute(program, stream, cast("Batch", batch))
 
     @contextmanager
-    def _awake(self, *, is_small: bool) -> Iterator[None]:
-        """Keep the CPU's threads awake during a decode step."""
-        exchange, handoff = self._placed.exchange, self._placed.graphs.handoff
-        # A thread that waits for memory stays awake itself.
-        if not (is_small and self._gpu.is_cuda) or handoff.name.startswith("memory"):
+    def _awake(self, num_tokens: int) -> Iterator[None]:
+        """Keep the CPU's threads awake during a step in which they have work at short intervals."""
+        placed = self._placed
+        if num_tokens <= self._settings.max_tokens:
+            # A thread that waits for memory stays awake itself.
+            is_wanted = not placed.graphs.handoff.name.startswith("memory")
+        else:
+            # They gather the cold weights that the prompt sends, matrix by matrix.
+            is_wanted = bool(self._handoff_layers) and not placed.prefill.asks_cpu(num_tokens)
+        if not (is_wanted and self._gpu.is_cuda):
             yield
             return
-        exchange.hold_awake()
+        placed.exchange.hold_awake()
         try:
             yield
         finally:
-            exchange.let_sleep()
+            placed.exchange.let_sleep()
 
     def _may_move(self, ffn: NativeFFN) -> bool:
         """Test whether neurons may move: columns of the file's matrix take too long to gather."""

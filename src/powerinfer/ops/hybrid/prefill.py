@@ -125,12 +125,12 @@ class PrefillFFN:
         every = np.arange(block.num_neurons, dtype=np.int32)
         y = masked_ffn(x, block.hot, mask, weights, num_neurons=None if keeps_hot else 0)
         for ids, chunk in self._chunks(block, block.slots.cold if keeps_hot else every):
-            chosen = self._gpu.to_device(ids.astype(np.int64))
-            chunk_mask = None if mask is None else mask.index_select(1, chosen)
-            chunk_weights = None
+            chunk_mask, chunk_weights = mask, weights
+            if mask is not None:
+                chunk_mask = mask.index_select(1, self._gpu.to_device(ids))
             if weights is not None:
-                experts = chosen // (block.num_neurons // weights.shape[1])
-                chunk_weights = weights.index_select(1, experts)
+                experts = ids // (block.num_neurons // weights.shape[1])
+                chunk_weights = weights.index_select(1, self._gpu.to_device(experts))
             counting = replace(chunk, counters=block.hot.counters)
             part = masked_ffn(
                 x, counting, chunk_mask, chunk_weights, has_down_bias=False, num_neurons=len(ids)
@@ -151,11 +151,13 @@ class PrefillFFN:
 
         upload = self._uploader.submit(partial(load, 0), self._uploader.mark())
         for number, ids in enumerate(pieces):
-            upload.join()
+            arriving = upload
             if number + 1 < len(pieces):
-                # All work on the other buffer has been queued by now.
+                # All work on the other buffer has been queued by now. Not after the wait below, in
+                # which the thread of uploads would have nothing to do.
                 used = self._uploader.mark()
                 upload = self._uploader.submit(partial(load, number + 1), used)
+            arriving.join()
             yield ids, buffers[number % 2]
 
     def _buffers_for(self, block: SplitFFN) -> tuple[HotNeurons, HotNeurons]:

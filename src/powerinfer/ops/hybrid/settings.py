@@ -29,7 +29,7 @@ class HybridSettings:
     prefill_crossover: int = 32
     handoff: str = "auto"
     online: OnlineSettings = field(default_factory=OnlineSettings)
-    chunk_bytes: int = 16 << 20
+    chunk_bytes: int = 32 << 20
 
     def __post_init__(self) -> None:
         """Check the limit of the kernels.

@@ -47,8 +47,8 @@ from powerinfer.values import ByteArray, IntArray
 
 __all__ = ["HandedBlock", "PlacedBlock", "Placer", "Uploads"]
 
-# Bytes of rows that are gathered in host memory at a time.
-_PIECE_BYTES = 8 << 20
+# Bytes of rows that are gathered in host memory at a time: a matrix of a chunk of a prompt.
+_PIECE_BYTES = 16 << 20
 
 
 class Uploads:
