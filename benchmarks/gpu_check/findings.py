@@ -9,8 +9,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeAlias
 
-from powerinfer.errors import PowerInferError
-
 __all__ = [
     "Check",
     "Figure",
@@ -25,6 +23,9 @@ __all__ = [
 ]
 
 Figure: TypeAlias = "float | int | str | bool | None"
+
+# Characters of an error's text in a finding: Triton quotes the source of a kernel.
+_MOST_QUOTED = 300
 
 
 class Verdict(StrEnum):
@@ -106,7 +107,7 @@ def verdict_of(is_right: bool) -> Verdict:  # noqa: FBT001 - the question is in 
 
 
 def attempted(what: str, findings: Iterator[Finding]) -> Iterator[Finding]:
-    """The findings; an error of the engine or of torch ends them with one more, a failure.
+    """The findings; an error ends them with one more, a failure.
 
     Args:
         what: names the failure.
@@ -114,10 +115,10 @@ def attempted(what: str, findings: Iterator[Finding]) -> Iterator[Finding]:
     """
     try:
         yield from findings
-    except (PowerInferError, RuntimeError) as error:
+    except Exception as error:  # noqa: BLE001  Triton's classes have no other base in common
         traceback.print_exc()
-        first = next(iter(str(error).splitlines()), "")
-        yield Finding(what, Verdict.FAILED, f"{type(error).__name__}: {first}")
+        text = " ".join(str(error).split())[:_MOST_QUOTED]
+        yield Finding(what, Verdict.FAILED, f"{type(error).__name__}: {text}")
 
 
 def keep(findings: Iterable[Finding], path: Path) -> None:

@@ -108,12 +108,13 @@ def _gpu(
     stored = GPU_SPEEDS.recall(name)
     if stored is not None:
         return stored
-    from powerinfer.ops.gpu.memory import release_cached
+    from powerinfer.ops.gpu.memory import naming_gpu_failure, release_cached
     from powerinfer.ops.hybrid.speed import measure_gpu_speed
 
     _log.info("measuring how fast the GPU reads weights: %s", name)
     try:
-        measured = measure_gpu_speed(device.name, ops, format_name, progress)
+        with naming_gpu_failure():
+            measured = measure_gpu_speed(device.name, ops, format_name, progress)
     except OutOfDeviceMemoryError as error:
         _log.warning("the GPU was not measured (%s): assuming the speeds of %s", error, ASSUMED_GPU)
         return None

@@ -2,12 +2,13 @@
 
 import logging
 import math
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from powerinfer.calibration.sparsity import Sparsity
-from powerinfer.errors import OutOfDeviceMemoryError, PlacementError
+from powerinfer.errors import DeviceError, OutOfDeviceMemoryError, PlacementError
 from powerinfer.gguf import GGUFFile
 from powerinfer.kvcache import KVCache
 from powerinfer.models import Model
@@ -111,7 +112,7 @@ def place(
     options: EngineOptions,
     device: Device,
     progress: PlacementProgress | None = None,
-) -> Placement:
+) -> Placement | None:
     """Place a model by the plan its options ask for.
 
     A plan that does not fit after all is replaced by one for less memory, with a warning. If
@@ -120,10 +121,31 @@ def place(
     Args:
         sparsity: the model on the native CPU backend, which stays complete, with its sparsity.
 
+    Returns:
+        The placed model; None, with a warning, if a GPU that nobody asked for failed.
+
     Raises:
-        DeviceError: the GPU failed for another reason than lack of memory.
+        DeviceError: the GPU failed for another reason than lack of memory, and was asked for.
         PlacementError: the named plan cannot be used.
     """
+    try:
+        return _place(sparsity, file, tokenizer, options, device, progress)
+    except DeviceError as error:
+        if options.wants_gpu:
+            raise
+        _log.warning("%s: the CPU runs alone", error.message)
+    give_memory_back(device)
+    return None
+
+
+def _place(
+    sparsity: Sparsity,
+    file: GGUFFile,
+    tokenizer: Tokenizer,
+    options: EngineOptions,
+    device: Device,
+    progress: PlacementProgress | None,
+) -> Placement:
     task = placement_task(sparsity, file, tokenizer, options, device, progress)
     model = sparsity.model
     while True:
@@ -147,6 +169,7 @@ def _placed(
 ) -> tuple[Model, KVCache]:
     """Place the model and allocate its cache; a trial step makes sure that everything fits."""
     from powerinfer.offload.placing import place_model
+    from powerinfer.ops.gpu.memory import naming_gpu_failure
     from powerinfer.ops.gpu.ops import TorchGPU
     from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings
     from powerinfer.ops.hybrid.numa import pin_to_node_of
@@ -164,14 +187,16 @@ def _placed(
     ops = HybridOps(cpu, TorchGPU(device.name), plan, settings)
     if not device.is_interpreted:
         pin_to_node_of(device.name, cpu)  # until `ops` is released
-    placed = place_model(model, ops)
     try:
-        cache = placed.new_cache(options.kv_tokens, kv_type=KVType(options.kv_type))
-        if not device.is_interpreted:
-            with ops.trial():
-                _try_out(placed, cache, options.batch_size)
-    except OutOfDeviceMemoryError as error:
-        ops.release()
+        with naming_gpu_failure():
+            placed = place_model(model, ops)
+            cache = placed.new_cache(options.kv_tokens, kv_type=KVType(options.kv_type))
+            if not device.is_interpreted:
+                with ops.trial():
+                    _try_out(placed, cache, options.batch_size)
+    except DeviceError as error:
+        with suppress(RuntimeError):  # a lost device gives nothing back
+            ops.release()
         # Traceback frames keep uploaded weights alive.
         raise error.with_traceback(None) from None
     return placed, cache
@@ -260,4 +285,5 @@ def give_memory_back(device: Device) -> None:
     if not device.is_interpreted:
         from powerinfer.ops.gpu.memory import release_cached
 
-        release_cached()
+        with suppress(RuntimeError):  # the device may be lost
+            release_cached()

@@ -71,7 +71,21 @@ class TestFindings:
             raise OutOfDeviceMemoryError("no room\nfor it")
 
         _one, last = findings.attempted("two", breaks())
-        assert last.line == "failed  two: OutOfDeviceMemoryError: no room"
+        assert last.line == "failed  two: OutOfDeviceMemoryError: no room for it"
+
+    def test_an_error_of_a_class_of_its_own_is_one_too(self) -> None:
+        """Triton's derive from Exception alone."""
+        findings = _module("findings")
+
+        class CompilationError(Exception):
+            pass
+
+        def breaks() -> Iterator[object]:
+            raise CompilationError("at 3:4:\n    tl.load(x)\n    ^")
+            yield
+
+        (only,) = findings.attempted("a kernel", breaks())
+        assert only.line == "failed  a kernel: CompilationError: at 3:4: tl.load(x) ^"
 
 
 class TestProcesses:

@@ -101,6 +101,7 @@ def test_memory_that_runs_out_beside_a_prompt_makes_the_plan_smaller(
         asked = engine_options(vram_budget=_budget(llm, device, 0.7, **options), **options)
         found = placing.place(loaded.sparsity, loaded.file, loaded.tokenizer, asked, device)
         assert failed
+        assert found is not None
         assert found.plan.has_anything
         warnings = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
         assert len(warnings) == 1

@@ -163,6 +163,9 @@ def test_placing_on_a_gpu_pins_and_running_out_of_memory_unpins(
         task = placement_task(*parts, Device("cpu", "a stand-in", is_interpreted=True))
         monkeypatch.setattr(placing, "placement_task", lambda *_: task)
         device = Device("cpu", "a stand-in", is_interpreted=is_interpreted)
-        assert placing.place(*parts, device).plan.has_anything
+        placed = placing.place(*parts, device)
+        assert placed is not None
+        assert placed.plan.has_anything
+        del placed
     once = ["pinned cpu", "tried"]
     assert events == ([] if is_interpreted else [*once, "unpinned", *once])

@@ -79,7 +79,9 @@ def _task(llm: LLM, budget: str = "1", **options: Any) -> PlacementTask:
 def _place(llm: LLM, budget: str = "1", **options: Any) -> Placement:
     loaded = llm.loaded
     asked = engine_options(vram_budget=budget, solver="greedy", **options)
-    return place(loaded.sparsity, loaded.file, loaded.tokenizer, asked, STAND_IN)
+    placed = place(loaded.sparsity, loaded.file, loaded.tokenizer, asked, STAND_IN)
+    assert placed is not None
+    return placed
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -294,6 +296,7 @@ def test_a_plan_whose_steps_do_not_fit_is_shrunk(
     with repeating(monkeypatch, no_memory) as made:
         found = place(loaded.sparsity, loaded.file, loaded.tokenizer, asked, gpu)
     assert [recorder.num_records for recorder in made] == [0, 1]
+    assert found is not None
     assert found.plan.has_anything
     assert found.problem.budget_bytes < task.problem.budget_bytes
     (warning,) = [record.message for record in caplog.records if "ran out" in record.message]

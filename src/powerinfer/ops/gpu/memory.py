@@ -5,6 +5,7 @@ This includes AMD GPUs: torch built for ROCm presents them under the name `cuda`
 
 import math
 import os
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,12 +24,15 @@ __all__ = [
     "Arena",
     "DeviceEvent",
     "DeviceMemory",
+    "KernelError",
     "SharedBuffers",
     "TorchDevice",
     "find_devices",
     "free_bytes",
     "is_out_of_memory",
     "naming_exhaustion",
+    "naming_gpu_failure",
+    "naming_kernel_failure",
     "open_device",
     "release_cached",
     "why_no_device",
@@ -36,6 +40,8 @@ __all__ = [
 
 # Attention of prompts takes 96 KiB of shared memory per program, which NVIDIA has since Ampere.
 _LEAST_CAPABILITY = (8, 0)
+# Characters of another library's message in ours: compilers print pages.
+_MOST_QUOTED = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +173,67 @@ def naming_exhaustion(what: str, num_bytes: int) -> Iterator[None]:
             f"the device has no room for {what} ({num_bytes / 2**20:.1f} MiB)",
             remedy="use a smaller {vram_budget}",
         ) from error
+
+
+class KernelError(DeviceError):
+    """A kernel does not compile, or Triton cannot load it."""
+
+
+@contextmanager
+def naming_kernel_failure() -> Iterator[None]:
+    """Turn errors of Triton into one of ours, in one line.
+
+    Its classes derive from Exception, and it passes on what compilers and its cache's files raise.
+    Errors that the driver reports through it stay as they are, see `step_graphs`.
+
+    Raises:
+        KernelError: the body launched a kernel that does not compile or load.
+    """
+    try:
+        yield
+    except Exception as error:
+        launcher = _launcher(error)
+        # "Triton Error [CUDA]: ..." quotes the driver.
+        if launcher is None or is_out_of_memory(error) or "Triton Error [" in str(error):
+            raise
+        raise KernelError(
+            f"the GPU kernel of {launcher} does not compile or load: {_one_line(error)}",
+            remedy="take {device='cpu'}",
+        ) from error
+
+
+@contextmanager
+def naming_gpu_failure() -> Iterator[None]:
+    """Turn errors of torch, Triton and the driver into one of ours, in one line.
+
+    Raises:
+        DeviceError: one of them failed; for a lack of memory OutOfDeviceMemoryError.
+    """
+    try:
+        with naming_kernel_failure():
+            yield
+    except RuntimeError as error:
+        kind = OutOfDeviceMemoryError if is_out_of_memory(error) else DeviceError
+        raise kind(f"the GPU failed: {_one_line(error)}", remedy="take {device='cpu'}") from error
+
+
+def _launcher(error: BaseException) -> str | None:
+    """Name the function whose launch failed inside Triton; None if the error is not Triton's."""
+    caller = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module = str(frame.f_globals.get("__name__"))
+        if module.partition(".")[0] == "triton":
+            return caller
+        caller = f"{module.rpartition('.')[2]}.{frame.f_code.co_name}"
+    return None
+
+
+def _one_line(error: BaseException) -> str:
+    """Shorten the first cause of an error: Triton puts a kernel's source into the others."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = getattr(error, "error_message", None) or str(error)
+    return f"{type(error).__name__}: {' '.join(text.split())[:_MOST_QUOTED]}"
 
 
 # More than any device has.

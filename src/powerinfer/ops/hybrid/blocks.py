@@ -17,7 +17,7 @@ from powerinfer.ops.cpu.handles import NativeFFN
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.batch import DeviceBatch
 from powerinfer.ops.gpu.formats import chunk_neurons
-from powerinfer.ops.gpu.memory import Arena, SharedBuffers
+from powerinfer.ops.gpu.memory import Arena, SharedBuffers, naming_kernel_failure
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.recorder import Activations
 from powerinfer.ops.gpu.router import Routing, route
@@ -410,8 +410,9 @@ class SplitBlocks:
         self._placed.counters.begin_run(notes)
         self._placed.decode.handoff = handoff
         stream = self._gpu.to_device(x) if isinstance(x, np.ndarray) else x
-        # Operations take either batch; models know one.
-        return run.execute(program, stream, cast("Batch", batch))
+        with naming_kernel_failure():
+            # Operations take either batch; models know one.
+            return run.execute(program, stream, cast("Batch", batch))
 
     @contextmanager
     def _awake(self, num_tokens: int) -> Iterator[None]:

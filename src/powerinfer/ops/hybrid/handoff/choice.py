@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from powerinfer.errors import DeviceError, OutOfDeviceMemoryError
-from powerinfer.ops.gpu.memory import is_out_of_memory
+from powerinfer.ops.gpu.memory import KernelError, is_out_of_memory
 from powerinfer.ops.gpu.recorder import CudaRecorder, CudaRecording
 from powerinfer.ops.hybrid.handoff.methods import Handoff, MemoryOperationHandoff
 
@@ -26,7 +26,7 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-# torch reports refusals of the driver as RuntimeError.
+# torch reports refusals of the driver as RuntimeError; errors of Triton are KernelErrors here.
 FAILURES = (DeviceError, RuntimeError)
 
 # Hand-offs in one record, and replays: enough for a 99th percentile.
@@ -156,7 +156,12 @@ def cause_of(error: BaseException) -> BaseException:
     """
     first, passed = error, {id(error)}
     # If an error is raised twice, the chain may be a cycle.
-    while (before := first.__cause__ or first.__context__) and id(before) not in passed:
+    # The cause of a KernelError takes many lines.
+    while (
+        not isinstance(first, KernelError)
+        and (before := first.__cause__ or first.__context__)
+        and id(before) not in passed
+    ):
         first = before
         passed.add(id(first))
     if isinstance(first, KeyboardInterrupt):
