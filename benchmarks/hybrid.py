@@ -36,6 +36,7 @@ from powerinfer.placement.sizes import ModelSizes
 from powerinfer.placement.step_time import step_s
 from two_devices.parts import (
     MeasuredSpeeds,
+    handoff_figures,
     measured_speeds,
     predicted_frequencies,
     sizes_of,
@@ -163,6 +164,7 @@ def _bench(options: argparse.Namespace) -> tuple[Bench, dict[str, Any]]:
         "planted": means | {"rank": knobs.rank, "predictor_format": options.predictor_format},
         "threads": threads,
         "speeds": _speeds_report(speeds),
+        "handoff": handoff_figures(options.device, bench.cpu),
         "machine": describe_gpu(options.device),
     }
 
@@ -212,7 +214,6 @@ def _run(bench: Bench, side: Side, fraction: float) -> dict[str, Any]:
         "bytes_per_token": num_bytes,
         "gb_per_s": num_bytes / median / 1e9,
         "handoff": placed.ops.handoff_name,
-        "handoff_figures": getattr(placed.ops, "handoff_figures", None),
         "graphs_per_step": launches.replays,
         "kernels_launched_per_step": launches.kernels,
         "is_recorded": launches.is_recorded,
@@ -301,7 +302,7 @@ def compare(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     A row that fails has an `error` instead of figures, and does not end the others.
     """
     bench, result = _bench(options)
-    result |= {"handoff": {}, "rows": [], "ratios": []}
+    result |= {"rows": [], "ratios": []}
     for name, fraction in RUNS:
         if options.only and name not in options.only:
             continue
@@ -310,7 +311,6 @@ def compare(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         except (PowerInferError, RuntimeError) as error:
             row = {"side": name, "summary": SIDES[name].summary, "fraction": fraction}
             row["error"] = f"{type(error).__name__}: {error}"
-        result["handoff"] |= row.pop("handoff_figures", None) or {}
         result["rows"].append(row)
         result["ratios"] = _ratios(result)
         options.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

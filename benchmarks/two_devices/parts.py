@@ -17,7 +17,13 @@ from powerinfer.placement.cost_model import CostModel, DeviceSpeed
 from powerinfer.placement.sizes import ModelSizes
 from powerinfer.values import FloatArray
 
-__all__ = ["MeasuredSpeeds", "measured_speeds", "predicted_frequencies", "sizes_of"]
+__all__ = [
+    "MeasuredSpeeds",
+    "handoff_figures",
+    "measured_speeds",
+    "predicted_frequencies",
+    "sizes_of",
+]
 
 _TIMED_STEPS = 3
 _READ_BYTES = 1 << 30
@@ -102,6 +108,15 @@ def _cost(device: str, cpu: DeviceSpeed, ops: NativeOps, format_name: str) -> Co
         gpu["transfer_bytes_per_s"],
         gpu["run_s"],
     )
+
+
+def handoff_figures(device: str, ops: NativeOps) -> dict[str, dict[str, float]]:
+    """Seconds of a recorded hand-off, `median_s` and `p99_s`, by its name; empty without one."""
+    from powerinfer.ops.gpu.ops import TorchGPU
+    from powerinfer.ops.hybrid.speed import measure_handoff
+
+    found = measure_handoff(TorchGPU(device), ops)
+    return {} if found is None else {"memory_operations": asdict(found)}
 
 
 def _gpu_plain_read(device: str) -> float:

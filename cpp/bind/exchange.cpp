@@ -216,15 +216,6 @@ void BindExchange(nb::module_& module) {
       .def_prop_ro("num_layers", [](const ExchangeHandle& h) { return h.exchange.NumLayers(); })
       .def_prop_ro("max_tokens", [](const ExchangeHandle& h) { return h.exchange.MaxTokens(); })
       .def("run", &Run, "layer"_a, "num_tokens"_a)
-      .def_prop_ro(
-          "entry_address",
-          [](const ExchangeHandle&) { return reinterpret_cast<std::uintptr_t>(&Exchange::Enter); })
-      .def(
-          "argument_address",
-          [](ExchangeHandle& h, std::int64_t layer, std::int64_t num_tokens) {
-            return reinterpret_cast<std::uintptr_t>(h.exchange.Argument(layer, num_tokens));
-          },
-          "layer"_a, "num_tokens"_a)
       .def("keep_awake", &KeepAwake, "is_awake"_a)
       .def("stats", [](ExchangeHandle& h) { return h.exchange.TakeStats(); })
       .def("raise_failure", &RaiseFailure)

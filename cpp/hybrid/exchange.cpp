@@ -6,6 +6,7 @@
 #include <exception>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "sparse/experts.h"
 
@@ -170,17 +171,6 @@ void Exchange::RunGuarded(std::int64_t layer, std::int64_t num_tokens) noexcept 
   for (std::int64_t token = 0; token < std::min(num_tokens, buffers_.y.rows); ++token) {
     std::fill_n(buffers_.y.Row(token), buffers_.y.columns, 0.0F);
   }
-}
-
-void* Exchange::Argument(std::int64_t layer, std::int64_t num_tokens) {
-  Check(layer, num_tokens);
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return &calls_.try_emplace({layer, num_tokens}, Call{this, layer, num_tokens}).first->second;
-}
-
-void Exchange::Enter(void* argument) noexcept {
-  const Call& call = *static_cast<const Call*>(argument);
-  call.exchange->RunGuarded(call.layer, call.num_tokens);
 }
 
 void Exchange::ReportFailure(ExchangeStatus status, const char* message) noexcept {

@@ -4,11 +4,9 @@
 
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "base/views.h"
@@ -76,13 +74,6 @@ class Exchange {
   /// a time.
   void KeepAwake(bool is_awake);
 
-  /// The argument with which `Enter` calls RunGuarded(layer, num_tokens); lives as long as the
-  /// exchange. Throws as Check.
-  void* Argument(std::int64_t layer, std::int64_t num_tokens);
-
-  /// Entry point for drivers that call a plain function with one pointer.
-  static void Enter(void* argument) noexcept;
-
   /// Sets the status and keeps the message, unless there is an earlier one.
   void ReportFailure(ExchangeStatus status, const char* message) noexcept;
 
@@ -97,11 +88,6 @@ class Exchange {
     FFNView ffn;
     std::optional<PredictorView> predictor;  // decides instead of the cold bits
   };
-  struct Call {
-    Exchange* exchange;
-    std::int64_t layer;
-    std::int64_t num_tokens;
-  };
 
   NeuronIds ListCold(std::int64_t num_neurons, std::int64_t num_tokens);
   void RunCold(const OpContext& context, const FFNView& ffn, RowsView<const float> x,
@@ -112,7 +98,6 @@ class Exchange {
   SharedTeam& team_;
   ExchangeBuffers buffers_;
   std::deque<Layer> layers_;
-  std::map<std::pair<std::int64_t, std::int64_t>, Call> calls_;
 
   bool is_held_awake_ = false;
 

@@ -100,7 +100,7 @@ TEST_CASE("ExchangeRefusesWhatDoesNotFit") {
     REQUIRE_THROWS_AS_MESSAGE(t.exchange.Run(layer, 1), std::out_of_range, "a layer out of range");
   }
   for (const std::int64_t num_tokens : {std::int64_t{0}, kMaxTokens + 1}) {
-    REQUIRE_THROWS_AS_MESSAGE(t.exchange.Argument(0, num_tokens), std::invalid_argument, "tokens");
+    REQUIRE_THROWS_AS_MESSAGE(t.exchange.Run(0, num_tokens), std::invalid_argument, "tokens");
   }
   o.intermediate_size += 64;
   const FFNBlock larger(o, t.random);
@@ -111,14 +111,11 @@ TEST_CASE("ExchangeRefusesWhatDoesNotFit") {
   REQUIRE_THROWS_AS_MESSAGE(t.exchange.AddLayer(wider.view), std::invalid_argument, "wider rows");
 }
 
-TEST_CASE("ExchangeEntryRunsOnAnyThread") {
+TEST_CASE("ExchangeRunsOnAnyThread") {
   TestExchange t(FFNOptions{});
   const std::vector<float> expected = t.Expected(0, 2, nullptr);
-  void* argument = t.exchange.Argument(0, 2);
-  REQUIRE_MESSAGE(argument == t.exchange.Argument(0, 2), "arguments must be kept");
-  REQUIRE_MESSAGE(argument != t.exchange.Argument(0, 1), "arguments must differ");
-  std::thread([&] { Exchange::Enter(argument); }).join();
-  t.CheckResult(expected, "the entry");
+  std::thread([&] { t.exchange.RunGuarded(0, 2); }).join();
+  t.CheckResult(expected, "a guarded run");
   REQUIRE_MESSAGE((t.status == 0 && !t.exchange.TakeFailure()), "a good run must not fail");
 }
 

@@ -38,7 +38,7 @@ MODELS: tuple[str, ...] = (
     "nemotron-biases",
 )
 PLANS: tuple[str, ...] = ("SS", "FP", "SA", "CF", "SC", "CA")
-HANDOFFS: tuple[str, ...] = ("auto", "memory_operations", "host_functions", "eager")
+HANDOFFS: tuple[str, ...] = ("auto", "eager")
 if not IS_CUDA:
     # Interpreted kernels take seconds; tests/properties/test_hybrid.py draws from all of these.
     MODELS, PLANS, HANDOFFS = MODELS[:1], ("SC",), ("auto",)

@@ -1,8 +1,6 @@
-"""The CPU half of blocks on two devices: cold bits, the C entry, the thread signalled by memory."""
+"""The CPU half of blocks on two devices: cold bits, and the thread signalled by memory."""
 
-import ctypes
 import gc
-import threading
 import time
 from dataclasses import replace
 
@@ -16,7 +14,6 @@ from exchange_cases import (
     NEURONS,
     RELU,
     Device,
-    Entry,
     expected,
     ids_of,
     make_buffers,
@@ -114,20 +111,6 @@ def test_counts_what_it_did() -> None:
     assert want == shared.ops.counters  # nothing ran since
 
 
-def test_the_entry_does_what_run_does() -> None:
-    shared = share(2)
-    exchange, y = shared.exchange, shared.buffers.y
-    entry = Entry(exchange.entry_address)
-    for layer in (1, 0):
-        for num_tokens in (1, MAX_TOKENS):
-            y[:] = np.nan
-            argument = exchange.argument_address(layer, num_tokens)
-            assert argument == exchange.argument_address(layer, num_tokens)
-            entry(argument)
-            assert same_bits(y[:num_tokens], shared.expected(layer, num_tokens))
-    exchange.raise_failure()
-
-
 def test_threads_held_awake_change_nothing() -> None:
     shared = share()
     want = shared.expected(0, 2)
@@ -138,38 +121,6 @@ def test_threads_held_awake_change_nothing() -> None:
             time.sleep(gap_s)
             shared.exchange.run(0, 2)
             assert same_bits(shared.buffers.y[:2], want)
-
-
-def test_the_entry_needs_no_gil() -> None:
-    shared = share()
-    want = shared.expected(0, 1)
-    # PyDLL keeps the GIL while the function runs: it would deadlock if it asked for it from one
-    # of its threads, or if it waited for a Python thread.
-    entry = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(shared.exchange.entry_address)
-    entry(shared.exchange.argument_address(0, 1))
-    assert same_bits(shared.buffers.y[:1], want)
-
-
-def test_the_entry_works_beside_busy_python() -> None:
-    shared = share()
-    want = shared.expected(0, 1)
-    entry = Entry(shared.exchange.entry_address)
-    argument = shared.exchange.argument_address(0, 1)
-    calls = 0
-
-    def call() -> None:
-        nonlocal calls
-        for _ in range(50):
-            entry(argument)
-            calls += 1
-
-    thread = threading.Thread(target=call)
-    thread.start()
-    x = numbers((1, HIDDEN), 8)
-    while thread.is_alive():  # Python code, and operations of the same team
-        shared.ops.ffn(x, shared.ffns[0])
-    assert calls == 50
-    assert same_bits(shared.buffers.y[:1], want)
 
 
 def test_a_hundred_signalled_steps_in_a_row() -> None:
@@ -193,6 +144,24 @@ def test_a_hundred_signalled_steps_in_a_row() -> None:
     counters = FFNCounters()
     shared.exchange.collect(counters)
     assert counters.total == 100 * len(layers) * MAX_TOKENS * NEURONS
+
+
+def test_signals_are_answered_beside_busy_python() -> None:
+    shared = share()
+    inputs = numbers((50, MAX_TOKENS, HIDDEN), 9)
+    want = []
+    for x in inputs:
+        shared.buffers.x[:] = x
+        want.append(shared.expected(0, 1))
+    shared.exchange.start_step([0] * len(inputs), 1)
+    device = Device(shared.buffers, [0] * len(inputs), inputs)
+    device.start()
+    x = numbers((1, HIDDEN), 8)
+    while device.is_alive():  # Python code, and operations of the same team
+        shared.ops.ffn(x, shared.ffns[0])
+    shared.exchange.finish_step()
+    for got, wanted in zip(device.results, want, strict=True):
+        assert same_bits(got[:1], wanted)
 
 
 def test_steps_may_have_any_layers() -> None:
@@ -248,7 +217,7 @@ def test_keeps_alive_what_it_uses() -> None:
     exchange, want = make()
     gc.collect()
     garbage = [numbers((NEURONS, HIDDEN), seed) for seed in range(4)]  # reuses freed memory
-    Entry(exchange.entry_address)(exchange.argument_address(0, MAX_TOKENS))
+    exchange.run(0, MAX_TOKENS)
     assert same_bits(exchange.buffers.y, want)
     assert len(garbage) == 4
 
@@ -259,8 +228,6 @@ def test_refuses_calls_that_do_not_fit() -> None:
     for layer in (-1, 2):
         with pytest.raises(IndexError, match="not in"):
             exchange.run(layer, 1)
-        with pytest.raises(IndexError, match="not in"):
-            exchange.argument_address(layer, 1)
         with pytest.raises(IndexError, match="not in"):
             exchange.start_step([0, layer], 1)
     for num_tokens in (0, MAX_TOKENS + 1):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from exchange_cases import ACTIVATIONS, MAX_TOKENS, RELU, Device, Entry, make_buffers
+from exchange_cases import ACTIVATIONS, MAX_TOKENS, RELU, Device, make_buffers
 from native_cases import make_ffn, make_linear, numbers, same_bits, use_kernels
 from powerinfer.errors import ShapeError
 from powerinfer.ops.cpu.exchange import ExchangeBuffers, NativeExchange
@@ -174,18 +174,6 @@ def mixed(
     for number, block in enumerate(blocks):
         exchange.add_layer(block, is_predicting=number != 1)
     return ops, buffers, exchange, blocks
-
-
-def test_the_entry_serves_layers_that_predict() -> None:
-    ops, buffers, exchange, blocks = mixed()
-    entry = Entry(exchange.entry_address)
-    for layer in (2, 0):
-        for num_tokens in (1, MAX_TOKENS):
-            entry(exchange.argument_address(layer, num_tokens))
-            assert same_bits(
-                buffers.y[:num_tokens], wanted(ops, blocks[layer], buffers, num_tokens)
-            )
-    exchange.raise_failure()
 
 
 def test_signals_are_answered_for_layers_of_both_kinds() -> None:

@@ -1,6 +1,5 @@
 """An exchange with layers, and what plays the other device, for the tests of both."""
 
-import ctypes
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -22,7 +21,6 @@ __all__ = [
     "NEURONS",
     "RELU",
     "Device",
-    "Entry",
     "Shared",
     "expected",
     "ids_of",
@@ -37,7 +35,6 @@ RELU = Activation(ActivationKind.RELU)
 ACTIVATIONS = [
     Activation(kind, 0.3 if kind is ActivationKind.FATRELU else 0.0) for kind in ActivationKind
 ]
-Entry = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 def make_buffers(

@@ -1,4 +1,4 @@
-"""A device made of Python threads: streams, events, memory operations, host functions, records.
+"""A device made of Python threads: streams, events, memory operations, records.
 
 Each stream is a thread that does what was queued, in order and on its own, so that the CPU's half
 (which is real) meets a device that really runs beside it.
@@ -21,22 +21,20 @@ from powerinfer.ops.hybrid.handoff.driver import CudaDriver, MemoryOperation, Op
 from powerinfer.values import Batch, FloatArray
 
 Action = Callable[[], None]
-HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class Machine:
     """Knows all streams, and what is being recorded.
 
     Attributes:
-        refuses: operations ("memory", "node", "host") that cannot be recorded.
+        refuses_memory: memory operations cannot be recorded.
         is_broken: waits pass without waiting.
     """
 
     def __init__(self) -> None:
         self.streams: dict[int, FakeStream] = {}
         self.recorded: list[tuple[FakeStream, Action]] | None = None
-        self.tickets: list[threading.Event] = []
-        self.refuses: set[str] = set()
+        self.refuses_memory = False
         self.is_broken = False
         self.failures: list[BaseException] = []
         self.main = FakeStream(self)
@@ -51,16 +49,6 @@ class Machine:
     def queue(self, action: Action) -> None:
         """Queue what stands for a kernel."""
         self.main.queue(action)
-
-    def ticket(self) -> threading.Event:
-        made = threading.Event()
-        if self.recorded is not None:
-            self.tickets.append(made)
-        return made
-
-    def check_recordable(self, what: str) -> None:
-        if self.recorded is not None and what in self.refuses:
-            raise RuntimeError(f"{what} operations cannot be recorded")
 
 
 class FakeStream:
@@ -86,10 +74,6 @@ class FakeStream:
     def is_idle(self) -> bool:
         return self.num_done == self.num_queued
 
-    def wait_event(self, event: "FakeEvent") -> None:
-        ticket = event.ticket
-        self.queue(lambda: _await(ticket.is_set))
-
     def synchronize(self) -> None:
         assert self.machine.recorded is None, "a recorded step may not wait"
         reached = threading.Event()
@@ -113,7 +97,7 @@ class FakeEvent:
         self.ticket = threading.Event()
 
     def record(self, stream: FakeStream | None = None) -> None:
-        self.ticket = self._machine.ticket()
+        self.ticket = threading.Event()
         (stream or self._machine.main).queue(self.ticket.set)
 
     def synchronize(self) -> None:
@@ -134,20 +118,9 @@ class FakeDriver(CudaDriver):
     def require_memory_operations(self, device_index: int) -> None:
         pass
 
-    def launch_host_function(self, stream: int, function: int, argument: int) -> None:
-        self._machine.check_recordable("host")
-        self._machine.streams[stream].queue(lambda: HostFunction(function)(argument))
-
     def memory_operations(self, stream: int, operations: Sequence[MemoryOperation]) -> None:
-        self._machine.check_recordable("memory")
-        self._queue(stream, operations)
-
-    def add_memory_node(self, stream: int, operations: Sequence[MemoryOperation]) -> None:
-        assert self._machine.recorded is not None, "nodes are added to what is being recorded"
-        self._machine.check_recordable("node")
-        self._queue(stream, operations)
-
-    def _queue(self, stream: int, operations: Sequence[MemoryOperation]) -> None:
+        if self._machine.recorded is not None and self._machine.refuses_memory:
+            raise RuntimeError("memory operations cannot be recorded")
         for operation in operations:
             word = ctypes.c_uint32.from_address(operation.address)
             if operation.kind is OperationKind.WRITE:
@@ -173,21 +146,13 @@ class FakeInputs:
 class FakeRecording:
     """`CudaRecording`: what was queued, to be queued again."""
 
-    def __init__(
-        self,
-        actions: list[tuple[FakeStream, Action]],
-        tickets: list[threading.Event],
-        output: Any,
-        error: float,
-    ) -> None:
-        self.actions, self.tickets, self.output = actions, tickets, output
+    def __init__(self, actions: list[tuple[FakeStream, Action]], output: Any, error: float) -> None:
+        self.actions, self.output = actions, output
         self.error = error
         self.is_dropped = False
 
     def replay(self) -> None:
         assert not self.is_dropped
-        for ticket in self.tickets:
-            ticket.clear()
         for stream, action in self.actions:
             stream.queue(action)
 
@@ -229,14 +194,14 @@ class FakeRecorder:
     def record(self, work: Callable[[], Any]) -> FakeRecording:
         self.machine.main.synchronize()
         recorded: list[tuple[FakeStream, Action]] = []
-        self.machine.recorded, self.machine.tickets = recorded, []
+        self.machine.recorded = recorded
         try:
             output = work()
             self._fail("record")
         finally:
             self.machine.recorded = None
         error = self.errors.pop(0) if self.errors else 0.0
-        self.recordings.append(FakeRecording(recorded, self.machine.tickets, output, error))
+        self.recordings.append(FakeRecording(recorded, output, error))
         return self.recordings[-1]
 
     def to_host(self, values: Any) -> FloatArray:
@@ -257,7 +222,6 @@ def running_machine(
     patch.setattr(torch.cuda, "Event", lambda **_: event(machine))
     patch.setattr(torch.cuda, "Stream", lambda: FakeStream(machine))
     patch.setattr(torch.cuda, "current_stream", lambda: machine.main)
-    patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: machine.recorded is not None)
     yield machine
     machine.close()
 

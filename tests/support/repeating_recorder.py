@@ -12,7 +12,7 @@ from powerinfer.ops.cpu.exchange import NativeExchange
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.recorder import StaticInputs
 from powerinfer.ops.hybrid import blocks as hybrid_blocks
-from powerinfer.ops.hybrid.handoff.choice import HandoffChoice, HandoffFigures, HandoffKind
+from powerinfer.ops.hybrid.handoff.choice import HandoffChoice
 from powerinfer.ops.hybrid.handoff.methods import EagerHandoff
 from powerinfer.ops.hybrid.step_graphs import Counting, StepGraphs
 from powerinfer.values import Batch, FloatArray
@@ -86,8 +86,7 @@ class InlineHandoff(EagerHandoff):
 def graphs_of(recorder: Any, exchange: NativeExchange, counting: Counting) -> StepGraphs:
     """Steps that are recorded by this recorder after one eager step; the CPU answers at once."""
     eager = EagerHandoff(exchange, is_cuda=False)
-    kind = HandoffKind("inline", lambda: InlineHandoff(exchange, is_cuda=False))
-    choice = HandoffChoice([kind], eager, lambda _: HandoffFigures(1.0, 1.0))
+    choice = HandoffChoice(lambda: InlineHandoff(exchange, is_cuda=False), eager)
     return StepGraphs(recorder, eager, choice, counting=counting, num_warm_ups=1)
 
 

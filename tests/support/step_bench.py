@@ -1,6 +1,6 @@
 """Steps over blocks whose neurons are all the CPU's, recorded on a device made of threads."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,20 +9,15 @@ import numpy as np
 from fake_stream import FakeDriver, FakeRecorder, Machine
 from powerinfer.errors import DeviceError
 from powerinfer.ops.gpu.recorder import Activations
-from powerinfer.ops.hybrid.handoff.choice import HandoffChoice, HandoffFigures, HandoffKind
-from powerinfer.ops.hybrid.handoff.methods import (
-    EagerHandoff,
-    HostFunctionHandoff,
-    MemoryOperationHandoff,
-)
+from powerinfer.ops.hybrid.handoff.choice import HandoffChoice
+from powerinfer.ops.hybrid.handoff.methods import EagerHandoff, MemoryOperationHandoff
 from powerinfer.ops.hybrid.step_graphs import Counting, StepGraphs
 from powerinfer.values import Batch, FloatArray
 from split_ffn import HIDDEN, SplitLayers
 
-__all__ = ["COSTS", "LAYERS", "Key", "StepBench", "batch_of", "step_bench"]
+__all__ = ["LAYERS", "Key", "StepBench", "batch_of", "step_bench"]
 
 LAYERS = (0, 2, 1)
-COSTS = {"memory_operations": 1.0, "memory_nodes": 1.0, "host_functions": 2.0}
 
 
 class Key:
@@ -31,13 +26,19 @@ class Key:
 
 @dataclass
 class StepBench:
-    """`StepGraphs` on a device made of threads, and what its steps are made of."""
+    """`StepGraphs` on a device made of threads, and what its steps are made of.
+
+    Attributes:
+        is_working: whether hand-offs can be made.
+        num_made: hand-offs made or tried.
+    """
 
     machine: Machine
     layers: SplitLayers
     graphs: StepGraphs
     recorder: FakeRecorder
-    costs: dict[str, float]
+    is_working: bool = True
+    num_made: int = 0
     key: Key = field(default_factory=Key)
     order: tuple[int, ...] = LAYERS
     num_counted: int = 0
@@ -84,11 +85,11 @@ class StepBench:
         """Name of the last step's."""
         return self.graphs.handoff.name
 
-    def measure(self, handoff: Any) -> HandoffFigures:
-        cost = self.costs[handoff.name]
-        if cost < 0:
-            raise DeviceError(f"{handoff.name} does not work")
-        return HandoffFigures(cost, 2 * cost)
+    def make(self) -> MemoryOperationHandoff:
+        self.num_made += 1
+        if not self.is_working:
+            raise DeviceError("memory operations do not work here")
+        return MemoryOperationHandoff(self.layers.exchange, FakeDriver(self.machine))
 
 
 def batch_of(num_tokens: int, num_sequences: int = 1) -> Batch:
@@ -99,22 +100,12 @@ def batch_of(num_tokens: int, num_sequences: int = 1) -> Batch:
 def step_bench(machine: Machine, *, records: bool = True, **options: Any) -> StepBench:
     """Make one; options are those of `StepGraphs`, and `watchdog_s`."""
     layers = SplitLayers(watchdog_s=options.pop("watchdog_s", 20.0))
-    driver, recorder = FakeDriver(machine), FakeRecorder(machine)
-    exchange, flags = layers.exchange, layers.flags
-    kinds: Sequence[HandoffKind] = (
-        HandoffKind("memory_operations", lambda: MemoryOperationHandoff(exchange, driver, flags)),
-        HandoffKind(
-            "memory_nodes",
-            lambda: MemoryOperationHandoff(exchange, driver, flags, as_nodes=True),
-            substitute_for="memory_operations",
-        ),
-        HandoffKind("host_functions", lambda: HostFunctionHandoff(exchange, driver)),
-    )
-    eager = EagerHandoff(exchange, is_cuda=True)
+    recorder = FakeRecorder(machine)
+    eager = EagerHandoff(layers.exchange, is_cuda=True)
     bench: StepBench
-    choice = HandoffChoice(kinds, eager if records else None, lambda found: bench.measure(found))
+    choice = HandoffChoice(lambda: bench.make(), eager if records else None)
     counting = Counting(save=lambda: bench.save_counts())
     fake: Any = recorder
     graphs = StepGraphs(fake, eager, choice, counting=counting, **options)
-    bench = StepBench(machine, layers, graphs, recorder, dict(COSTS))
+    bench = StepBench(machine, layers, graphs, recorder)
     return bench

@@ -1,5 +1,6 @@
 """Methods of handing layers to the CPU's real half, on a device made of threads."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,35 +10,25 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 from fake_stream import FakeDriver, FakeRecorder, Machine
 from powerinfer.errors import DeviceError
-from powerinfer.ops.hybrid.handoff.methods import (
-    EagerHandoff,
-    Handoff,
-    HostFunctionHandoff,
-    MemoryOperationHandoff,
-)
+from powerinfer.ops.hybrid.handoff.methods import EagerHandoff, MemoryOperationHandoff
 from split_ffn import HIDDEN, MAX_TOKENS, SplitLayers
 
-KINDS = ("host_functions", "memory_operations", "memory_nodes")
 LAYERS = (0, 2, 1)
 
 
-def _handoff(kind: str, layers: SplitLayers, machine: Machine) -> Any:
-    driver = FakeDriver(machine)
-    if kind == "eager":
-        return EagerHandoff(layers.exchange, is_cuda=True)
-    if kind == "host_functions":
-        return HostFunctionHandoff(layers.exchange, driver)
-    nodes = kind == "memory_nodes"
-    return MemoryOperationHandoff(layers.exchange, driver, layers.flags, as_nodes=nodes)
+def _handoff(layers: SplitLayers, machine: Machine) -> Any:
+    return MemoryOperationHandoff(layers.exchange, FakeDriver(machine))
 
 
 def _random(seed: int, num_tokens: int) -> Any:
     return np.random.default_rng(seed).standard_normal((num_tokens, HIDDEN)).astype(np.float32)
 
 
-@pytest.mark.parametrize("kind", ["eager", *KINDS])
-def test_names_are_those_of_the_choices(kind: str, machine: Machine) -> None:
-    assert _handoff(kind, SplitLayers(), machine).name == kind
+def test_an_exchange_without_flags_has_no_memory_operations(machine: Machine) -> None:
+    layers = SplitLayers()
+    layers.exchange.buffers = replace(layers.exchange.buffers, flags=None)
+    with pytest.raises(DeviceError, match="flags"):
+        _handoff(layers, machine)
 
 
 @pytest.mark.parametrize("is_cuda", [False, True])
@@ -61,14 +52,11 @@ def _at_once(action: Any) -> None:
     action()
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_tokens", [1, MAX_TOKENS])
-def test_a_hundred_replays_of_one_record_with_new_inputs(
-    kind: str, num_tokens: int, machine: Machine
-) -> None:
+def test_a_hundred_replays_of_one_record_with_new_inputs(num_tokens: int, machine: Machine) -> None:
     layers = SplitLayers()
     recorder = FakeRecorder(machine)
-    handoff: Handoff = _handoff(kind, layers, machine)
+    handoff = _handoff(layers, machine)
     x = np.zeros((num_tokens, HIDDEN), np.float32)
     recording = recorder.record(lambda: layers.run(x, LAYERS, handoff, machine.queue))
     for step in range(100):
@@ -83,11 +71,10 @@ def test_a_hundred_replays_of_one_record_with_new_inputs(
         assert not layers.flags[1].any()
 
 
-@pytest.mark.parametrize("kind", ["memory_operations", "memory_nodes"])
-def test_a_step_never_started_leaves_the_next_one_good(kind: str, machine: Machine) -> None:
+def test_a_step_never_started_leaves_the_next_one_good(machine: Machine) -> None:
     layers = SplitLayers()
     recorder = FakeRecorder(machine)
-    handoff: Handoff = _handoff(kind, layers, machine)
+    handoff = _handoff(layers, machine)
     x = np.zeros((1, HIDDEN), np.float32)
     recording = recorder.record(lambda: layers.run(x, LAYERS, handoff, machine.queue))
     for step in range(3):
@@ -105,7 +92,7 @@ def test_a_step_never_started_leaves_the_next_one_good(kind: str, machine: Machi
 def test_a_lost_signal_fails_the_step_and_no_other(machine: Machine) -> None:
     layers = SplitLayers(watchdog_s=0.1)
     recorder = FakeRecorder(machine)
-    handoff = _handoff("memory_operations", layers, machine)
+    handoff = _handoff(layers, machine)
     x = np.zeros((1, HIDDEN), np.float32)
     recording = recorder.record(lambda: layers.run(x, LAYERS, handoff, machine.queue))
     # The device waits for a layer that the CPU does not expect yet.
@@ -123,11 +110,10 @@ def test_a_lost_signal_fails_the_step_and_no_other(machine: Machine) -> None:
     np.testing.assert_array_equal(recording.result(), expected)
 
 
-@pytest.mark.parametrize("kind", ["memory_operations", "memory_nodes"])
-def test_a_trial_passes_where_waits_wait(kind: str, machine: Machine) -> None:
+def test_a_trial_passes_where_waits_wait(machine: Machine) -> None:
     layers = SplitLayers()
     recorder = FakeRecorder(machine)
-    _handoff(kind, layers, machine).check(recorder)
+    _handoff(layers, machine).check(recorder)
     assert not layers.flags.any()
     assert [recording.is_dropped for recording in recorder.recordings] == [True]
 
@@ -136,5 +122,5 @@ def test_a_trial_finds_a_device_that_passes_waits_by(machine: Machine) -> None:
     layers = SplitLayers()
     machine.is_broken = True
     with pytest.raises(DeviceError, match="did not wait for the CPU"):
-        _handoff("memory_operations", layers, machine).check(FakeRecorder(machine))
+        _handoff(layers, machine).check(FakeRecorder(machine))
     assert not layers.flags.any()

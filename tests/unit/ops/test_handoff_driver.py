@@ -17,26 +17,14 @@ from powerinfer.ops.hybrid.handoff.driver import CudaDriver, MemoryOperation, Op
 
 STREAM = 0x7F12_3456_789A_BCD0
 ADDRESS = 0x7F00_DEAD_BEE0
-CONTEXT, GRAPH, NODE = 0x5555_0000_0010, 0x5555_0000_0020, 0x5555_0000_0030
 
-_I, _U, _P, _Q, _Z = (
-    ctypes.c_int,
-    ctypes.c_uint,
-    ctypes.c_void_p,
-    ctypes.c_uint64,
-    ctypes.c_size_t,
-)
+_I, _U, _P, _Q = (ctypes.c_int, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint64)
 PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "cuGetErrorName": (_I, _P),
     "cuDeviceGet": (_P, _I),
     "cuDeviceGetAttribute": (_P, _I, _I),
-    "cuCtxGetCurrent": (_P,),
     "cuMemHostGetDevicePointer_v2": (_P, _P, _U),
-    "cuLaunchHostFunc": (_P, _P, _P),
     "cuStreamBatchMemOp_v2": (_P, _U, _P, _U),
-    "cuStreamGetCaptureInfo_v2": (_P, _P, _P, _P, _P, _P),
-    "cuGraphAddBatchMemOpNode": (_P, _P, _P, _Z, _P),
-    "cuStreamUpdateCaptureDependencies": (_P, _P, _Z, _U),
 }
 
 
@@ -81,12 +69,6 @@ WRITE = MemoryOperation(OperationKind.WRITE, ADDRESS + 4, 0xFFFF_FFFF)
 ENCODED = [(1, ADDRESS, 1, 1), (2, ADDRESS + 4, 0xFFFF_FFFF, 0)]
 
 
-def test_a_host_function_is_launched_with_whole_addresses() -> None:
-    library = Library()
-    CudaDriver(library).launch_host_function(STREAM, ADDRESS, ADDRESS + 64)
-    assert library.calls == [("cuLaunchHostFunc", STREAM, ADDRESS, ADDRESS + 64)]
-
-
 def test_memory_operations_lie_as_the_driver_reads_them() -> None:
     batches: list[Any] = []
 
@@ -98,62 +80,6 @@ def test_memory_operations_lie_as_the_driver_reads_them() -> None:
     driver.memory_operations(STREAM, [WAIT, WRITE])
     driver.memory_operations(STREAM, [WRITE])
     assert batches == [(STREAM, 2, ENCODED, 0), (STREAM, 1, ENCODED[1:], 0)]
-
-
-def _capturing(*, status: int) -> Library:
-    before = (ctypes.c_void_p * 2)(0x11, 0x22)
-
-    def capture_info(
-        stream: int, found: int, number: int | None, graph: int, dependencies: int, count: int
-    ) -> int:
-        assert (stream, number) == (STREAM, None)
-        _store(found, _I, status)
-        _store(graph, _P, GRAPH)
-        _store(dependencies, _P, ctypes.addressof(before))
-        _store(count, _Z, 2)
-        return 0
-
-    def add_node(node: int, graph: int, dependencies: int, count: int, parameters: int) -> int:
-        assert (graph, dependencies, count) == (GRAPH, ctypes.addressof(before), 2)
-        context, number, operations, flags = struct.unpack(
-            "<QI4xQI", ctypes.string_at(parameters, 28)
-        )
-        assert (context, number, flags) == (CONTEXT, 2, 0)
-        assert _operations(operations, 2) == ENCODED
-        _store(node, _P, NODE)
-        return 0
-
-    def update(stream: int, dependencies: int, count: int, flags: int) -> int:
-        assert (stream, count, flags) == (STREAM, 1, 1)
-        assert ctypes.c_void_p.from_address(dependencies).value == NODE
-        return 0
-
-    def context(found: int) -> int:
-        _store(found, _P, CONTEXT)
-        return 0
-
-    return Library(
-        cuStreamGetCaptureInfo_v2=capture_info,
-        cuGraphAddBatchMemOpNode=add_node,
-        cuStreamUpdateCaptureDependencies=update,
-        cuCtxGetCurrent=context,
-    )
-
-
-def test_a_node_goes_between_what_was_captured_and_what_follows() -> None:
-    library = _capturing(status=1)
-    CudaDriver(library).add_memory_node(STREAM, [WAIT, WRITE])
-    assert [call[0] for call in library.calls] == [
-        "cuStreamGetCaptureInfo_v2",
-        "cuCtxGetCurrent",
-        "cuGraphAddBatchMemOpNode",
-        "cuStreamUpdateCaptureDependencies",
-    ]
-
-
-def test_a_node_needs_a_capturing_stream() -> None:
-    with pytest.raises(DeviceError, match="being captured"):
-        CudaDriver(_capturing(status=0)).add_memory_node(STREAM, [WAIT])
 
 
 def test_pinned_memory_may_lie_elsewhere_for_the_device() -> None:
@@ -193,22 +119,22 @@ def test_a_failure_names_the_function_and_the_error() -> None:
         _store(found, _P, ctypes.addressof(name))
         return 0
 
-    driver = CudaDriver(Library(cuLaunchHostFunc=lambda *_: 800, cuGetErrorName=error_name))
+    driver = CudaDriver(Library(cuStreamBatchMemOp_v2=lambda *_: 800, cuGetErrorName=error_name))
     with pytest.raises(
-        DeviceError, match=r"cuLaunchHostFunc failed with CUDA_ERROR_NOT_PERMITTED \(800\)"
+        DeviceError, match=r"cuStreamBatchMemOp_v2 failed with CUDA_ERROR_NOT_PERMITTED \(800\)"
     ):
-        driver.launch_host_function(STREAM, ADDRESS, 0)
+        driver.memory_operations(STREAM, [WRITE])
 
 
 def test_an_error_without_a_name_is_shown_by_its_number() -> None:
-    driver = CudaDriver(Library(cuLaunchHostFunc=lambda *_: 7, cuGetErrorName=lambda *_: 1))
-    with pytest.raises(DeviceError, match="cuLaunchHostFunc failed with error 7"):
-        driver.launch_host_function(STREAM, ADDRESS, 0)
+    driver = CudaDriver(Library(cuStreamBatchMemOp_v2=lambda *_: 7, cuGetErrorName=lambda *_: 1))
+    with pytest.raises(DeviceError, match="cuStreamBatchMemOp_v2 failed with error 7"):
+        driver.memory_operations(STREAM, [WRITE])
 
 
 def test_an_old_driver_lacks_functions() -> None:
-    with pytest.raises(DeviceError, match="has no cuLaunchHostFunc; install a newer driver"):
-        CudaDriver(object()).launch_host_function(STREAM, ADDRESS, 0)
+    with pytest.raises(DeviceError, match="has no cuStreamBatchMemOp_v2; install a newer driver"):
+        CudaDriver(object()).memory_operations(STREAM, [WRITE])
 
 
 def test_a_machine_without_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

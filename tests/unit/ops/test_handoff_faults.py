@@ -186,12 +186,12 @@ class TestDevice:
         recording.replay = failing  # type: ignore[method-assign]
         for seed in range(3):
             bench.step(seed)
-        assert bench.handoff == "host_functions"
+        assert bench.handoff == "eager"
 
 
 class TestDeadWaiter:
     @pytest.mark.parametrize("name", ["start_step", "finish_step"])
-    def test_the_text_goes_on_by_another_hand_off(
+    def test_the_text_goes_on_eagerly(
         self,
         name: str,
         machine: Machine,
@@ -212,7 +212,7 @@ class TestDeadWaiter:
             np.testing.assert_array_equal(bench.run(x, bench.key), expected)
             for seed in range(3):
                 bench.step(seed)
-        assert bench.handoff == "host_functions"
+        assert bench.handoff == "eager"
         (warning,) = _warnings(caplog)
         assert "the thread that waits for the GPU is gone" in warning
 

@@ -1,4 +1,4 @@
-"""Recording steps: when, with which hand-off, and what happens when one fails."""
+"""Recording steps: when, and what happens when the hand-off fails."""
 
 import gc
 import logging
@@ -11,7 +11,6 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 from fake_stream import Machine
 from powerinfer.ops.gpu.recorder import Activations
-from powerinfer.ops.hybrid.handoff.choice import HandoffFigures
 from powerinfer.values import FloatArray
 from split_ffn import HIDDEN
 from step_bench import LAYERS, Key, StepBench, step_bench
@@ -35,55 +34,32 @@ def test_steps_are_recorded_after_two_eager_ones_and_then_replayed(machine: Mach
     assert bench.handoff == "memory_operations"
 
 
-def test_the_fastest_method_is_taken_and_a_substitute_not_even_tried(machine: Machine) -> None:
-    bench = step_bench(machine)
-    bench.costs["host_functions"] = 0.5
-    for seed in range(4):
-        bench.step(seed)
-    assert bench.handoff == "host_functions"
-    figures = bench.graphs.choice.figures
-    assert figures == {
-        "memory_operations": HandoffFigures(1.0, 2.0),
-        "host_functions": HandoffFigures(0.5, 1.0),
-    }
-    assert bench.graphs.handoff_figures["host_functions"] == {"median_s": 0.5, "p99_s": 1.0}
-
-
-def test_methods_that_cannot_be_measured_are_left_with_a_warning(
+def test_a_method_that_does_not_work_is_tried_once_and_leaves_eager_steps(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = step_bench(machine)
-    bench.costs["memory_operations"] = -1
-    for seed in range(4):
-        bench.step(seed)
-    assert bench.handoff == "memory_nodes"
-    (warning,) = _warnings(caplog)
-    assert "memory_operations failed: memory_operations does not work" in warning
-
-
-@pytest.mark.parametrize(
-    ("refused", "handoff", "num_warnings"),
-    [({"memory"}, "host_functions", 1), ({"memory", "host"}, "eager", 2)],
-)
-def test_a_method_that_cannot_be_recorded_is_followed_by_the_next(
-    refused: set[str],
-    handoff: str,
-    num_warnings: int,
-    machine: Machine,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    bench = step_bench(machine)
-    machine.refuses = refused
+    bench.is_working = False
     for seed in range(6):
         bench.step(seed)
-    assert bench.handoff == handoff
-    assert bench.graphs.num_records == (handoff != "eager")
-    assert bench.graphs.choice.is_exhausted == (handoff == "eager")
-    warnings = _warnings(caplog)
-    assert len(warnings) == num_warnings
-    assert "memory operations cannot be recorded; trying host_functions" in warnings[0]
-    if handoff == "eager":
-        assert "steps run eagerly from now on" in warnings[1]
+    assert bench.handoff == "eager"
+    assert bench.num_made == 1
+    assert bench.graphs.choice.is_exhausted
+    (warning,) = _warnings(caplog)
+    assert "memory operations do not work here; steps run eagerly from now on" in warning
+
+
+def test_a_method_that_cannot_be_recorded_leaves_eager_steps(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = step_bench(machine)
+    machine.refuses_memory = True
+    for seed in range(6):
+        bench.step(seed)
+    assert bench.handoff == "eager"
+    assert bench.graphs.num_records == 0
+    assert bench.graphs.choice.is_exhausted
+    (warning,) = _warnings(caplog)
+    assert "memory operations cannot be recorded; steps run eagerly from now on" in warning
 
 
 @pytest.mark.parametrize("wrong", [1.0, np.nan, np.inf])
@@ -94,10 +70,10 @@ def test_a_record_that_gives_other_numbers_is_not_used(
     bench.recorder.errors = [wrong]
     for seed in range(6):
         bench.step(seed)
-    assert bench.handoff == "host_functions"
+    assert bench.handoff == "eager"
     (warning,) = _warnings(caplog)
     assert "the recorded step differs by" in warning
-    assert [recording.is_dropped for recording in bench.recorder.recordings] == [True, False]
+    assert [recording.is_dropped for recording in bench.recorder.recordings] == [True]
 
 
 def test_a_record_may_round_otherwise(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
@@ -129,8 +105,8 @@ def test_a_method_that_fails_later_costs_no_step(
     assert len(_warnings(caplog)) == 1
     for seed in range(3):
         bench.step(seed)
-    assert bench.handoff == "host_functions"
-    assert bench.graphs.num_records == 1
+    assert bench.handoff == "eager"
+    assert bench.graphs.num_records == 0
 
 
 def test_every_key_and_size_has_a_record_of_its_own(machine: Machine) -> None:
@@ -189,13 +165,13 @@ def test_some_steps_are_never_recorded(
     assert bench.num_run == 3
 
 
-def test_steps_without_layers_for_the_cpu_measure_nothing(machine: Machine) -> None:
+def test_steps_without_layers_for_the_cpu_try_no_hand_off(machine: Machine) -> None:
     bench = step_bench(machine, num_warm_ups=0)
     bench.order = ()
     bench.step(0)
     bench.step(1)
     assert bench.graphs.num_records == 1
-    assert bench.graphs.choice.figures == {}
+    assert not bench.num_made
 
 
 def test_ctrl_c_in_a_replay_leaves_the_next_step_good(

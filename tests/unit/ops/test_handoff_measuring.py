@@ -1,11 +1,10 @@
-"""Measuring hand-offs and choosing one, and which pool of memory a recording uses."""
+"""Trying and timing the hand-off, and which pool of memory a recording uses."""
 
 import gc
 import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,9 +24,7 @@ from fake_stream import (  # noqa: E402
 from powerinfer.errors import DeviceError  # noqa: E402
 from powerinfer.ops.gpu.recorder import CudaRecorder, waiting_event  # noqa: E402
 from powerinfer.ops.hybrid import build  # noqa: E402
-from powerinfer.ops.hybrid.build import make_step_graphs  # noqa: E402
-from powerinfer.ops.hybrid.handoff.choice import measure_handoff  # noqa: E402
-from powerinfer.ops.hybrid.handoff.methods import HostFunctionHandoff  # noqa: E402
+from powerinfer.ops.hybrid.build import HANDOFFS, make_step_graphs  # noqa: E402
 from powerinfer.ops.operands import FFNCounters  # noqa: E402
 from powerinfer.values import Batch  # noqa: E402
 from split_ffn import HIDDEN, SplitLayers  # noqa: E402
@@ -60,47 +57,13 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
         yield made
 
 
-GPU: Any = SimpleNamespace(device=torch.device("cuda:0"))
+GPU: Any = SimpleNamespace(device=torch.device("cuda:0"), is_cuda=True)
 
 
-def test_every_handoff_is_timed_with_nothing_to_compute(machine: Machine) -> None:
+@pytest.mark.parametrize("handoff", HANDOFFS)
+def test_what_was_asked_for_is_used(handoff: str, machine: Machine) -> None:
     layers = SplitLayers()
-    layers.cold.fill(0xFFFF_FFFF)
-    recorder: Any = FakeRecorder(machine)
-    found = measure_handoff(
-        recorder, HostFunctionHandoff(layers.exchange, FakeDriver(machine)), layers.cold, layer=1
-    )
-    assert 0 < found.median_s <= found.p99_s < 1
-    counters = FFNCounters()
-    layers.exchange.collect(counters)
-    assert counters.total == 32 * 24 * 40
-    assert counters.active == 0
-    assert [recording.is_dropped for recording in recorder.recordings] == [True]
-
-
-def test_a_layer_without_a_predictor_is_timed(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layers = SplitLayers()
-    layers.exchange.idle_layer = 2
-    graphs = make_step_graphs(
-        GPU, layers.exchange, layers.cold, layers.flags, handoff="host_functions"
-    )
-    launch, called = FakeDriver.launch_host_function, set()
-
-    def noted(self: FakeDriver, stream: int, function: int, argument: int) -> None:
-        called.add(argument)
-        launch(self, stream, function, argument)
-
-    monkeypatch.setattr(FakeDriver, "launch_host_function", noted)
-    assert graphs.choice.best(hands_over=True) is not None
-    assert called == {layers.exchange.argument_address(2, 1)}
-
-
-@pytest.mark.parametrize("handoff", ["auto", "memory_operations", "host_functions", "eager"])
-def test_what_was_asked_for_is_measured_and_used(handoff: str, machine: Machine) -> None:
-    layers = SplitLayers()
-    graphs = make_step_graphs(GPU, layers.exchange, layers.cold, layers.flags, handoff=handoff)
+    graphs = make_step_graphs(GPU, layers.exchange, handoff=handoff)
     for seed in range(5):
         x = np.random.default_rng(seed).standard_normal((2, HIDDEN)).astype(np.float32)
         expected = layers.expected(x, (0, 1))
@@ -112,41 +75,76 @@ def test_what_was_asked_for_is_measured_and_used(handoff: str, machine: Machine)
         batch = Batch(zeros, zeros, zeros, np.zeros((1, 1), np.int32))
         result = graphs.run(x, batch, queue, "key", layers=(0, 1))
         np.testing.assert_array_equal(result, expected)
-    figures = graphs.handoff_figures
-    if handoff == "eager":
-        assert (graphs.num_records, figures) == (0, {})
-    else:
-        assert graphs.num_records == 1
-        names = {"memory_operations", "host_functions"} if handoff == "auto" else {handoff}
-        assert set(figures) == names
-        fastest = min(names, key=lambda name: figures[name]["median_s"])
-        assert graphs.handoff.name == fastest
+    is_recorded = handoff == "auto"
+    assert graphs.num_records == is_recorded
+    assert graphs.handoff.name == ("memory_operations" if is_recorded else "eager")
 
 
-def test_a_device_without_memory_operations_gets_host_functions(
+def _refuse(self: FakeDriver, device_index: int) -> None:
+    raise DeviceError("no memory operations here")
+
+
+def test_a_device_without_memory_operations_runs_eagerly(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(self: FakeDriver, device_index: int) -> None:
-        raise DeviceError("no memory operations here")
-
-    monkeypatch.setattr(FakeDriver, "require_memory_operations", refuse)
-    layers = SplitLayers()
-    graphs = make_step_graphs(GPU, layers.exchange, layers.cold, layers.flags)
-    best = graphs.choice.best(hands_over=True)
-    assert best is not None
-    assert best.name == "host_functions"
+    monkeypatch.setattr(FakeDriver, "require_memory_operations", _refuse)
+    graphs = make_step_graphs(GPU, SplitLayers().exchange)
+    assert graphs.choice.best(hands_over=True) is None
+    assert graphs.choice.is_exhausted
     assert "no memory operations here" in caplog.text
+
+
+def test_a_device_that_passes_waits_by_runs_eagerly(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine.is_broken = True
+    graphs = make_step_graphs(GPU, SplitLayers().exchange)
+    assert graphs.choice.best(hands_over=True) is None
+    assert "did not wait for the CPU" in caplog.text
 
 
 def test_without_cuda_functions_nothing_that_hands_over_is_recorded(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
-    layers = SplitLayers()
-    graphs = make_step_graphs(GPU, layers.exchange, layers.cold, layers.flags)
+    graphs = make_step_graphs(GPU, SplitLayers().exchange)
     assert graphs.choice.best(hands_over=False) is not None
     assert graphs.choice.best(hands_over=True) is None
     assert graphs.choice.is_exhausted
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_the_gpus_hand_off_is_measured_if_it_has_one(
+    works: bool,
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pytest.importorskip("triton", reason="triton is not installed")
+    from powerinfer.ops.cpu.ops import NativeOps
+    from powerinfer.ops.hybrid import speed
+
+    layers = SplitLayers()
+    layers.cold.fill(0)
+    monkeypatch.setattr(speed, "_small_exchange", lambda *_: layers.exchange)
+    recorder = FakeRecorder(machine)
+    monkeypatch.setattr(speed, "CudaRecorder", lambda gpu: recorder)
+    if not works:
+        monkeypatch.setattr(FakeDriver, "require_memory_operations", _refuse)
+    found = speed.measure_handoff(GPU, NativeOps(1))
+    if not works:
+        assert found is None
+        assert "no memory operations here" in caplog.text
+        return
+    assert found is not None
+    assert 0 < found.median_s <= found.p99_s < 1
+    counters = FFNCounters()
+    layers.exchange.collect(counters)
+    # With nothing to compute.
+    assert counters.total == 32 * 24 * 40
+    assert counters.active == 0
+    assert all(recording.is_dropped for recording in recorder.recordings)
+    assert not caplog.records
 
 
 class FakeGraph:
@@ -263,24 +261,3 @@ def test_the_wait_sleeps_where_every_core_is_a_worker(
     assert waited == (["recorded", "slept"] if sleeps else ["spun"])
     waiting_event().synchronize()
     assert waited[-1] == ("slept" if sleeps else "spun")
-
-
-def test_a_placed_model_has_a_layer_to_time_handoffs_by(tmp_path: Path) -> None:
-    pytest.importorskip("triton", reason="triton is not installed")
-    from placed_models import load, make_plan, place, tiny_file
-    from powerinfer.ops.cpu.ops import NativeOps
-
-    model = load(tiny_file(tmp_path, "bamboo"), NativeOps(1))
-    for states in ("AA", "AS"):
-        ops: Any = place(model, make_plan(states)).ops
-        shared, counters = ops.blocks._placed, FFNCounters()
-        exchange = shared.exchange
-        assert exchange.idle_layer is not None
-        exchange.buffers.cold[0] = 0
-        exchange.start_step([exchange.idle_layer], 1)  # it has flags, too
-        exchange.abort_step()
-        exchange.run(exchange.idle_layer, 1)
-        exchange.collect(counters)
-        assert counters.total
-        assert not counters.active
-        assert not counters.predictor_bytes

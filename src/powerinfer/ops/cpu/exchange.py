@@ -63,18 +63,13 @@ class ExchangeBuffers:
 class NativeExchange:
     """Runs listed or predicted neurons of FFN layers on the CPU for another device.
 
-    A layer is started by `run` from Python; by a C function, for drivers that call one
-    (`entry_address`, `argument_address`); or by a thread that the other device signals through
+    A layer is started by `run` from Python, or by a thread that the other device signals through
     memory (`start_step`, `finish_step`). Biases of down are not added here: the caller that adds
     the two halves adds them once; only those of experts that the CPU chooses itself are. One caller
-    at a time, except for the C function.
+    at a time.
 
-    Keeps team, buffers and weights alive. If recorded work of the other device calls the C function
-    or waits for flags, keep the exchange until that work is gone.
-
-    Attributes:
-        idle_layer: number of a layer without work while no cold bit is set, used to time hand-offs;
-            None before there is one.
+    Keeps team, buffers and weights alive. If recorded work of the other device waits for flags,
+    keep the exchange until that work is gone.
     """
 
     def __init__(
@@ -92,7 +87,6 @@ class NativeExchange:
             ShapeError: the buffers do not fit each other.
         """
         self.buffers = buffers
-        self.idle_layer: int | None = None
         self._native = _core.Exchange(
             team,
             buffers.x,
@@ -130,10 +124,7 @@ class NativeExchange:
             ValueError: a layer that predicts has no predictor, or the buffers no input for one.
         """
         if not is_predicting:
-            number = self._native.add_layer(ffn.native)
-            if self.idle_layer is None:
-                self.idle_layer = number
-            return number
+            return self._native.add_layer(ffn.native)
         if ffn.predictor is None:
             raise ValueError("a layer without a predictor cannot predict")
         return self._native.add_layer(ffn.native, ffn.predictor.native)
@@ -147,24 +138,11 @@ class NativeExchange:
         """
         self._native.run(layer, num_tokens)
 
-    @property
-    def entry_address(self) -> int:
-        """Address of a C function ``void (*)(void *)`` that does the same as `run`, on any thread.
-
-        It takes no GIL and makes no calls to the other device. A failure zeroes y, sets the status
-        and is raised by `raise_failure`.
-        """
-        return self._native.entry_address
-
-    def argument_address(self, layer: int, num_tokens: int) -> int:
-        """Return the argument of `entry_address`, valid while this lives; raises like `run`."""
-        return self._native.argument_address(layer, num_tokens)
-
     def hold_awake(self) -> None:
         """Wake the threads, and let them spin through gaps of up to 2 ms until `let_sleep`.
 
-        For steps whose layers follow each other through `run` or the C function, so that only the
-        first wakes the threads. Steps of `start_step` do this themselves.
+        For steps whose layers follow each other through `run`, so that only the first wakes the
+        threads. Steps of `start_step` do this themselves.
         """
         self._native.keep_awake(is_awake=True)
 

@@ -102,7 +102,7 @@ class SplitBlocks:
             max_tokens=settings.max_tokens,
             hidden_size=hidden_size,
             num_neurons=num_neurons,
-            num_layers=num_layers + 1,  # see `add_handed`
+            num_layers=num_layers,
             num_experts=num_experts,
         )
         arrays = exchange_buffers(buffers)
@@ -113,8 +113,6 @@ class SplitBlocks:
         graphs = make_step_graphs(
             gpu,
             exchange,
-            arrays.cold,
-            arrays.flags,
             handoff=settings.handoff,
             counting=Counting(save, counters.fetch),
             max_tokens=settings.max_tokens,
@@ -221,9 +219,6 @@ class SplitBlocks:
         """Leave a block and its predictor to the CPU; arguments as for `add`."""
         exchange = self._placed.exchange
         layer = exchange.add_layer(ffn, is_predicting=True)
-        if exchange.idle_layer is None:
-            # No step hands it over: it only serves to time hand-offs.
-            exchange.add_layer(ffn)
         self._handoff_layers[number] = layer
         return HandedFFN(number, ffn, handed.down_bias, layer)
 

@@ -6,32 +6,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from powerinfer.errors import UnsupportedError
-from powerinfer.ops.cpu.exchange import ExchangeBuffers, NativeExchange, WordArray
+from powerinfer.errors import DeviceError, UnsupportedError
+from powerinfer.ops.cpu.exchange import ExchangeBuffers, NativeExchange
 from powerinfer.ops.gpu.memory import SharedBuffers
 from powerinfer.ops.gpu.recorder import CudaRecorder
-from powerinfer.ops.hybrid.handoff.choice import (
-    HandoffChoice,
-    HandoffFigures,
-    HandoffKind,
-    measure_handoff,
-)
+from powerinfer.ops.hybrid.handoff.choice import HandoffChoice
 from powerinfer.ops.hybrid.handoff.driver import load_driver
-from powerinfer.ops.hybrid.handoff.methods import (
-    EagerHandoff,
-    HostFunctionHandoff,
-    MemoryOperationHandoff,
-)
+from powerinfer.ops.hybrid.handoff.methods import EagerHandoff, MemoryOperationHandoff
 from powerinfer.ops.hybrid.step_graphs import Counting, StepGraphs
 
 if TYPE_CHECKING:
     # It comes with the kernels, which recording does not need.
     from powerinfer.ops.gpu.ops import TorchGPU
 
-__all__ = ["HANDOFFS", "exchange_buffers", "make_step_graphs"]
+__all__ = ["HANDOFFS", "exchange_buffers", "make_step_graphs", "memory_handoff"]
 
-HANDOFFS = ("auto", "memory_operations", "host_functions", "eager")
-"""Choices: measure and take the fastest; insist on one (steps run eagerly where it fails)."""
+HANDOFFS = ("auto", "eager")
+"""Choices: record steps, handing over by memory operations, if the device can; record nothing."""
 
 
 def exchange_buffers(shared: SharedBuffers) -> ExchangeBuffers:
@@ -51,8 +42,6 @@ def exchange_buffers(shared: SharedBuffers) -> ExchangeBuffers:
 def make_step_graphs(
     gpu: "TorchGPU",
     exchange: NativeExchange,
-    cold: WordArray,
-    flags: WordArray | None,
     *,
     handoff: str = "auto",
     counting: Counting | None = None,
@@ -61,9 +50,8 @@ def make_step_graphs(
     """Create the graphs of a device; on torch's cpu device nothing is recorded.
 
     Args:
-        exchange: the CPU's half, with a layer if steps hand any over.
-        cold: u32[max_tokens, words], the exchange's bits, in page-locked memory.
-        flags: u32[2, num_layers], the exchange's flags, likewise; None: no memory operations.
+        exchange: the CPU's half, with a layer if steps hand any over; its cold bits and flags are
+            in page-locked memory.
         handoff: one of HANDOFFS.
         counting: counts of the device.
         max_tokens: steps of more tokens are not recorded.
@@ -73,47 +61,36 @@ def make_step_graphs(
     """
     if handoff not in HANDOFFS:
         raise UnsupportedError(f"no hand-off {handoff!r}; there are {', '.join(HANDOFFS)}")
-    if gpu.device.type != "cuda":
-        eager = EagerHandoff(exchange, is_cuda=False)
-        choice = HandoffChoice([], None, lambda _: HandoffFigures(0.0, 0.0))
-        return StepGraphs(None, eager, choice, counting=counting, max_tokens=max_tokens)
-    recorder = CudaRecorder(gpu)
-    eager = EagerHandoff(exchange, is_cuda=True)
-    kinds = [
-        kind
-        for kind in _kinds(gpu.device, exchange, flags)
-        if handoff in ("auto", kind.substitute_for or kind.name)
-    ]
+    is_cuda = gpu.device.type == "cuda"
+    eager = EagerHandoff(exchange, is_cuda=is_cuda)
+    recorder = CudaRecorder(gpu) if is_cuda else None
     choice = HandoffChoice(
-        kinds,
-        None if handoff == "eager" else eager,
-        # Not before there are layers.
-        lambda handoff: measure_handoff(recorder, handoff, cold, layer=exchange.idle_layer or 0),
+        partial(memory_handoff, recorder, exchange, gpu.device.index),
+        eager if is_cuda and handoff != "eager" else None,
     )
     return StepGraphs(recorder, eager, choice, counting=counting, max_tokens=max_tokens)
 
 
-def _kinds(
-    device: torch.device, exchange: NativeExchange, flags: WordArray | None
-) -> list[HandoffKind]:
-    if torch.version.cuda is None:
-        return []  # ROCm has other functions with other arguments
+def memory_handoff(
+    recorder: CudaRecorder | None, exchange: NativeExchange, device_index: int
+) -> MemoryOperationHandoff:
+    """Make the hand-off by memory operations and try it out.
 
-    def host_functions() -> HostFunctionHandoff:
-        return HostFunctionHandoff(exchange, load_driver())
+    Args:
+        recorder: recorder of a CUDA device, whose stream must be idle; None for another device.
+        exchange: the CPU's half.
+        device_index: number of the device.
 
-    kinds = [HandoffKind("host_functions", host_functions)]
-    if flags is None:
-        return kinds
-    words = flags
-
-    def memory_operations(*, as_nodes: bool) -> MemoryOperationHandoff:
-        driver = load_driver()
-        driver.require_memory_operations(device.index)
-        return MemoryOperationHandoff(exchange, driver, words, as_nodes=as_nodes)
-
-    operations = HandoffKind("memory_operations", partial(memory_operations, as_nodes=False))
-    nodes = HandoffKind(
-        "memory_nodes", partial(memory_operations, as_nodes=True), substitute_for=operations.name
-    )
-    return [operations, nodes, *kinds]
+    Raises:
+        DeviceError: the device has no memory operations, or they do not work.
+        RuntimeError: they cannot be recorded.
+    """
+    if recorder is None or torch.version.cuda is None:
+        # ROCm has other functions with other arguments.
+        raise DeviceError("memory operations need a device of CUDA")
+    driver = load_driver()
+    driver.require_memory_operations(device_index)
+    handoff = MemoryOperationHandoff(exchange, driver)
+    with recorder.working():
+        handoff.check(recorder)
+    return handoff

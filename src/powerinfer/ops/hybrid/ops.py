@@ -92,18 +92,13 @@ class HybridOps(CPULoading):
 
     @property
     def handoff_name(self) -> str:
-        """Name of the current hand-off, see `build.HANDOFFS`."""
+        """Name of the current hand-off."""
         return self.blocks.graphs.handoff.name
 
     @property
     def native_s(self) -> float | None:
         """None: times of two parallel devices have no meaningful sum."""
         return None
-
-    @property
-    def handoff_figures(self) -> dict[str, dict[str, float]]:
-        """Costs of the measured hand-offs: name to `median_s` and `p99_s` per layer."""
-        return self.blocks.graphs.handoff_figures
 
     def placer(self, arena: Arena) -> Placer:
         """Create a placer that copies weights into an arena."""

@@ -5,18 +5,22 @@ The cost model adds launches to the time of reading, so speeds of reading exclud
 are timed, and the difference in bytes is divided by the difference in time.
 """
 
+import logging
 import statistics
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TypedDict
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from powerinfer.errors import DeviceError, OutOfDeviceMemoryError
 from powerinfer.gguf import Tensor
 from powerinfer.ops.cpu.exchange import NativeExchange
 from powerinfer.ops.cpu.handles import NativeFFN, NativeLinear
@@ -26,20 +30,32 @@ from powerinfer.ops.gpu.linear import DeviceLinear
 from powerinfer.ops.gpu.matrix import DeviceMatrix
 from powerinfer.ops.gpu.memory import SharedBuffers
 from powerinfer.ops.gpu.ops import TorchGPU
-from powerinfer.ops.gpu.recorder import Activations, CudaRecorder
-from powerinfer.ops.hybrid.build import exchange_buffers, make_step_graphs
-from powerinfer.ops.hybrid.handoff.methods import EagerHandoff
+from powerinfer.ops.gpu.recorder import Activations, CudaRecorder, CudaRecording
+from powerinfer.ops.hybrid.build import exchange_buffers, memory_handoff
+from powerinfer.ops.hybrid.handoff.choice import FAILURES, cause_of, is_exhaustion
+from powerinfer.ops.hybrid.handoff.methods import EagerHandoff, Handoff
 from powerinfer.ops.protocol import FFN, Linear, MatrixUse
 from powerinfer.quant import get_format
 from powerinfer.values import Activation, ActivationKind, Batch
 
-__all__ = ["DeviceFigures", "GPUFigures", "measure_gpu_speed"]
+__all__ = [
+    "DeviceFigures",
+    "GPUFigures",
+    "HandoffFigures",
+    "measure_gpu_speed",
+    "measure_handoff",
+]
+
+_log = logging.getLogger(__name__)
 
 # As in `ops/cpu/speed.py`: a moderate number in every format.
 _FILL = 0x3C
 _ACTIVE_SHARE = 0.1
 # Rows and columns of a matrix whose reading takes no time.
 _SMALL = 32
+# Hand-offs in one record, and replays: enough for a 99th percentile.
+_NUM_HANDOFFS = 32
+_NUM_REPLAYS = 24
 
 
 class DeviceFigures(TypedDict):
@@ -71,6 +87,14 @@ class GPUFigures(TypedDict):
     handoff_s: float
     transfer_bytes_per_s: float
     run_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffFigures:
+    """Median and 99th percentile of a hand-off to the CPU and back, without work for the CPU."""
+
+    median_s: float
+    p99_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,19 +344,88 @@ def _run_s(bench: _Bench) -> float:
 
 
 def _handoff_s(gpu: TorchGPU, ops: NativeOps) -> float:
-    """Return the median of the fastest method that can be recorded, else of the eager one."""
+    """Return the median of a hand-off that can be recorded, else of the eager one."""
+    found = measure_handoff(gpu, ops)
+    return _eager_handoff_s(gpu, _small_exchange(gpu, ops)) if found is None else found.median_s
+
+
+def measure_handoff(gpu: TorchGPU, ops: NativeOps) -> HandoffFigures | None:
+    """Time the gap between two kernels with a recorded hand-off in between.
+
+    Returns:
+        None if the device records no hand-off.
+    """
+    if not gpu.is_cuda:
+        return None
+    exchange, recorder = _small_exchange(gpu, ops), CudaRecorder(gpu)
+    try:
+        return _time_handoff(recorder, memory_handoff(recorder, exchange, gpu.device.index))
+    except FAILURES as error:
+        if is_exhaustion(error):
+            raise OutOfDeviceMemoryError("the device has no room to time hand-offs") from error
+        _log.warning("hand-offs cannot be recorded: %s", str(cause_of(error)))
+        return None
+
+
+def _time_handoff(recorder: CudaRecorder, handoff: Handoff) -> HandoffFigures:
+    """Time the hand-off of layer 0, in which no cold bit is set."""
+    with recorder.working():
+        marks = [_mark() for _ in range(_NUM_HANDOFFS + 1)]
+        word = torch.zeros(1, device="cuda")
+        word.add_(1)  # loads the kernel
+        recording = recorder.record(lambda: _queue_handoffs(handoff, marks, word))
+        try:
+            samples = [_replay(recorder, recording, handoff, marks) for _ in range(_NUM_REPLAYS)]
+        finally:
+            recording.drop()
+    # The first replay sends the graph to the device.
+    seconds = np.concatenate(samples[1:])
+    return HandoffFigures(float(np.median(seconds)), float(np.quantile(seconds, 0.99)))
+
+
+def _mark() -> torch.cuda.Event:
+    """Create an event that can be timed inside a record."""
+    try:
+        return torch.cuda.Event(enable_timing=True, external=True)
+    except TypeError:
+        raise DeviceError(
+            f"torch {torch.__version__} times nothing inside records; install torch 2.9 or newer"
+        ) from None
+
+
+def _queue_handoffs(handoff: Handoff, marks: list[torch.cuda.Event], word: torch.Tensor) -> None:
+    word.add_(1)
+    marks[0].record()
+    for mark in marks[1:]:
+        handoff.signal(0, 1)
+        handoff.wait(0, 1)
+        word.add_(1)
+        mark.record()
+
+
+def _replay(
+    recorder: CudaRecorder,
+    recording: CudaRecording,
+    handoff: Handoff,
+    marks: list[torch.cuda.Event],
+) -> npt.NDArray[np.float64]:
+    """Return the seconds of each hand-off of one replay."""
+    handoff.begin_step(1, [0] * _NUM_HANDOFFS)
+    try:
+        recording.replay()
+    finally:
+        recorder.synchronize()
+        handoff.end_step()
+    return np.array([one.elapsed_time(next_one) for one, next_one in pairwise(marks)]) * 1e-3
+
+
+def _small_exchange(gpu: TorchGPU, ops: NativeOps) -> NativeExchange:
     buffers = SharedBuffers.allocate(
         gpu, max_tokens=1, hidden_size=_SMALL, num_neurons=_SMALL, num_layers=1
     )
-    arrays = exchange_buffers(buffers)
-    exchange = ops.exchange(arrays)
+    exchange = ops.exchange(exchange_buffers(buffers))
     exchange.add_layer(_tiny_block(ops))
-    graphs = make_step_graphs(gpu, exchange, arrays.cold, arrays.flags)
-    with graphs.working():
-        best = graphs.choice.best(hands_over=True)
-        if best is not None:
-            return graphs.choice.figures[best.name].median_s
-        return _eager_handoff_s(gpu, exchange)
+    return exchange
 
 
 def _eager_handoff_s(gpu: TorchGPU, exchange: NativeExchange) -> float:

@@ -12,7 +12,7 @@ half idle.
 import logging
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -79,7 +79,7 @@ class StepGraphs:
     """Executes runs of layers, recorded if possible.
 
     Attributes:
-        choice: methods that may be recorded, and their costs.
+        choice: the method that may be recorded.
         is_on_trial: a lack of memory for a record is raised, so that less is placed. Otherwise
             other records are dropped, and if that does not help this size is not recorded.
     """
@@ -120,11 +120,6 @@ class StepGraphs:
     def num_records(self) -> int:
         """Number of recorded runs."""
         return self._entries.num_records
-
-    @property
-    def handoff_figures(self) -> dict[str, dict[str, float]]:
-        """Costs of the measured hand-offs: name to `median_s` and `p99_s`."""
-        return {name: asdict(found) for name, found in self.choice.figures.items()}
 
     def working(self) -> AbstractContextManager[None]:
         """Open the context in which all work of the device must be queued; may be nested."""

@@ -1,11 +1,10 @@
 """Functions of the CUDA driver that torch does not offer, called through ctypes.
 
-Host functions and stream memory operations tie a CUDA stream to a CPU thread without Python in
-between; both are recorded when the stream is being captured into a graph. Signatures and numbers
-are those of the CUDA driver API reference ("Execution Control", "Stream Memory Operations", "Graph
-Management"). The functions are named as the library exports them: the header maps
-`cuStreamBatchMemOp` to the symbol with `_v2`, while the plain symbol is the first version, which
-most systems disable.
+Stream memory operations tie a CUDA stream to a CPU thread without Python in between; they are
+recorded when the stream is being captured into a graph. Signatures and numbers are those of the
+CUDA driver API reference ("Stream Memory Operations"). The functions are named as the library
+exports them: the header maps `cuStreamBatchMemOp` to the symbol with `_v2`, while the plain symbol
+is the first version, which most systems disable.
 """
 
 import ctypes
@@ -25,11 +24,8 @@ _MEMORY_OPERATIONS_V1 = 92
 _MEMORY_OPERATIONS_64_BIT = 122
 
 _WAIT_EQUAL = 1
-_SET_DEPENDENCIES = 1
-_IS_CAPTURING = 1
 
 _POINTER = ctypes.c_void_p
-_SIZE = ctypes.c_size_t
 _UNSIGNED = ctypes.c_uint
 _INT = ctypes.c_int
 
@@ -70,50 +66,16 @@ class _OperationParameters(ctypes.Structure):
     )
 
 
-class _NodeParameters(ctypes.Structure):
-    """CUDA_BATCH_MEM_OP_NODE_PARAMS."""
-
-    _fields_ = (
-        ("context", _POINTER),
-        ("count", _UNSIGNED),
-        ("operations", ctypes.POINTER(_OperationParameters)),
-        ("flags", _UNSIGNED),
-    )
-
-
 # Symbol to argument types; all functions return a CUresult.
 _SIGNATURES: dict[str, tuple[type[object], ...]] = {
     "cuGetErrorName": (_INT, ctypes.POINTER(ctypes.c_char_p)),
     "cuDeviceGet": (ctypes.POINTER(_INT), _INT),
     "cuDeviceGetAttribute": (ctypes.POINTER(_INT), _INT, _INT),
-    "cuCtxGetCurrent": (ctypes.POINTER(_POINTER),),
     "cuMemHostGetDevicePointer_v2": (ctypes.POINTER(ctypes.c_uint64), _POINTER, _UNSIGNED),
-    "cuLaunchHostFunc": (_POINTER, _POINTER, _POINTER),
     "cuStreamBatchMemOp_v2": (
         _POINTER,
         _UNSIGNED,
         ctypes.POINTER(_OperationParameters),
-        _UNSIGNED,
-    ),
-    "cuStreamGetCaptureInfo_v2": (
-        _POINTER,
-        ctypes.POINTER(_INT),
-        ctypes.POINTER(ctypes.c_uint64),
-        ctypes.POINTER(_POINTER),
-        ctypes.POINTER(ctypes.POINTER(_POINTER)),
-        ctypes.POINTER(_SIZE),
-    ),
-    "cuGraphAddBatchMemOpNode": (
-        ctypes.POINTER(_POINTER),
-        _POINTER,
-        ctypes.POINTER(_POINTER),
-        _SIZE,
-        ctypes.POINTER(_NodeParameters),
-    ),
-    "cuStreamUpdateCaptureDependencies": (
-        _POINTER,
-        ctypes.POINTER(_POINTER),
-        _SIZE,
         _UNSIGNED,
     ),
 }
@@ -130,53 +92,10 @@ class CudaDriver:
         self._library = library
         self._functions: dict[str, Callable[..., int]] = {}
 
-    def launch_host_function(self, stream: int, function: int, argument: int) -> None:
-        """Let a thread of the driver call ``void function(void* argument)`` in stream order.
-
-        The stream waits for its return. The function must not call CUDA.
-        """
-        self._call("cuLaunchHostFunc", stream, function, argument)
-
     def memory_operations(self, stream: int, operations: Sequence[MemoryOperation]) -> None:
         """Queue operations, in this order, as one entry of the stream."""
         parameters = _parameters(operations)
         self._call("cuStreamBatchMemOp_v2", stream, len(operations), parameters, 0)
-
-    def add_memory_node(self, stream: int, operations: Sequence[MemoryOperation]) -> None:
-        """Add the operations as a node of the graph that `stream` is being captured into.
-
-        For drivers that cannot capture memory operations.
-
-        Raises:
-            DeviceError: the stream is not being captured, or as everywhere.
-        """
-        status, count = _INT(), _SIZE()
-        graph, context, node = _POINTER(), _POINTER(), _POINTER()
-        before = ctypes.POINTER(_POINTER)()
-        self._call(
-            "cuStreamGetCaptureInfo_v2",
-            stream,
-            ctypes.byref(status),
-            None,
-            ctypes.byref(graph),
-            ctypes.byref(before),
-            ctypes.byref(count),
-        )
-        if status.value != _IS_CAPTURING:
-            raise DeviceError("a memory node needs a stream that is being captured into a graph")
-        self._call("cuCtxGetCurrent", ctypes.byref(context))
-        parameters = _NodeParameters(context, len(operations), _parameters(operations), 0)
-        self._call(
-            "cuGraphAddBatchMemOpNode",
-            ctypes.byref(node),
-            graph,
-            before,
-            count.value,
-            ctypes.byref(parameters),
-        )
-        self._call(
-            "cuStreamUpdateCaptureDependencies", stream, ctypes.byref(node), 1, _SET_DEPENDENCIES
-        )
 
     def device_address(self, host_address: int) -> int:
         """Return the device's address of pinned host memory."""

@@ -1,4 +1,4 @@
-"""Three methods for the device to hand a layer to the CPU and take the result back.
+"""Two methods for the device to hand a layer to the CPU and take the result back.
 
 The device has written the FFN input and the cold active neurons to pinned memory; `signal` notifies
 the CPU, which computes, and the work of the stream after `wait` sees its result. In between the
@@ -26,7 +26,6 @@ from powerinfer.ops.hybrid.handoff.driver import CudaDriver, MemoryOperation, Op
 __all__ = [
     "EagerHandoff",
     "Handoff",
-    "HostFunctionHandoff",
     "MemoryOperationHandoff",
 ]
 
@@ -41,7 +40,7 @@ class Handoff(Protocol):
 
     @property
     def name(self) -> str:
-        """Name in messages and in `HANDOFFS` of `ops.hybrid.build`."""
+        """Name in reports."""
         ...
 
     def begin_step(self, num_tokens: int, layers: Sequence[int]) -> None:
@@ -110,51 +109,6 @@ class EagerHandoff:
         """Do nothing: no work runs but what the device requests."""
 
 
-class HostFunctionHandoff:
-    """One host function per layer, on a branch parallel to the device's own neurons.
-
-    The driver calls the exchange's C function from its own thread. On the device's stream the
-    function would delay the kernels of the hot neurons: hence the second stream, forked at the
-    signal and joined at the wait.
-    """
-
-    name = "host_functions"
-
-    def __init__(self, exchange: NativeExchange, driver: CudaDriver) -> None:
-        self._exchange = exchange
-        self._driver = driver
-        self._branch = torch.cuda.Stream()
-        self._fork = torch.cuda.Event()
-        self._join = torch.cuda.Event()
-
-    def begin_step(self, num_tokens: int, layers: Sequence[int]) -> None:
-        """Reset the state that an aborted step may have left."""
-        with suppress(DeviceError):
-            self._exchange.raise_failure()
-
-    def signal(self, layer: int, num_tokens: int) -> None:
-        """Fork the stream and queue the function on the branch."""
-        self._fork.record()
-        self._branch.wait_event(self._fork)
-        self._driver.launch_host_function(
-            self._branch.cuda_stream,
-            self._exchange.entry_address,
-            self._exchange.argument_address(layer, num_tokens),
-        )
-        self._join.record(self._branch)
-
-    def wait(self, layer: int, num_tokens: int) -> None:
-        """Join the branch."""
-        torch.cuda.current_stream().wait_event(self._join)
-
-    def end_step(self) -> None:
-        """See the protocol."""
-        self._exchange.raise_failure()
-
-    def abort_step(self) -> None:
-        """Do nothing: no work runs but what the device requests."""
-
-
 class MemoryOperationHandoff:
     """Words in pinned memory that the stream writes and awaits, and a spinning CPU thread answers.
 
@@ -163,28 +117,20 @@ class MemoryOperationHandoff:
     replayed with the same constants.
     """
 
-    def __init__(
-        self,
-        exchange: NativeExchange,
-        driver: CudaDriver,
-        flags: npt.NDArray[np.uint32],
-        *,
-        as_nodes: bool = False,
-    ) -> None:
-        """Take the CPU's half, made with the same flags.
+    name = "memory_operations"
 
-        Args:
-            exchange: clears ready flags and sets done flags.
-            driver: driver of the current device.
-            flags: u32[2, num_layers], ready and done, in pinned memory.
-            as_nodes: add graph nodes explicitly while recording, for drivers that cannot record
-                memory operations.
+    def __init__(self, exchange: NativeExchange, driver: CudaDriver) -> None:
+        """Take the CPU's half, which clears ready flags and sets done flags, in pinned memory.
+
+        Raises:
+            DeviceError: it has no flags.
         """
-        self.name = "memory_nodes" if as_nodes else "memory_operations"
+        flags = exchange.buffers.flags
+        if flags is None:
+            raise DeviceError("memory operations need an exchange with flags")
         self._exchange = exchange
         self._driver = driver
         self._flags = flags
-        self._as_nodes = as_nodes
         self._is_begun = False
         first = driver.device_address(flags.ctypes.data)
         self._ready_addresses, self._done_addresses = (
@@ -263,11 +209,7 @@ class MemoryOperationHandoff:
         self._queue([MemoryOperation(OperationKind.WRITE, self._ready_addresses[0], 2)])
 
     def _queue(self, operations: list[MemoryOperation]) -> None:
-        stream = torch.cuda.current_stream()
-        if self._as_nodes and torch.cuda.is_current_stream_capturing():
-            self._driver.add_memory_node(stream.cuda_stream, operations)
-        else:
-            self._driver.memory_operations(stream.cuda_stream, operations)
+        self._driver.memory_operations(torch.cuda.current_stream().cuda_stream, operations)
 
 
 def _is_soon_set(words: npt.NDArray[np.uint32]) -> bool:
