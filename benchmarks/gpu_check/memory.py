@@ -5,23 +5,20 @@ close to the budget.
 """
 
 import gc
-import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from gpu_check.findings import Finding, Setting, Verdict, attempted, verdict_of
 from gpu_check.planted_models import CONTEXT, PlantedModel
 from powerinfer import LLM, SamplingParams
-from powerinfer.offload.model_sizes import CONTEXT_BYTES
+from powerinfer.offload.model_sizes import CODE_BYTES, CONTEXT_BYTES
 from powerinfer.options.vram_budget import MARGIN_BYTES
 
 __all__ = ["Placed", "check_memory", "finding"]
 
 SHARES = (1.0, 0.5, 0.25)
 _MIB, _PAGE = 1 << 20, 1 << 12
-_ASSUMED = CONTEXT_BYTES // _MIB
+_FIRST_GPU = "cuda:0"
 
 
 @dataclass(frozen=True)
@@ -32,6 +29,7 @@ class Placed:
         promised: bytes of GPU memory by the plan, using a GPU at all included.
         full: of the whole model, likewise.
         overhead: of using a GPU at all, without any part of the model.
+        driver: of these, the driver's own.
         taken: by the device's count, since before the model was loaded; None without CUDA.
         reserved: most bytes that torch held for tensors meanwhile; None likewise.
         hot: share of the neurons that lie on the GPU.
@@ -41,6 +39,7 @@ class Placed:
     promised: int
     full: int
     overhead: int
+    driver: int
     taken: int | None
     reserved: int | None
     hot: float
@@ -59,19 +58,15 @@ def check_memory(planted: PlantedModel, setting: Setting) -> Iterator[Finding]:
         planted: made already.
         setting: where to run it.
     """
-    context = _context_bytes() if setting.is_cuda else None
-    if context is None:
-        yield Finding("the driver's own memory", Verdict.SKIPPED, "no CUDA, or no nvidia-smi")
-    else:
-        text = f"{context / _MIB:.0f} MiB before any kernel of ours, {_ASSUMED} MiB assumed in all"
-        verdict = verdict_of(context <= CONTEXT_BYTES)
-        yield Finding("the driver's own memory", verdict, text, {"bytes": context})
+    used, context = _context(setting)
+    yield _context_finding(context)
     whole = _place(planted, setting, None)
+    yield _code_finding(used, context)
     for share in SHARES:
         budget = _whole_pages(whole.overhead + int(share * whole.parts))
         what = f"{planted.name}, {share:.0%} of the model"
         yield from attempted(what, _placed_within(what, planted, setting, budget))
-    scarce = whole.overhead - CONTEXT_BYTES + whole.parts // 2 + MARGIN_BYTES
+    scarce = whole.overhead - whole.driver + CODE_BYTES + whole.parts // 2 + MARGIN_BYTES
     for free, name in ((4 << 30, "4 GiB"), (scarce, "room for half of it")):
         what = f"{planted.name}, {name} free"
         if not setting.is_cuda:
@@ -94,7 +89,7 @@ def _placed_beside(
     placed = _place(planted, setting, None)
     del ballast
     _let_go(setting)
-    yield finding(what, placed, free + CONTEXT_BYTES)
+    yield finding(what, placed, free + placed.driver - CODE_BYTES)
 
 
 def finding(what: str, placed: Placed, budget: int) -> Finding:
@@ -103,6 +98,7 @@ def finding(what: str, placed: Placed, budget: int) -> Finding:
         "budget": budget,
         "promised": placed.promised,
         "overhead": placed.overhead,
+        "driver": placed.driver,
         "taken": placed.taken,
         "reserved": placed.reserved,
         "hot": placed.hot,
@@ -116,7 +112,7 @@ def finding(what: str, placed: Placed, budget: int) -> Finding:
         return Finding(what, verdict_of(is_right), f"{text}; taken: skipped: no CUDA", figures)
     # The driver's part was there before; the first model was placed without being looked at, so
     # that the code of all kernels was there too.
-    own = placed.promised - CONTEXT_BYTES
+    own = placed.promised - placed.driver
     text += (
         f"; beside the driver's {own / _MIB:.1f} promised, {placed.reserved / _MIB:.1f} reserved "
         f"by torch, {placed.taken / _MIB:.1f} taken"
@@ -151,6 +147,7 @@ def _place(planted: PlantedModel, setting: Setting, budget: int | None) -> Place
             promised=placement.gpu_bytes,
             full=sizes.full_bytes,
             overhead=sizes.overhead_bytes,
+            driver=placement.task.driver_bytes,
             taken=before - _free_bytes(setting) if setting.is_cuda else None,
             reserved=_reserved_bytes(setting) - held if setting.is_cuda else None,
             hot=hot / (plan.num_neurons * len(plan.layers)),
@@ -206,25 +203,32 @@ def _ballast(free: int) -> object:
     return torch.empty(max(0, now - free), dtype=torch.uint8, device="cuda")
 
 
-def _context_bytes() -> int | None:
-    """What the first use of the GPU takes from its memory; None if that cannot be asked."""
-    before = _used_bytes()
-    if before is None:
-        return None
+def _context(setting: Setting) -> tuple[int | None, int | None]:
+    """Bytes in use before this process used the GPU, and what its first use takes."""
+    if not setting.is_cuda:
+        return None, None
+    from powerinfer.ops.gpu.context import context_bytes, used_bytes
+
+    return used_bytes(_FIRST_GPU), context_bytes(_FIRST_GPU)
+
+
+def _context_finding(context: int | None) -> Finding:
+    what = "the driver's own memory"
+    if context is None:
+        return Finding(what, Verdict.SKIPPED, "no CUDA, or NVML does not tell")
+    text = f"{context / _MIB:.0f} MiB, {CONTEXT_BYTES // _MIB} MiB assumed where it is not measured"
+    return Finding(what, verdict_of(context <= CONTEXT_BYTES), text, {"bytes": context})
+
+
+def _code_finding(used: int | None, context: int | None) -> Finding:
+    """What the driver has taken since, beside what torch holds: code, and memory for stacks."""
+    what = "code of kernels"
+    if used is None or context is None:
+        return Finding(what, Verdict.SKIPPED, "no CUDA, or NVML does not tell")
     import torch
 
-    torch.ones(1, device="cuda").add_(1)
-    torch.cuda.synchronize()
-    free, total = torch.cuda.mem_get_info()
-    return int(total - free) - before
+    from powerinfer.ops.gpu.context import used_bytes
 
-
-def _used_bytes() -> int | None:
-    """Of the GPU's memory, by all processes, before this one uses it."""
-    program = shutil.which("nvidia-smi") or "/usr/bin/nvidia-smi"
-    if not Path(program).exists():
-        return None
-    command = [program, "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    first = done.stdout.split()
-    return int(first[0]) * _MIB if done.returncode == 0 and first and first[0].isdigit() else None
+    code = (used_bytes(_FIRST_GPU) or 0) - used - context - int(torch.cuda.memory_reserved())
+    text = f"{code / _MIB:.0f} MiB, {CODE_BYTES // _MIB} MiB allowed"
+    return Finding(what, verdict_of(code <= CODE_BYTES), text, {"bytes": code})

@@ -10,7 +10,12 @@ from powerinfer.gguf import GGUFFile, model_identity
 from powerinfer.models import Model
 from powerinfer.offload.device_speeds import Speeds, machine_speeds
 from powerinfer.offload.devices import Device
-from powerinfer.offload.model_sizes import CONTEXT_BYTES, SizeAssumptions, model_sizes
+from powerinfer.offload.model_sizes import (
+    CODE_BYTES,
+    CONTEXT_BYTES,
+    SizeAssumptions,
+    model_sizes,
+)
 from powerinfer.offload.progress import PlacementProgress
 from powerinfer.offload.statistics import activation_statistics
 from powerinfer.offload.weight_formats import WeightFormat, weight_formats
@@ -35,12 +40,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PlacementTask:
-    """A placement problem and what messages say about it."""
+    """A placement problem and what messages say about it.
+
+    Attributes:
+        driver_bytes: the driver's own memory, as counted in the problem.
+    """
 
     problem: PlacementProblem
     speeds: Speeds
     file: GGUFFile
     formats: tuple[WeightFormat, ...] = ()
+    driver_bytes: int = 0
 
 
 def placement_task(
@@ -69,13 +79,14 @@ def placement_task(
     cpu = native_backend(model)
     budget = budget_bytes(options, device)
     is_real = device is None or not device.is_interpreted
+    driver_bytes = _driver_bytes(device)
     sizes = model_sizes(
         model,
         SizeAssumptions(
             kv_type=KVType(options.kv_type),
             seq_len=min(_SEQ_LEN, model.context_length),
             batch_size=options.batch_size,
-            context_bytes=CONTEXT_BYTES if is_real else 0,
+            driver_bytes=driver_bytes,
             neurons_move=options.online or (options.online is None and is_real),
             kv_tokens=options.kv_tokens,
         ),
@@ -85,7 +96,7 @@ def placement_task(
     speeds = machine_speeds(cpu, format_name, device, progress.speeds)
     workload = Workload(batch_tokens=min(options.batch_size, model.context_length))
     problem = PlacementProblem(model_identity(file), sizes, stats, speeds.cost, budget, workload)
-    return PlacementTask(problem, speeds, file, weight_formats(model))
+    return PlacementTask(problem, speeds, file, weight_formats(model), driver_bytes)
 
 
 def native_backend(model: Model) -> "NativeOps":
@@ -140,7 +151,29 @@ def _free_bytes(device: Device) -> int:
     """Free memory of a device, plus what our own context takes."""
     if device.is_interpreted:
         return available_memory_bytes() or 1 << 34
-    from powerinfer.ops.gpu.memory import free_bytes
+    from powerinfer.ops.gpu.memory import free_bytes, naming_gpu_failure
 
-    # The query creates the context and leaves it out of the answer; the budget includes it.
-    return free_bytes(device.name) + CONTEXT_BYTES
+    with naming_gpu_failure():
+        # First, as the query creates the context, which it leaves out; the budget includes it.
+        context = _context_bytes(device)
+        if context is None:
+            _log.warning(
+                "the driver's own memory on %s cannot be measured: %s are assumed",
+                device.title,
+                format_bytes(CONTEXT_BYTES),
+            )
+        return free_bytes(device.name) + (context or CONTEXT_BYTES)
+
+
+def _driver_bytes(device: Device | None) -> int:
+    """Count the driver's own memory, which is no part of the budget of interpreted kernels."""
+    if device is not None and device.is_interpreted:
+        return 0
+    context = None if device is None else _context_bytes(device)
+    return CODE_BYTES + (context or CONTEXT_BYTES)
+
+
+def _context_bytes(device: Device) -> int | None:
+    from powerinfer.ops.gpu.context import context_bytes
+
+    return context_bytes(device.name)

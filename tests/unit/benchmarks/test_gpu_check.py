@@ -168,15 +168,17 @@ class TestMemory:
     def test_more_than_was_promised_fails(self) -> None:
         _need("torch", "triton")
         memory, findings = _module("memory"), _module("findings")
-        context = memory.CONTEXT_BYTES
+        driver = 700
 
         def verdict(**changed: int) -> str:
-            given = {"promised": context + 100, "taken": 100, "reserved": 90} | changed
-            placed = memory.Placed(full=900, overhead=50, hot=0.5, where="cuda:0", **given)
-            return str(memory.finding("x", placed, context + 110).verdict)
+            given = {"promised": driver + 100, "taken": 100, "reserved": 90} | changed
+            placed = memory.Placed(
+                full=900, overhead=50, driver=driver, hot=0.5, where="cuda:0", **given
+            )
+            return str(memory.finding("x", placed, driver + 110).verdict)
 
         assert verdict() == findings.Verdict.OK
-        for wrong in ({"taken": 101}, {"reserved": 101}, {"promised": context + 111}):
+        for wrong in ({"taken": 101}, {"reserved": 101}, {"promised": driver + 111}):
             assert verdict(**wrong) == findings.Verdict.FAILED
 
 

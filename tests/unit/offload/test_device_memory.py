@@ -48,7 +48,7 @@ _LAYER_GAPS = 4096
 
 
 def _assumed(kv_type: KVType, *, neurons_move: bool) -> SizeAssumptions:
-    return SizeAssumptions(kv_type, 1, 512, context_bytes=0, neurons_move=neurons_move)
+    return SizeAssumptions(kv_type, 1, 512, driver_bytes=0, neurons_move=neurons_move)
 
 
 def _kv_bytes(model: Model, plan: PlacementPlan, sizes: ModelSizes) -> int:
