@@ -96,14 +96,15 @@ def loading_bars() -> "Iterator[LoadingBars]":
 
 @contextmanager
 def placement_progress() -> "Iterator[PlacementProgress]":
-    """Show progress bars for measurements before a model is placed on a GPU."""
+    """Show progress bars while a model is placed on a GPU."""
     from powerinfer.offload.progress import PlacementProgress
 
     with (
         ProgressBar("measuring this machine") as speeds,
         ProgressBar("counting which neurons fire", unit="layers") as statistics,
+        ProgressBar("compiling GPU kernels", unit="kernels", delay_s=1.0) as kernels,
     ):
-        yield PlacementProgress(speeds=speeds, statistics=statistics)
+        yield PlacementProgress(speeds=speeds, statistics=statistics, kernels=kernels)
 
 
 class DeviceReport(TypedDict):

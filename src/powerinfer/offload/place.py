@@ -2,7 +2,8 @@
 
 import logging
 import math
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,6 +36,8 @@ _SHRINK = 0.9
 _LEAST_CROSSOVER, _MOST_CROSSOVER = 9, 512
 # Eager steps before recording, the recorded step, and its first replay.
 _TRIED_STEPS = 5
+# Kernels that these steps and a prompt run, about.
+_NUM_KERNELS = 30
 
 _log = logging.getLogger(__name__)
 
@@ -154,7 +157,8 @@ def _place(
             _explain_empty_plan(task, options)
             return Placement(device, task, chosen, model, model, [])
         try:
-            placed, cache = _placed(task, model, chosen.plan, options, device)
+            with _showing_kernels(progress):
+                placed, cache = _placed(task, model, chosen.plan, options, device)
             _keep(task, chosen)
             return Placement(device, task, chosen, placed, model, [cache])
         except OutOfDeviceMemoryError as error:
@@ -200,6 +204,20 @@ def _placed(
         # Traceback frames keep uploaded weights alive.
         raise error.with_traceback(None) from None
     return placed, cache
+
+
+@contextmanager
+def _showing_kernels(progress: PlacementProgress | None) -> Iterator[None]:
+    """Report the kernels that the body compiles: at a first start that takes half a minute."""
+    from powerinfer.ops.gpu.kernels import counting_compiled
+
+    report = None if progress is None else progress.kernels
+    if report is None:
+        yield
+        return
+    with counting_compiled(lambda count: report(count, max(_NUM_KERNELS, count + 1))):
+        yield
+    report(_NUM_KERNELS, _NUM_KERNELS)
 
 
 def prefill_crossover(problem: PlacementProblem, plan: PlacementPlan) -> int:

@@ -13,7 +13,9 @@ class PlacementProgress:
     Attributes:
         speeds: progress of measuring this machine (device speeds, prefetch settings).
         statistics: progress of counting neurons, in layers.
+        kernels: progress of compiling GPU kernels; how many they are in all is an estimate.
     """
 
     speeds: Callable[[int, int], None] | None = None
     statistics: Callable[[int, int], None] | None = None
+    kernels: Callable[[int, int], None] | None = None

@@ -143,6 +143,7 @@ def measure_gpu_speed(
         DeviceError: there is no such device, or it failed.
     """
     say = progress or (lambda done, total: None)
+    say(0, 6)  # the first figure takes long where kernels are compiled
     gpu = TorchGPU(device)
     bench = _Bench(gpu, CudaRecorder(gpu), _LARGE) if gpu.is_cuda else _Bench(gpu, None, _TINY)
     with bench.working():

@@ -9,10 +9,12 @@ current device.
 """
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
-__all__ = ["IS_INTERPRETED", "MAX_TOKENS"]
+__all__ = ["IS_INTERPRETED", "MAX_TOKENS", "counting_compiled"]
 
 MAX_TOKENS = 8
 """Most tokens that one launch of a matrix-vector kernel serves."""
@@ -43,6 +45,32 @@ def _mend_interpreter() -> None:
         tensor.__index__ = lambda scalar: int(scalar.handle.data.item())
 
     interpreter._patch_lang_tensor = patch_and_mend
+
+
+@contextmanager
+def counting_compiled(report: Callable[[int], None]) -> Iterator[None]:
+    """Report how many kernels were compiled so far, at the start and after each.
+
+    Those that Triton finds in its cache do not count.
+    """
+    from triton import knobs
+
+    num_compiled, outer = 0, knobs.compilation.listener
+
+    def listen(*, cache_hit, **compiled):
+        nonlocal num_compiled
+        if outer is not None:
+            outer(cache_hit=cache_hit, **compiled)
+        if not cache_hit:
+            num_compiled += 1
+            report(num_compiled)
+
+    report(0)
+    knobs.compilation.listener = listen
+    try:
+        yield
+    finally:
+        knobs.compilation.listener = outer
 
 
 def _triton_version() -> tuple[int, ...]:
