@@ -23,8 +23,7 @@ from powerinfer.placement.plan import PlacementPlan
 from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.sizes import LayerSizes, ModelSizes
 from powerinfer.placement.solver import get_solver
-from powerinfer.placement.solvers._choices import Choices, PartOptions
-from powerinfer.placement.solvers._paths import hull_path
+from powerinfer.placement.solvers._choices import Choices, PartOptions, hull_path
 from powerinfer.placement.step_time import num_runs, step_s
 from powerinfer.values import FloatArray
 from two_devices.sides import SIDES

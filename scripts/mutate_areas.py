@@ -73,10 +73,8 @@ AREAS = {
             "placement/sizes.py",
             "placement/plan.py",
             "placement/activation_stats.py",
-            "placement/sweep.py",
-            "placement/token_time.py",
-            "placement/report.py",
             "placement/solver.py",
+            "placement/report.py",
         ],
         [
             "unit/placement/test_cost_model.py",
@@ -87,11 +85,9 @@ AREAS = {
     ),
     "solvers": Area(
         [
-            "placement/solvers/_runs.py",
-            "placement/solvers/_choices.py",
-            "placement/solvers/_paths.py",
-            "placement/solvers/greedy.py",
             "placement/solvers/latency.py",
+            "placement/solvers/_choices.py",
+            "placement/solvers/greedy.py",
         ],
         [
             "unit/placement/test_solvers.py",
@@ -110,7 +106,7 @@ AREAS = {
         chosen="(paper or earn or highs) and not real_shapes and not 70b",
     ),
     "plan_json": Area(
-        ["placement/plan_json.py"],
+        ["placement/plan.py"],
         ["properties/test_placement_plan_json.py", "unit/offload/test_plan_files.py"],
     ),
     "gpu_index": Area(["placement/gpu_index.py"], ["unit/placement/test_gpu_index.py"]),

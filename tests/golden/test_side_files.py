@@ -15,7 +15,7 @@ from powerinfer.offload import activation_profile, device_speeds
 from powerinfer.ops.cpu.prefetch_settings import PrefetchSettings
 from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.placement.cost_model import DeviceSpeed
-from powerinfer.placement.plan_json import PLAN
+from powerinfer.placement.plan import PLAN
 from powerinfer.predictors.calibration_json import CALIBRATION
 from tiny_models import TINY_MODELS, write_model
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from placement_cases import model_shape, plans
 from powerinfer.errors import PlacementError
-from powerinfer.placement.plan import LayerPlacement, PlacementPlan
-from powerinfer.placement.plan_json import PLAN
+from powerinfer.placement.plan import PLAN, LayerPlacement, PlacementPlan
 from powerinfer.placement.solver import get_solver
 
 

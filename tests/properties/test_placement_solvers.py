@@ -14,17 +14,13 @@ from powerinfer.errors import UnsupportedError
 from powerinfer.offload.choose_plan import without_neurons
 from powerinfer.placement.activation_stats import ActivationStats
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed
-from powerinfer.placement.experts import grouped_order
-from powerinfer.placement.plan import LayerPlacement, PlacementPlan
-from powerinfer.placement.plan_json import PLAN
+from powerinfer.placement.plan import PLAN, LayerPlacement, PlacementPlan
 from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.sizes import LayerSizes, ModelSizes
-from powerinfer.placement.solver import get_solver
-from powerinfer.placement.solvers._choices import GROUP, Choices, PartOptions
-from powerinfer.placement.solvers._runs import RunChoices
-from powerinfer.placement.step_time import num_runs, step_s
-from powerinfer.placement.sweep import sweep
-from powerinfer.placement.token_time import MEMORY_WORTH, token_s
+from powerinfer.placement.solver import get_solver, sweep
+from powerinfer.placement.solvers._choices import GROUP, Choices, PartOptions, grouped_order
+from powerinfer.placement.solvers.latency import RunChoices
+from powerinfer.placement.step_time import MEMORY_WORTH, num_runs, step_s, token_s
 
 LLAMA = model_shape(32, 4096, 11008, has_predictor=True, is_parallel=False)
 FALCON = model_shape(20, 8192, 32768, has_predictor=False, is_parallel=True)

@@ -12,7 +12,7 @@ from powerinfer._replacing import abandoned_files
 from powerinfer.offload.activation_profile import PROFILE
 from powerinfer.offload.device_speeds import CPU_SPEEDS
 from powerinfer.placement import gpu_index
-from powerinfer.placement.plan_json import PLAN
+from powerinfer.placement.plan import PLAN
 from powerinfer.predictors.calibration_json import CALIBRATION
 from powerinfer.store.cached_models import MODEL
 

@@ -14,9 +14,8 @@ from powerinfer.options.options import EngineOptions
 from powerinfer.placement import gpu_index
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 from powerinfer.placement.problem import PlacementProblem
-from powerinfer.placement.solver import get_solver
+from powerinfer.placement.solver import BudgetPoint, get_solver, sweep
 from powerinfer.placement.step_time import step_s
-from powerinfer.placement.sweep import BudgetPoint, sweep
 from powerinfer.store.memory import format_bytes
 
 __all__ = [

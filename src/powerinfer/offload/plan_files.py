@@ -14,8 +14,7 @@ from powerinfer.calibration.files import is_packaged
 from powerinfer.errors import PlacementError
 from powerinfer.gguf import GGUFFile
 from powerinfer.placement import gpu_index
-from powerinfer.placement.plan import PlacementPlan
-from powerinfer.placement.plan_json import PLAN
+from powerinfer.placement.plan import PLAN, PlacementPlan
 from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.step_time import num_runs, step_s
 from powerinfer.store.cached_models import remember_model

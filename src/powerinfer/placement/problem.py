@@ -9,10 +9,9 @@ import numpy.typing as npt
 from powerinfer.errors import PlacementError
 from powerinfer.placement.activation_stats import ActivationStats, rounded
 from powerinfer.placement.cost_model import CostModel
-from powerinfer.placement.experts import asked_frequency
 from powerinfer.placement.sizes import ModelSizes
 
-__all__ = ["PlacementProblem", "Workload"]
+__all__ = ["PlacementProblem", "Workload", "asked_frequency"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +73,26 @@ class PlacementProblem:
         sizes = self.sizes
         frequency = self.stats.rounded(layer)
         return rounded(asked_frequency(frequency, sizes.num_experts, sizes.num_used))
+
+
+def asked_frequency(
+    frequency: npt.NDArray[np.float64], num_experts: int, num_used: int
+) -> npt.NDArray[np.float64]:
+    """Estimate how often each neuron's expert is selected: f64[num_neurons]; 1 without experts.
+
+    Counts of firing neurons do not contain that. Experts are assumed to be selected in proportion
+    to the firing of their neurons, and at least as often as any of these fires.
+
+    Args:
+        frequency: f64[num_neurons], firing frequency.
+        num_experts: experts of the layer; 1 without a router.
+        num_used: experts selected for a token.
+    """
+    if num_experts == 1:
+        return np.ones_like(frequency)
+    by_expert = frequency.reshape(num_experts, -1)
+    sums = by_expert.sum(axis=1)
+    total = sums.sum()
+    shares = sums / total if total else np.full(num_experts, 1 / num_experts)
+    chosen = np.clip(num_used * shares, by_expert.max(axis=1), 1.0)
+    return np.repeat(chosen, by_expert.shape[1])

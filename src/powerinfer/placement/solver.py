@@ -1,15 +1,18 @@
-"""The type that files in ``solvers/`` export, and its look-up by name."""
+"""The type that files in ``solvers/`` export, its look-up by name, and plans for many budgets."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from powerinfer import _plugins
 from powerinfer._extras import how_to_install
 from powerinfer.errors import PlacementError
 from powerinfer.placement.plan import PlacementPlan
 from powerinfer.placement.problem import PlacementProblem
+from powerinfer.placement.step_time import MEMORY_WORTH, token_s
 
-__all__ = ["Solver", "get_solver"]
+__all__ = ["BudgetPoint", "Solver", "get_solver", "sweep"]
+
 
 _PACKAGE = "powerinfer.placement.solvers"
 
@@ -55,3 +58,49 @@ def get_solver(name: str) -> Solver:
     if not isinstance(found, Solver):
         raise TypeError(f"{_PACKAGE}.{name}.SOLVER is a {type(found).__name__}")
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetPoint:
+    """Plan for one budget of the ladder.
+
+    Attributes:
+        step_s: predicted seconds of one decode step.
+        covered_share: share of the expected activations on the GPU.
+    """
+
+    budget_bytes: int
+    plan: PlacementPlan
+    step_s: float
+    covered_share: float
+
+
+def sweep(problem: PlacementProblem, budgets: Sequence[int], solver: Solver) -> list[BudgetPoint]:
+    """Solve for several budgets.
+
+    A plan that fits less memory fits more too. Where a solver does worse with more memory, as those
+    that do not minimise time may, the previous plan is kept: the cost of a plan, decode step and
+    prompt tokens, never rises by more than `MEMORY_WORTH`.
+
+    Args:
+        problem: the problem; its own budget is ignored.
+        budgets: budgets in bytes, in any order.
+
+    Returns:
+        One point per different budget, ascending.
+    """
+    ladder = sorted(set(budgets))
+    if not ladder:
+        return []
+    solve = solver.prepare(replace(problem, budget_bytes=ladder[-1]))
+    points: list[BudgetPoint] = []
+    least = math.inf
+    for budget in ladder:
+        plan = solve(budget)
+        cost = token_s(problem, plan)
+        if least * (1 + MEMORY_WORTH) < cost:
+            plan = replace(points[-1].plan, budget_bytes=budget)
+        least = min(least, token_s(problem, plan))
+        share = problem.stats.covered_share(plan)
+        points.append(BudgetPoint(budget, plan, plan.predicted_s or 0.0, share))
+    return points

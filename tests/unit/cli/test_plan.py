@@ -21,7 +21,7 @@ from powerinfer.offload.model_sizes import model_sizes
 from powerinfer.ops.cpu import speed as native_speed
 from powerinfer.placement.cost_model import DeviceSpeed
 from powerinfer.placement.gpu_index import read_gpu_index, write_gpu_index
-from powerinfer.placement.plan_json import PLAN
+from powerinfer.placement.plan import PLAN
 from powerinfer.placement.sizes import ModelSizes
 from powerinfer.store import threads
 from powerinfer.store.default_model import find_model

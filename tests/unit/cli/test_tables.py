@@ -20,7 +20,7 @@ from powerinfer.offload import devices
 from powerinfer.ops.cpu.prefetch_settings import PlainReadSettings
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 from powerinfer.placement.report import LayerReport, PlacementReport
-from powerinfer.placement.sweep import BudgetPoint
+from powerinfer.placement.solver import BudgetPoint
 from powerinfer.predictors import LayerChoice
 from powerinfer.predictors.calibration import (
     DEFAULT_DIAL,

@@ -20,8 +20,7 @@ from powerinfer.offload.plan_files import (
     write_plan,
 )
 from powerinfer.placement import gpu_index
-from powerinfer.placement.plan import LayerPlacement, PlacementPlan
-from powerinfer.placement.plan_json import PLAN
+from powerinfer.placement.plan import PLAN, LayerPlacement, PlacementPlan
 from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.step_time import step_s
 from powerinfer.sidecar import Sidecar

@@ -13,14 +13,11 @@ from powerinfer.placement.cost_model import CostModel, DeviceSpeed
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 from powerinfer.placement.problem import PlacementProblem, Workload
 from powerinfer.placement.sizes import HostReads, LayerSizes, ModelSizes
-from powerinfer.placement.solver import Solver, get_solver
-from powerinfer.placement.solvers._choices import Choices, PartOptions
-from powerinfer.placement.solvers._paths import Path, hull, hull_path
+from powerinfer.placement.solver import Solver, get_solver, sweep
+from powerinfer.placement.solvers._choices import Choices, PartOptions, Path, hull, hull_path
 from powerinfer.placement.solvers.greedy import greedy_path
 from powerinfer.placement.solvers.paper import least_neurons
-from powerinfer.placement.step_time import num_runs, step_s
-from powerinfer.placement.sweep import sweep
-from powerinfer.placement.token_time import prompt_s, token_s
+from powerinfer.placement.step_time import num_runs, prompt_s, step_s, token_s
 
 
 def _part(held: list[int], cost: list[float]) -> PartOptions:

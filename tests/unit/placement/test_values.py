@@ -15,9 +15,8 @@ from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.report import report
 from powerinfer.placement.sizes import HostReads, LayerSizes, ModelSizes
-from powerinfer.placement.solver import get_solver
+from powerinfer.placement.solver import get_solver, sweep
 from powerinfer.placement.step_time import step_s
-from powerinfer.placement.sweep import sweep
 
 LAYER = LayerSizes(
     attention_bytes=200,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from powerinfer.offload.problem import PlacementTask
     from powerinfer.options.llm_options import LLMOptions
     from powerinfer.placement.report import PlacementReport
-    from powerinfer.placement.sweep import BudgetPoint
+    from powerinfer.placement.solver import BudgetPoint
 
 __all__ = ["COMMAND"]
 
@@ -142,7 +142,7 @@ def _check_targets(
     """Check before solving that everything can be written."""
     from powerinfer.offload.choose_plan import index_beside
     from powerinfer.placement import gpu_index
-    from powerinfer.placement.plan_json import PLAN
+    from powerinfer.placement.plan import PLAN
 
     check_plots(plots)
     if output is not None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from powerinfer.offload.place import Placement
     from powerinfer.offload.weight_formats import WeightFormat
     from powerinfer.placement.plan import PlacementPlan
-    from powerinfer.placement.sweep import BudgetPoint
+    from powerinfer.placement.solver import BudgetPoint
 
 __all__ = [
     "placement_json",

@@ -12,8 +12,7 @@ import numpy.typing as npt
 from powerinfer.placement.plan import PlacementPlan
 from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.solver import Solver
-from powerinfer.placement.solvers._choices import Choices
-from powerinfer.placement.solvers._paths import Path
+from powerinfer.placement.solvers._choices import Choices, Path
 
 __all__ = ["SOLVER", "dense_steps", "greedy_path"]
 
