@@ -9,8 +9,11 @@ import numpy as np
 from fake_stream import FakeDriver, FakeRecorder, Machine
 from powerinfer.errors import DeviceError
 from powerinfer.ops.gpu.recorder import Activations
-from powerinfer.ops.hybrid.handoff.choice import HandoffChoice
-from powerinfer.ops.hybrid.handoff.methods import EagerHandoff, MemoryOperationHandoff
+from powerinfer.ops.hybrid.handoff.methods import (
+    EagerHandoff,
+    HandoffChoice,
+    MemoryOperationHandoff,
+)
 from powerinfer.ops.hybrid.step_graphs import Counting, StepGraphs
 from powerinfer.values import Batch, FloatArray
 from split_ffn import HIDDEN, SplitLayers

@@ -18,8 +18,8 @@ from powerinfer.ops.backend import SomeFFN, SomeLinear, Vector, as_backend
 from powerinfer.ops.cpu.handles import NativeFFN, NativeLinear, NativeVector
 from powerinfer.ops.gpu.memory import Arena, naming_exhaustion
 from powerinfer.ops.hybrid.ops import HybridOps
-from powerinfer.ops.hybrid.plan import LayerPlan
 from powerinfer.ops.hybrid.upload import HandedBlock, PlacedBlock, Placer
+from powerinfer.placement.plan import LayerPlacement
 
 __all__ = ["count_bytes", "place_model"]
 
@@ -125,7 +125,7 @@ def _copy(model: Model, ops: HybridOps, arena: Arena) -> _Copied:
     return _Copied(weights, blocks, shared)
 
 
-def _place_layer(layer: LayerWeights, plan: LayerPlan, placer: Placer) -> LayerWeights:
+def _place_layer(layer: LayerWeights, plan: LayerPlacement, placer: Placer) -> LayerWeights:
     """Place all of a layer but its feed-forward blocks."""
     if not plan.has_attention:
         return layer
@@ -152,7 +152,7 @@ def _place_norm(norm: Norm, placer: Placer) -> Norm:
 
 
 def _place_block(
-    layer: LayerWeights, plan: LayerPlan, ops: HybridOps, placer: Placer
+    layer: LayerWeights, plan: LayerPlacement, ops: HybridOps, placer: Placer
 ) -> PlacedBlock | HandedBlock | None:
     """Place a block if the GPU decides which neurons run, even if it holds none of them."""
     if not plan.has_attention:
@@ -169,7 +169,7 @@ def _place_block(
 
 
 def _place_shared(
-    layer: LayerWeights, plan: LayerPlan, ops: HybridOps, placer: Placer
+    layer: LayerWeights, plan: LayerPlacement, ops: HybridOps, placer: Placer
 ) -> PlacedBlock | None:
     """Place all neurons of the shared expert, which runs for every token."""
     if layer.shared_ffn is None or not plan.has_attention:

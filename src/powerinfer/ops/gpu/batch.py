@@ -4,11 +4,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from powerinfer.errors import PowerInferError, ShapeError
 from powerinfer.ops.gpu.kernels.attention_many import QUERY_TILE
-from powerinfer.ops.gpu.memory import DeviceEvent, DeviceMemory
+from powerinfer.ops.gpu.memory import DeviceMemory
 from powerinfer.values import Batch, BoolArray, IntArray
 
 __all__ = ["BatchSizes", "DeviceBatch", "batch_sizes", "query_tiles"]
@@ -43,7 +44,8 @@ class DeviceBatch:
     block_size: int | None = None
     _numbers: Tensor = field(repr=False, kw_only=True)
     _staging: Tensor = field(repr=False, kw_only=True)
-    _copied: DeviceEvent = field(repr=False, kw_only=True)
+    # Passed when the staging memory may be written again; None where copies are immediate.
+    _copied: torch.cuda.Event | None = field(repr=False, kw_only=True)
     _tiles: Tensor | None = field(default=None, repr=False)
 
     @classmethod
@@ -61,7 +63,7 @@ class DeviceBatch:
             numbers[2 * step :].view(num_sequences, width),
             _numbers=numbers,
             _staging=staging,
-            _copied=memory.new_event(),
+            _copied=torch.cuda.Event() if memory.is_cuda else None,
         )
 
     @property
@@ -105,7 +107,8 @@ class DeviceBatch:
             )
         if self.block_size is not None:
             _check_blocks(batch, self.block_size)
-        self._copied.synchronize()
+        if self._copied is not None:
+            self._copied.synchronize()
         numbers = self._staging.numpy()
         step = _aligned(num_tokens)
         numbers[:num_tokens] = batch.positions
@@ -114,7 +117,8 @@ class DeviceBatch:
         tables[:, used:] = 0
         np.maximum(batch.block_tables, 0, out=tables[:, :used])
         self._numbers.copy_(self._staging, non_blocking=True)
-        self._copied.record()
+        if self._copied is not None:
+            self._copied.record()
         self.host, self._tiles = batch, None
 
     def require_blocks(self, block_size: int) -> None:

@@ -4,13 +4,12 @@ This includes AMD GPUs: torch built for ROCm presents them under the name `cuda`
 """
 
 import math
-import os
 import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +21,6 @@ from powerinfer.ops.gpu.formats import aligned
 
 __all__ = [
     "Arena",
-    "DeviceEvent",
     "DeviceMemory",
     "KernelError",
     "SharedBuffers",
@@ -362,48 +360,10 @@ class DeviceMemory:
         if self.is_cuda:
             tensor.record_stream(torch.cuda.current_stream(self.device))
 
-    def new_event(self) -> "DeviceEvent":
-        """Create a mark in the queue of work, not set yet."""
-        return torch.cuda.Event() if self.is_cuda else _NoEvent()
-
     def synchronize(self) -> None:
         """Wait for all work of the device."""
         if self.is_cuda:
             torch.cuda.synchronize(self.device)
-
-    def free_bytes(self) -> int:
-        """Return the free memory, including torch's cache; on the CPU that of the host."""
-        if self.is_cuda:
-            return free_bytes(str(self.device))
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-    def name(self) -> str:
-        """Name that the maker gave the device."""
-        if self.is_cuda:
-            return str(torch.cuda.get_device_name(self.device))
-        return "CPU (torch)"
-
-
-class DeviceEvent(Protocol):
-    """A mark in the queue of work: the part of `torch.cuda.Event` that batches need."""
-
-    def record(self) -> None:
-        """Set it after the work queued so far."""
-        ...
-
-    def synchronize(self) -> None:
-        """Wait until the device has reached it."""
-        ...
-
-
-class _NoEvent:
-    """Replacement of an event on a device whose calls return after their work."""
-
-    def record(self) -> None:
-        """Do nothing."""
-
-    def synchronize(self) -> None:
-        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)

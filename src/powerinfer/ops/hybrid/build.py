@@ -10,9 +10,12 @@ from powerinfer.errors import DeviceError, UnsupportedError
 from powerinfer.ops.cpu.exchange import ExchangeBuffers, NativeExchange
 from powerinfer.ops.gpu.memory import SharedBuffers
 from powerinfer.ops.gpu.recorder import CudaRecorder
-from powerinfer.ops.hybrid.handoff.choice import HandoffChoice
 from powerinfer.ops.hybrid.handoff.driver import load_driver
-from powerinfer.ops.hybrid.handoff.methods import EagerHandoff, MemoryOperationHandoff
+from powerinfer.ops.hybrid.handoff.methods import (
+    EagerHandoff,
+    HandoffChoice,
+    MemoryOperationHandoff,
+)
 from powerinfer.ops.hybrid.step_graphs import Counting, StepGraphs
 
 if TYPE_CHECKING:

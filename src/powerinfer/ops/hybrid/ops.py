@@ -40,7 +40,6 @@ from powerinfer.ops.hybrid.handles import (
     host_matrix,
     host_vector,
 )
-from powerinfer.ops.hybrid.plan import Plan
 from powerinfer.ops.hybrid.runs import layer_runs
 from powerinfer.ops.hybrid.settings import HybridSettings
 from powerinfer.ops.hybrid.upload import Placer, Uploads
@@ -52,6 +51,7 @@ from powerinfer.ops.protocol import (
     NeuronShares,
     RopeTable,
 )
+from powerinfer.placement.plan import PlacementPlan
 from powerinfer.values import Batch, BoolArray, ByteArray, FloatArray, IntArray
 
 __all__ = ["HybridOps", "HybridSettings"]
@@ -74,7 +74,11 @@ class HybridOps(CPULoading):
     name = "hybrid"
 
     def __init__(
-        self, cpu: NativeOps, gpu: TorchGPU, plan: Plan, settings: HybridSettings | None = None
+        self,
+        cpu: NativeOps,
+        gpu: TorchGPU,
+        plan: PlacementPlan,
+        settings: HybridSettings | None = None,
     ) -> None:
         """Take both devices, upload nothing yet.
 

@@ -5,8 +5,8 @@ from itertools import groupby
 
 import numpy as np
 
-from powerinfer.ops.hybrid.plan import Plan
 from powerinfer.ops.protocol import ArrayT, LayerProgram
+from powerinfer.placement.plan import PlacementPlan
 from powerinfer.values import Batch
 
 __all__ = ["Group", "LayerRun", "layer_runs", "token_groups"]
@@ -35,7 +35,7 @@ class LayerRun:
         return program.end(x) if self.has_end else x
 
 
-def layer_runs(plan: Plan) -> tuple[LayerRun, ...]:
+def layer_runs(plan: PlacementPlan) -> tuple[LayerRun, ...]:
     """Return the runs of a step, in order; the last one ends it."""
     runs: list[LayerRun] = []
     for is_on_device, layers in groupby(layer.has_attention for layer in plan.layers):

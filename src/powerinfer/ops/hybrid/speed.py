@@ -32,8 +32,13 @@ from powerinfer.ops.gpu.memory import SharedBuffers
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.recorder import Activations, CudaRecorder, CudaRecording
 from powerinfer.ops.hybrid.build import exchange_buffers, memory_handoff
-from powerinfer.ops.hybrid.handoff.choice import FAILURES, cause_of, is_exhaustion
-from powerinfer.ops.hybrid.handoff.methods import EagerHandoff, Handoff
+from powerinfer.ops.hybrid.handoff.methods import (
+    FAILURES,
+    EagerHandoff,
+    Handoff,
+    cause_of,
+    is_exhaustion,
+)
 from powerinfer.ops.protocol import FFN, Linear, MatrixUse
 from powerinfer.quant import get_format
 from powerinfer.values import Activation, ActivationKind, Batch

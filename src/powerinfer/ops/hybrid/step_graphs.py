@@ -21,8 +21,13 @@ import numpy as np
 from powerinfer.errors import DeviceError, OutOfDeviceMemoryError
 from powerinfer.ops.gpu.memory import is_out_of_memory, release_cached
 from powerinfer.ops.gpu.recorder import Activations, CudaRecorder, StaticInputs
-from powerinfer.ops.hybrid.handoff.choice import FAILURES, HandoffChoice, cause_of, is_exhaustion
-from powerinfer.ops.hybrid.handoff.methods import Handoff
+from powerinfer.ops.hybrid.handoff.methods import (
+    FAILURES,
+    Handoff,
+    HandoffChoice,
+    cause_of,
+    is_exhaustion,
+)
 from powerinfer.ops.hybrid.records import RunEntries, RunEntry, RunRecord
 from powerinfer.values import Batch, FloatArray
 
