@@ -85,7 +85,7 @@ def measured_speeds(device: str, ops: NativeOps, dense: Model, format_name: str)
         dense: model on it that skips no neuron.
         format_name: of its FFN weights.
     """
-    cpu = DeviceSpeed(**asdict(measure_native_speed(ops, format_name)))
+    cpu = measure_native_speed(ops, format_name)
     return MeasuredSpeeds(
         cost=_cost(device, cpu, ops, format_name),
         gpu_plain_read=_gpu_plain_read(device),
@@ -100,14 +100,7 @@ def _cost(device: str, cpu: DeviceSpeed, ops: NativeOps, format_name: str) -> Co
         return CostModel(DeviceSpeed(1e12, 1e12, 0.0), cpu, 0.0, 1e10)
     from powerinfer.ops.hybrid.speed import measure_gpu_speed
 
-    gpu = measure_gpu_speed(device, ops, format_name)
-    return CostModel(
-        DeviceSpeed(**gpu["gpu"]),
-        cpu,
-        gpu["handoff_s"],
-        gpu["transfer_bytes_per_s"],
-        gpu["run_s"],
-    )
+    return measure_gpu_speed(device, ops, format_name).beside(cpu)
 
 
 def handoff_figures(device: str, ops: NativeOps) -> dict[str, dict[str, float]]:

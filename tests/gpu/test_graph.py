@@ -119,9 +119,9 @@ class TestEagerSteps:
     def test_speeds_are_numbers(self) -> None:
         calls: list[tuple[int, int]] = []
         found = measure_gpu_speed(DEVICE, NativeOps(2), "q4_0", lambda *step: calls.append(step))
-        gpu = found["gpu"]
-        speeds = [gpu["read_bytes_per_s"], gpu["gather_bytes_per_s"], gpu["launch_s"]]
-        speeds += [found["handoff_s"], found["transfer_bytes_per_s"], found["run_s"]]
+        gpu = found.gpu
+        speeds = [gpu.read_bytes_per_s, gpu.gather_bytes_per_s, gpu.launch_s]
+        speeds += [found.handoff_s, found.transfer_bytes_per_s, found.run_s]
         assert len(speeds) == 6
         assert all(np.isfinite(speed) and speed > 0 for speed in speeds), found
         assert calls == [(step, 6) for step in range(7)]

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from powerinfer.errors import OutOfDeviceMemoryError, PlacementError
+from powerinfer.errors import OutOfDeviceMemoryError
 from powerinfer.offload.devices import Device
-from powerinfer.placement.cost_model import CostModel, DeviceSpeed
+from powerinfer.placement.cost_model import CostModel, DeviceSpeed, GPUSpeed
 from powerinfer.sidecar import Field
 from powerinfer.store.measurements import MeasurementFile, cpu_title
 
@@ -26,16 +26,6 @@ Progress = Callable[[int, int], None]
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _GPUSide:
-    """Speeds of a GPU, its link, the hand-off to this CPU and recorded runs."""
-
-    gpu: DeviceSpeed
-    handoff_s: float
-    transfer_bytes_per_s: float
-    run_s: float
-
-
 # The card of the paper's larger machine, from its data sheet: 1008 GB/s, of which kernels reach 85
 # % for contiguous rows and 60 % for scattered rows; PCIe 4.0 x16 moves 22 GB/s in practice. Part of
 # a layer is about five kernels of 2 us each in a recorded graph, and a hand-off by memory
@@ -43,7 +33,7 @@ class _GPUSide:
 # stream in and out (10 us each: the latency of a copy of any size), launches its graph of some
 # hundred nodes (15 us) and waits for it from Python (25 us).
 ASSUMED_GPU = "NVIDIA RTX 4090 (assumed)"
-_ASSUMED = _GPUSide(DeviceSpeed(8.5e11, 6e11, 1e-5), 1.5e-5, 2.2e10, 6e-5)
+_ASSUMED = GPUSpeed(DeviceSpeed(8.5e11, 6e11, 1e-5), 1.5e-5, 2.2e10, 6e-5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +71,7 @@ def machine_speeds(
         found = _gpu(device, ops, format_name, cpu_name, progress)
         side, is_assumed = found or _ASSUMED, found is None
         gpu_name = ASSUMED_GPU if is_assumed else device.title
-    cost = CostModel(side.gpu, cpu, side.handoff_s, side.transfer_bytes_per_s, side.run_s)
-    return Speeds(cost, cpu_name, gpu_name, is_assumed)
+    return Speeds(side.beside(cpu), cpu_name, gpu_name, is_assumed)
 
 
 def _cpu(
@@ -95,14 +84,14 @@ def _cpu(
     from powerinfer.ops.cpu.speed import measure_native_speed
 
     _log.info("measuring how fast this CPU reads weights: %s", name)
-    measured = DeviceSpeed(**asdict(measure_native_speed(ops, format_name, progress)))
+    measured = measure_native_speed(ops, format_name, progress)
     CPU_SPEEDS.keep(name, measured)
     return measured
 
 
 def _gpu(
     device: Device, ops: "NativeOps", format_name: str, cpu_name: str, progress: Progress | None
-) -> _GPUSide | None:
+) -> GPUSpeed | None:
     """Load or measure the GPU's speeds; None if it has no memory left to measure with."""
     name = f"{device.title} with {cpu_name}, {format_name} weights"
     stored = GPU_SPEEDS.recall(name)
@@ -120,21 +109,17 @@ def _gpu(
         return None
     finally:
         release_cached()
-    side = _decode_gpu(Field(dict(measured), "measured", PlacementError))
-    GPU_SPEEDS.keep(name, side)
-    return side
+    GPU_SPEEDS.keep(name, measured)
+    return measured
 
 
-def _decode_gpu(field: Field) -> _GPUSide:
-    side = _GPUSide(
+def _decode_gpu(field: Field) -> GPUSpeed:
+    return GPUSpeed(
         _decode_cpu(field["gpu"]),
         field["handoff_s"].number(),
         field["transfer_bytes_per_s"].number(),
         field["run_s"].number(),
     )
-    # Validate the numbers as the solver will.
-    CostModel(side.gpu, side.gpu, side.handoff_s, side.transfer_bytes_per_s, side.run_s)
-    return side
 
 
 def _decode_cpu(field: Field) -> DeviceSpeed:

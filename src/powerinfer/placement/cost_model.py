@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from powerinfer.errors import PlacementError
 
-__all__ = ["CostModel", "DeviceSpeed"]
+__all__ = ["CostModel", "DeviceSpeed", "GPUSpeed"]
 
 _Float = npt.NDArray[np.float64]
 
@@ -90,3 +90,24 @@ class CostModel:
 
     def __post_init__(self) -> None:
         _check_positive(self, ("handoff_s", "run_s"))
+
+
+@dataclass(frozen=True, slots=True)
+class GPUSpeed:
+    """A GPU and its link to the CPU: what is measured of it, see `CostModel`.
+
+    Raises:
+        PlacementError: a speed is not positive, or a time negative.
+    """
+
+    gpu: DeviceSpeed
+    handoff_s: float
+    transfer_bytes_per_s: float
+    run_s: float
+
+    def __post_init__(self) -> None:
+        _check_positive(self, ("handoff_s", "run_s"))
+
+    def beside(self, cpu: DeviceSpeed) -> CostModel:
+        """Complete the model with the speed of a CPU."""
+        return CostModel(self.gpu, cpu, self.handoff_s, self.transfer_bytes_per_s, self.run_s)

@@ -158,7 +158,7 @@ def test_the_cpu_has_the_threads_that_it_will_have_beside_a_gpu(
     bamboo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threads, "physical_cores", lambda: 8)
-    speed = native_speed.NativeSpeed(1e10, 5e9, 2e-6)
+    speed = DeviceSpeed(1e10, 5e9, 2e-6)
     monkeypatch.setattr(native_speed, "measure_native_speed", lambda *_: speed)
     options = ("-m", bamboo, "--vram-budget", "1", "-o", tmp_path / "plan.json")
     assert ", 6 threads, " in run_json("plan", *options)["cpu"]

@@ -15,15 +15,10 @@ from powerinfer.offload.device_speeds import ASSUMED_GPU, machine_speeds
 from powerinfer.offload.devices import Device
 from powerinfer.ops.cpu import speed as native_speed
 from powerinfer.ops.cpu.ops import NativeOps
-from powerinfer.ops.cpu.speed import NativeSpeed, measure_native_speed
-from powerinfer.placement.cost_model import DeviceSpeed
+from powerinfer.ops.cpu.speed import measure_native_speed
+from powerinfer.placement.cost_model import DeviceSpeed, GPUSpeed
 
-MEASURED = {
-    "gpu": {"read_bytes_per_s": 4e12, "gather_bytes_per_s": 3e12, "launch_s": 1e-5},
-    "handoff_s": 2e-5,
-    "transfer_bytes_per_s": 5e10,
-    "run_s": 7e-5,
-}
+MEASURED = GPUSpeed(DeviceSpeed(4e12, 3e12, 1e-5), 2e-5, 5e10, 7e-5)
 
 
 class _GPU:
@@ -46,7 +41,7 @@ class _GPU:
 
 @pytest.fixture
 def ops(monkeypatch: pytest.MonkeyPatch) -> NativeOps:
-    speed = NativeSpeed(1e10, 5e9, 2e-6)
+    speed = DeviceSpeed(1e10, 5e9, 2e-6)
     monkeypatch.setattr(native_speed, "measure_native_speed", lambda *_: speed)
     return NativeOps(threads=1)
 

@@ -3,7 +3,6 @@
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +13,11 @@ from powerinfer.ops.cpu.handles import NativeLinear
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.cpu.prefetch_settings import PlainReadSettings
 from powerinfer.ops.protocol import FFN, ActiveIds, Linear, MatrixUse
+from powerinfer.placement.cost_model import DeviceSpeed
 from powerinfer.quant import get_format
 from powerinfer.values import Activation, ActivationKind, ByteArray, FloatArray, IntArray
 
-__all__ = ["NativeSpeed", "RowReader", "measure_native_speed"]
+__all__ = ["RowReader", "measure_native_speed"]
 
 # Per matrix; two of them are more than the caches of any processor hold, whole or in rows.
 _MATRIX_BYTES = 192 << 20
@@ -30,24 +30,9 @@ _LAUNCHES = 100
 _FILL = 0x3C
 
 
-@dataclass(frozen=True, slots=True)
-class NativeSpeed:
-    """Measured speeds, each a median.
-
-    Attributes:
-        read_bytes_per_s: speed of a product with a whole matrix.
-        gather_bytes_per_s: speed of gathering the rows of a random tenth of the neurons.
-        launch_s: duration of a product with a tiny matrix.
-    """
-
-    read_bytes_per_s: float
-    gather_bytes_per_s: float
-    launch_s: float
-
-
 def measure_native_speed(
     ops: NativeOps, format_name: str, progress: Callable[[int, int], None] | None = None
-) -> NativeSpeed:
+) -> DeviceSpeed:
     """Measure with temporary matrices of one format, on the threads of `ops`.
 
     Takes 400 MB of memory and a second or two. Calls `progress` with (steps done, steps in all).
@@ -70,7 +55,7 @@ def measure_native_speed(
     launch_s = _launch_s(ops, format_name, x)
     say(total, total)
     # The first round touches the pages.
-    return NativeSpeed(statistics.median(reads[1:]), statistics.median(gathers[1:]), launch_s)
+    return DeviceSpeed(statistics.median(reads[1:]), statistics.median(gathers[1:]), launch_s)
 
 
 def _linear(ops: NativeOps, format_name: str, num_bytes: int) -> NativeLinear:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -40,12 +39,11 @@ from powerinfer.ops.hybrid.handoff.methods import (
     is_exhaustion,
 )
 from powerinfer.ops.protocol import FFN, Linear, MatrixUse
+from powerinfer.placement.cost_model import DeviceSpeed, GPUSpeed
 from powerinfer.quant import get_format
 from powerinfer.values import Activation, ActivationKind, Batch
 
 __all__ = [
-    "DeviceFigures",
-    "GPUFigures",
     "HandoffFigures",
     "measure_gpu_speed",
     "measure_handoff",
@@ -61,37 +59,6 @@ _SMALL = 32
 # Hand-offs in one record, and replays: enough for a 99th percentile.
 _NUM_HANDOFFS = 32
 _NUM_REPLAYS = 24
-
-
-class DeviceFigures(TypedDict):
-    """Figures of the GPU alone.
-
-    Attributes:
-        read_bytes_per_s: speed of products with whole matrices, without their launches.
-        gather_bytes_per_s: speed of gathering a tenth of the neurons of a block, likewise.
-        launch_s: duration of five small kernels, about those of a part of a layer, in a recorded
-            graph, without the launch of the graph.
-    """
-
-    read_bytes_per_s: float
-    gather_bytes_per_s: float
-    launch_s: float
-
-
-class GPUFigures(TypedDict):
-    """Figures of a GPU, its link and the hand-off to this CPU.
-
-    Attributes:
-        handoff_s: duration of the hand-off of one layer.
-        transfer_bytes_per_s: speed from page-locked memory to the device.
-        run_s: duration of a recorded graph beyond its kernels: copies of its input and output, the
-            launch and the wait.
-    """
-
-    gpu: DeviceFigures
-    handoff_s: float
-    transfer_bytes_per_s: float
-    run_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +99,7 @@ def measure_gpu_speed(
     ops: NativeOps,
     format_name: str,
     progress: Callable[[int, int], None] | None = None,
-) -> GPUFigures:
+) -> GPUSpeed:
     """Measure with temporary matrices of one format; takes a second or two.
 
     On torch's cpu device, where kernels are interpreted, the matrices are tiny and the figures
@@ -170,17 +137,7 @@ def measure_gpu_speed(
         say(5, 6)
     handoff = _handoff_s(gpu, ops)
     say(6, 6)
-    device_speed: DeviceFigures = {
-        "read_bytes_per_s": read,
-        "gather_bytes_per_s": gather,
-        "launch_s": launch,
-    }
-    return {
-        "gpu": device_speed,
-        "handoff_s": handoff,
-        "transfer_bytes_per_s": transfer,
-        "run_s": run,
-    }
+    return GPUSpeed(DeviceSpeed(read, gather, launch), handoff, transfer, run)
 
 
 @dataclass(frozen=True, slots=True)
