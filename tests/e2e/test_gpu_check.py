@@ -98,7 +98,7 @@ def test_what_cannot_begin_says_so_in_a_line(tmp_path: Path) -> None:
     without_torch.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n', encoding="utf-8")
     without_torch.chmod(0o755)
     for arguments, variables, told in (
-        ((), {}, "usage: scripts/gpu-check OUT [PART]"),
+        ((), {}, "usage: scripts/gpu-check OUT [PART...]"),
         ((tmp_path / "out", "frobnicate"), {}, "no part 'frobnicate'"),
         ((tmp_path / "out",), {"PYTHON": str(without_torch)}, "no torch and triton that see a GPU"),
     ):
