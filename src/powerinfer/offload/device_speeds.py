@@ -127,5 +127,5 @@ def _decode_cpu(field: Field) -> DeviceSpeed:
     return DeviceSpeed(*(field[name].number() for name in names))
 
 
-CPU_SPEEDS = MeasurementFile("cpu", asdict, _decode_cpu, version=2)
+CPU_SPEEDS = MeasurementFile("cpu", asdict, _decode_cpu, version=3)
 GPU_SPEEDS = MeasurementFile("gpu", asdict, _decode_gpu, version=2)

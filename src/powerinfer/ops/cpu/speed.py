@@ -9,7 +9,7 @@ import numpy as np
 
 from powerinfer import _core
 from powerinfer.gguf import Tensor
-from powerinfer.ops.cpu.handles import NativeLinear
+from powerinfer.ops.cpu.handles import NativeFFN, NativeLinear
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.cpu.prefetch_settings import PlainReadSettings
 from powerinfer.ops.protocol import FFN, ActiveIds, Linear, MatrixUse
@@ -48,11 +48,12 @@ def measure_native_speed(
         seconds = _seconds(lambda: ops.linear(x, [up])) + _seconds(lambda: ops.linear(x, [down]))
         reads.append(2 * num_bytes / seconds)
         say(number + 1, total)
-    gathers = []
+    gathers, ffn = [], _block(ops, up, down)
+    num_neurons, _ = ops.matrix_shape(up.matrix)
     for number in range(_REPEATS):
-        gathers.append(_gather(ops, x, (up, down), seed=number))
+        gathers.append(_gather(ops, x, ffn, num_neurons, seed=number))
         say(_REPEATS + number + 1, total)
-    launch_s = _launch_s(ops, format_name, x)
+    launch_s = _launch_s(ops, x, ffn)
     say(total, total)
     # The first round touches the pages.
     return DeviceSpeed(statistics.median(reads[1:]), statistics.median(gathers[1:]), launch_s)
@@ -67,12 +68,8 @@ def _linear(ops: NativeOps, format_name: str, num_bytes: int) -> NativeLinear:
     return Linear(ops.matrix(tensor, MatrixUse.NEURONS))
 
 
-def _gather(
-    ops: NativeOps, x: FloatArray, parts: tuple[NativeLinear, NativeLinear], *, seed: int
-) -> float:
-    """Measure bytes per second of the rows of randomly chosen neurons."""
-    up, down = parts
-    ffn = ops.ffn_weights(
+def _block(ops: NativeOps, up: NativeLinear, down: NativeLinear) -> NativeFFN:
+    return ops.ffn_weights(
         FFN(
             gate=None,
             up=up,
@@ -82,7 +79,10 @@ def _gather(
             is_exact_sparse=True,
         )
     )
-    num_neurons, _ = ops.matrix_shape(up.matrix)
+
+
+def _gather(ops: NativeOps, x: FloatArray, ffn: NativeFFN, num_neurons: int, *, seed: int) -> float:
+    """Measure bytes per second of the rows of randomly chosen neurons."""
     is_active = np.random.default_rng(seed).random((1, num_neurons)) < _ACTIVE_SHARE
     active = ActiveIds.of_mask(is_active)
     before = ops.counters.bytes_read
@@ -90,9 +90,12 @@ def _gather(
     return (ops.counters.bytes_read - before) / seconds
 
 
-def _launch_s(ops: NativeOps, format_name: str, x: FloatArray) -> float:
-    small = _linear(ops, format_name, 1)
-    return statistics.median(_seconds(lambda: ops.linear(x, [small])) for _ in range(_LAUNCHES))
+def _launch_s(ops: NativeOps, x: FloatArray, ffn: NativeFFN) -> float:
+    """Measure a block of which one neuron is computed: regions of the team and next to no bytes."""
+    one = ActiveIds(np.array([0, 1], np.int64), np.zeros(1, np.int32))
+    return statistics.median(
+        _seconds(lambda: ops.ffn_active(x, ffn, one)) for _ in range(_LAUNCHES)
+    )
 
 
 def _seconds(call: Callable[[], object]) -> float:
