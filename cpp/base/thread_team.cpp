@@ -62,8 +62,7 @@ struct ThreadTeam::State {
     std::atomic<std::uint32_t> word{kOut};
   };
 
-  explicit State(std::int32_t num_threads)
-      : num_threads(num_threads), seats(static_cast<std::size_t>(num_threads)) {}
+  explicit State(std::int32_t size) : num_threads(size), seats(static_cast<std::size_t>(size)) {}
 
   const std::int32_t num_threads;
   std::int64_t process_id = 0;
