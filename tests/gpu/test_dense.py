@@ -12,9 +12,11 @@ skip_module_without("torch", "triton")
 
 import torch
 
+from int8_inputs import rounded_for
 from powerinfer.errors import DeviceError, OutOfDeviceMemoryError, ShapeError
 from powerinfer.ops.gpu import linear as gpu_linear
 from powerinfer.ops.gpu import ops as gpu_ops
+from powerinfer.ops.gpu.kernels.matvec import input_blocks
 from powerinfer.ops.operands import KVType, Linear
 from powerinfer.ops.reference.ops import ReferenceMatrix, ReferenceOps
 from powerinfer.quant import get_format
@@ -24,7 +26,11 @@ from tolerances import assert_close
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 # Byte offset of the first f16 scale in a block, and numbers that give weights a spread near one.
-ENCODED_ONLY = {"q4_k": ((0, 0.004), (2, 0.03)), "q6_k": ((208, 0.0007),)}
+ENCODED_ONLY = {
+    "q4_k": ((0, 0.004), (2, 0.03)),
+    "q5_k": ((0, 0.002), (2, 0.03)),
+    "q6_k": ((208, 0.0007),),
+}
 
 
 def numbers(*shape: int, seed: int = 0) -> FloatArray:
@@ -104,19 +110,34 @@ class TestNorms(DenseCase):
 
 class TestLinear(DenseCase):
     def test_formats_and_sizes(self) -> None:
-        for format_name in ("f32", "f16", "bf16", "q8_0", "q4_0", "sign", "q4_k", "q6_k", "mxfp4"):
+        for format_name in ("f32", "f16", "bf16", "q8_0", "q4_0", "sign", *ENCODED_ONLY, "mxfp4"):
             columns = 256 if get_format(format_name).block_size == 256 else 96
             for tokens in (1, 8, 40):
                 layer, original = self.layer(format_name, 21, columns, has_bias=tokens != 8)
                 x = numbers(tokens, columns, seed=tokens)
                 (got,) = self.gpu.linear(self.gpu.to_device(x), [layer])
-                (expected,) = self.reference.linear(x, [original])
+                seen = rounded_for(format_name, x) if tokens <= 8 else x
+                (expected,) = self.reference.linear(seen, [original])
                 is_exact = tokens <= 8 or format_name == "f32"
                 # Formats that are decoded to f16 lose what does not fit.
                 is_exact &= format_name not in ENCODED_ONLY
                 element = "bf16" if format_name == "bf16" else "f16"
                 row = "float" if is_exact else element
                 assert_close(self.gpu.to_host(got), expected, f"one operation, {row}")
+
+    def test_inputs_are_rounded_once_for_all_packed_matrices(self) -> None:
+        names = ("q8_0", "f16", "q4_0", "sign")
+        layers, originals = zip(
+            *(self.layer(name, 5, 256, has_bias=False) for name in names), strict=True
+        )
+        x = numbers(3, 256)
+        made = mock.Mock(wraps=input_blocks)
+        with mock.patch.object(gpu_linear, "input_blocks", made):
+            found = self.gpu.linear(self.gpu.to_device(x), layers)
+        assert made.call_count == 1
+        for name, got, original in zip(names, found, originals, strict=True):
+            (expected,) = self.reference.linear(rounded_for(name, x), [original])
+            assert_close(self.gpu.to_host(got), expected, "one operation, float")
 
     def test_packed_matrix_in_pieces(self) -> None:
         layer, original = self.layer("q8_0", 50, 64, has_bias=True)

@@ -14,6 +14,7 @@ skip_module_without("torch", "triton")
 
 import torch
 
+from int8_inputs import rounded_for
 from powerinfer.errors import ShapeError
 from powerinfer.ops.gpu import ffn as gpu_ffn
 from powerinfer.ops.gpu import linear as gpu_linear
@@ -170,7 +171,7 @@ class TestFewTokens:
         x = block.numbers(num_tokens, block.form.sizes[0])
         mask = None if share is None else block.mask(num_tokens, share)
         counters = FFNCounters()
-        expected = block.expected(x, mask, counters)
+        expected = block.expected(rounded_for(block.form.format_name, x), mask, counters)
         block.counters.zero_()
         got = hot_ffn(tensor(x), block.hot, device_mask(mask))
         assert_close(array(got), expected, "one operation, float")
@@ -197,6 +198,13 @@ class TestFewTokens:
         self.check(block, 1, 0.5)
         self.check(block, 3, None)
         self.check(Block(replace(block.form, is_exact=False), seed=4), 1, None)
+
+    @pytest.mark.parametrize("name", ("q4_k", "q5_k", "q6_k"))
+    def test_k_quants(self, name: str) -> None:
+        block = Block(Form((256, 48, 20, 15), name), seed=15)
+        self.check(block, 1, 0.5)
+        self.check(block, 3, None)
+        self.check(Block(Form((768, 12, 12, 9), name), seed=16), 1, 0.5)
 
     def test_every_number_of_tokens(self) -> None:
         block = Block(Form(), seed=5)
@@ -285,9 +293,10 @@ class TestManyTokens:
         self.check(Block(form, seed=number), 11, 0.4)
 
     def test_every_encoding_in_pieces(self) -> None:
-        for name in ("f32", "f16", "bf16", "q8_0", "q4_0"):
+        for name in ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k"):
+            hidden = 256 if name.endswith("_k") else 128
             with mock.patch.object(gpu_linear, "PANEL_BYTES", 1400):
-                block = Block(Form((128, 96, 60, 50), name), seed=12)
+                block = Block(Form((hidden, 96, 60, 50), name), seed=12)
                 self.check(block, 20, 0.5)
                 self.check(block, 9, None)
 
@@ -441,7 +450,7 @@ class TestColdBits:
     def test_hot_and_cold_parts_make_the_whole(self) -> None:
         for seed, share in ((20, 0.3), (21, None)):
             block = Block(Form((64, 90, 50, 41), "q8_0", has_bias=True), seed)
-            x = block.numbers(3, 64)
+            x = rounded_for("q8_0", block.numbers(3, 64))
             mask = None if share is None else block.mask(3, share)
             unbiased = replace(block.ffn, down=Linear(block.ffn.down.matrix))
             cold = run_ffn(x, unbiased, self.written(block, mask, 3), FFNCounters())

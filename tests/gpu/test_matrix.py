@@ -12,6 +12,7 @@ skip_module_without("torch", "triton")
 
 import torch
 
+from int8_inputs import rounded_for
 from powerinfer.errors import NumericsError, ShapeError, UnsupportedError
 from powerinfer.ops.gpu import matrix as gpu_matrix
 from powerinfer.ops.gpu.formats import device_bytes
@@ -34,7 +35,10 @@ from powerinfer.values import ByteArray, FloatArray
 from tolerances import assert_close
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-ENCODED = ("f32", "f16", "bf16", "q8_0", "q4_0", "lowbit2", "lowbit3", "sign")
+ENCODED = (
+    *("f32", "f16", "bf16", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k"),
+    *("lowbit2", "lowbit3", "sign"),
+)
 
 
 def numbers(rng: np.random.Generator, *shape: int) -> FloatArray:
@@ -109,7 +113,7 @@ class TestUploads:
     def test_rows_go_to_their_slots_in_pieces(self) -> None:
         rng = np.random.default_rng(2)
         slots = np.array([6, 0, 3, 4], np.int32)
-        for name in ("f16", "q4_0", "lowbit2"):
+        for name in ("f16", "q4_0", "q5_k", "lowbit2"):
             with mock.patch.object(gpu_matrix, "_PIECE", 700):
                 rows = encoded(rng, name, 7, 256)
                 matrix = upload_matrix(rows, name, 256, DEVICE)
@@ -132,6 +136,23 @@ class TestUploads:
                 before[chosen] = get_format(name).decode(rows)
                 np.testing.assert_allclose(array(decoded(matrix)), before, rtol=2.0**-11, atol=1e-7)
 
+    def test_smallest_and_largest_scales_of_k_quants(self) -> None:
+        rng = np.random.default_rng(9)
+        for name, offsets in (("q4_k", (0, 2)), ("q5_k", (0, 2)), ("q6_k", (208,))):
+            form = get_format(name)
+            rows = rng.integers(0, 256, (4, 2 * form.block_bytes), np.uint8)
+            halves = np.array([6e-8, -3e-5, 8.0, -8.0], np.float16).view(np.uint8).reshape(4, 2)
+            for offset in offsets:
+                for start in (offset, offset + form.block_bytes):
+                    rows[:, start : start + 2] = halves
+            matrix = upload_matrix(rows, name, 512, DEVICE)
+            self.assert_holds(matrix, rows)
+            x = rounded_for(name, numbers(rng, 2, 512))
+            expected = x @ form.decode(rows).T
+            got = array(matvec(tensor(x), matrix))
+            for row in range(4):
+                assert_close(got[:, row], expected[:, row], "one operation, float")
+
     def test_rows_of_several_matrices_lie_in_one(self) -> None:
         rng = np.random.default_rng(3)
         scales = np.array([0.5, -1.0], np.float16).view(np.uint8)
@@ -151,6 +172,7 @@ class TestUploads:
     def test_what_lies_otherwise_does_not_join(self) -> None:
         assert not can_join([("q4_0", 64), ("f16", 64)])
         assert not can_join([("q4_0", 64), ("lowbit3", 64)])
+        assert not can_join([("q4_0", 256), ("q4_k", 256)])
         assert not can_join([("f16", 64), ("f16", 96)])
 
     def test_what_does_not_fit_is_refused(self) -> None:
@@ -172,7 +194,9 @@ class TestUploads:
 class TestPanels:
     """Rows decoded for products with many tokens."""
 
-    @pytest.mark.parametrize("name", ("q8_0", "q4_0", "lowbit2", "lowbit3", "sign"))
+    @pytest.mark.parametrize(
+        "name", ("q8_0", "q4_0", "q4_k", "q5_k", "q6_k", "lowbit2", "lowbit3", "sign")
+    )
     def test_any_rows_are_the_numbers_rounded_once(self, name: str) -> None:
         # More columns than a block of the kernel.
         rows = encoded(np.random.default_rng(6), name, 70, 1280)
@@ -200,7 +224,7 @@ class TestProducts:
         x = np.zeros((num_tokens, columns), np.float32)
         length = columns if x_columns is None else x_columns
         x[:, :length] = numbers(rng, num_tokens, length)
-        expected = product(x, Linear(reference(name, rows)))
+        expected = product(rounded_for(name, x), Linear(reference(name, rows)))
         got = matvec(tensor(x[:, :length]), matrix)
         assert_close(array(got), expected, "one operation, float")
         assert torch.equal(got, matvec(tensor(x[:, :length]), matrix))
@@ -215,6 +239,9 @@ class TestProducts:
             for num_tokens in (1, 5):
                 self.check(name, (num_tokens, 3, columns))
         self.check("q4_0", (1, 2, 2080))
+        for name in ("q4_k", "q5_k", "q6_k"):
+            self.check(name, (1, 3, 768))
+            self.check(name, (2, 2, 4352))
 
     @pytest.mark.parametrize("name", ("lowbit2", "lowbit3", "sign"))
     def test_inputs_shorter_than_padded_copies(self, name: str) -> None:
@@ -250,6 +277,25 @@ class TestProducts:
         got = array(matvec(tensor(x), matrix, is_relu=True))
         assert np.isnan(got[1]).all()
         np.testing.assert_array_equal(got[0], 1)
+
+    def test_damage_reaches_products_with_packed_weights(self) -> None:
+        rows = encoded(np.random.default_rng(6), "q4_0", 4, 64)
+        matrix = upload_matrix(rows, "q4_0", 64, DEVICE)
+        x = np.ones((4, 64), np.float32)
+        x[1, 30], x[2, 63], x[3] = np.nan, -np.inf, 0
+        got = array(matvec(tensor(x), matrix))
+        assert np.isfinite(got[0]).all()
+        assert np.isnan(got[1:3]).all()
+        np.testing.assert_array_equal(got[3], 0)
+
+    def test_inputs_of_any_size(self) -> None:
+        rows = encoded(np.random.default_rng(7), "q8_0", 5, 96)
+        matrix = upload_matrix(rows, "q8_0", 96, DEVICE)
+        x = numbers(np.random.default_rng(8), 8, 96)
+        x *= np.float32(10) ** np.arange(-28, 36, 8)[:, None].astype(np.float32)
+        expected = product(rounded_for("q8_0", x), Linear(reference("q8_0", rows)))
+        for got, row in zip(array(matvec(tensor(x), matrix)), expected, strict=True):
+            assert_close(got, row, "one operation, float")
 
     def test_inputs_that_do_not_fit(self) -> None:
         matrix = empty_matrix("f16", 4, 32, DEVICE)

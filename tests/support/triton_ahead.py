@@ -57,6 +57,7 @@ _TYPES = {
 }
 _OPTIONS = ("num_warps", "num_stages", "maxnreg")
 _HIDDEN, _NEURONS = 4096, 11008
+_PACKED_BLOCKS = (("q8_0", 1), ("q4_0", 2), ("q4_k", 1), ("q5_k", 8), ("q6_k", 1))
 # What a program may have on consumer GPUs since Ampere; data centre GPUs have more.
 _SHARED_BYTES = 99 << 10
 # Of a thread, where it is not 0. Attention of prompts has all 255 registers: it spilled 48 bytes on
@@ -169,10 +170,12 @@ def _neurons(name: str, kind: ActivationKind, *, is_gated: bool, is_exact: bool)
 
 
 def _products() -> None:
-    for name in ("f32", "f16", "bf16", "q8_0", "q4_0"):
+    for name in ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k"):
         for num_tokens in (1, 8) if name != "f16" else (1, 2, 4, 8):
             matrix = empty_matrix(name, _HIDDEN, _HIDDEN, "cpu")
             matvec(_empty(num_tokens, _HIDDEN), matrix, _empty(_HIDDEN))
+        if matrix.bits:
+            matvec(_empty(2, 11008), empty_matrix(name, _HIDDEN, 11008, "cpu"))
     # Widths that no tile divides, and rows that begin at odd addresses.
     matvec(_empty(1, 1001), empty_matrix("f16", 77, 1001, "cpu"))
 
@@ -210,7 +213,7 @@ def _routers() -> None:
 
 
 def _blocks() -> None:
-    for name, num_tokens in (("f16", 1), ("f16", 8), ("bf16", 4), ("q8_0", 1), ("q4_0", 2)):
+    for name, num_tokens in (("f16", 1), ("f16", 8), ("bf16", 4), *_PACKED_BLOCKS):
         x, mask = _empty(num_tokens, _HIDDEN), _empty(num_tokens, _NEURONS, dtype=torch.uint8)
         hot = _neurons(name, ActivationKind.RELU, is_gated=True, is_exact=True)
         hot_ffn(x, hot, mask)

@@ -5,19 +5,24 @@ from dataclasses import dataclass
 
 from powerinfer.models import Model
 from powerinfer.ops.backend import Backend, Matrix
-from powerinfer.ops.gpu.formats import device_bytes, transposed_format
+from powerinfer.ops.gpu.formats import device_bytes, device_format, transposed_format
 
 __all__ = ["WeightFormat", "grown_formats", "weight_formats"]
 
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """All placeable matrices of one format."""
+    """All placeable matrices of one format.
+
+    Attributes:
+        num_decoded: weights that become F16 on the GPU.
+    """
 
     name: str
     num_weights: int
     file_bytes: int
     device_bytes: int
+    num_decoded: int = 0
 
     @property
     def file_bytes_per_weight(self) -> float:
@@ -40,7 +45,7 @@ def weight_formats(model: Model) -> tuple[WeightFormat, ...]:
     found: dict[str, list[int]] = {}
     for matrix, is_transposed in _matrices(model):
         name = model.ops.matrix_format(matrix)
-        sums = found.setdefault(name, [0, 0, 0])
+        sums = found.setdefault(name, [0, 0, 0, 0])
         for number, value in enumerate(_sizes(model.ops, matrix, is_transposed=is_transposed)):
             sums[number] += value
     formats = (WeightFormat(name, *sums) for name, sums in found.items())
@@ -48,12 +53,8 @@ def weight_formats(model: Model) -> tuple[WeightFormat, ...]:
 
 
 def grown_formats(formats: tuple[WeightFormat, ...]) -> tuple[WeightFormat, ...]:
-    """Formats without a packed form on the GPU, which take more memory there."""
-    return tuple(each for each in formats if each.growth > _SAME)
-
-
-# Packed formats keep their size on the GPU: scales are stored apart and rows are not padded.
-_SAME = 1.05
+    """Formats of which something becomes F16 on the GPU and takes more memory there."""
+    return tuple(each for each in formats if each.num_decoded)
 
 
 def _matrices(model: Model) -> Iterator[tuple[Matrix, bool]]:
@@ -72,10 +73,13 @@ def _matrices(model: Model) -> Iterator[tuple[Matrix, bool]]:
     yield model.weights.output.matrix, False
 
 
-def _sizes(ops: Backend, matrix: Matrix, *, is_transposed: bool) -> tuple[int, int, int]:
+def _sizes(ops: Backend, matrix: Matrix, *, is_transposed: bool) -> tuple[int, int, int, int]:
     name, (rows, columns) = ops.matrix_format(matrix), ops.matrix_shape(matrix)
+    num_weights = rows * columns
     if is_transposed:
-        device = device_bytes(transposed_format(name), columns, rows)
+        placed, rows, columns = transposed_format(name), columns, rows
     else:
-        device = device_bytes(name, rows, columns)
-    return rows * columns, ops.matrix_bytes(matrix), device
+        form = device_format(name)
+        placed = name if form.is_packed else form.element
+    device = device_bytes(placed, rows, columns)
+    return num_weights, ops.matrix_bytes(matrix), device, 0 if placed == name else num_weights

@@ -46,8 +46,8 @@ A plan needs:
 The first table has one row for several equal layers. `covered` is the share of
 the layer's expected activations whose neurons are on the GPU, `predicted` the
 time of the layer for one token. One table gives the size of each weight format
-in the file and on the GPU, where K-quants and some others become F16. The last
-table shows the predicted speed for other budgets.
+in the file and on the GPU, where formats that are not packed there become F16. The
+last table shows the predicted speed for other budgets.
 
 The plan is stored next to the model, where `powerinfer run` with the same budget
 finds it, or in the file that -o names. PowerInfer's own file is written next to

@@ -63,14 +63,12 @@ def _grown(formats: tuple["WeightFormat", ...]) -> Iterable[str]:
     sizes = ", ".join(f"{each.name} {each.growth:.1f} times" for each in grown)
     # A packed format grows only if its blocks lie across neurons.
     lie_across = any(device_format(each.name).is_packed for each in grown)
+    kept = "q4_0, q8_0 and K-quants stay as they are"
+    if lie_across:
+        kept += " once `powerinfer pack` has stored down by neurons"
     yield (
         f"some weights become F16 on the GPU and take more memory there: {sizes} as much as in the "
-        "file "
-        + (
-            "(q4_0 and q8_0 stay as they are once `powerinfer pack` has stored down by neurons)"
-            if lie_across
-            else "(q4_0 and q8_0 stay as they are)"
-        )
+        f"file ({kept})"
     )
 
 

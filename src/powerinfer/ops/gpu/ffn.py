@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from powerinfer.errors import ShapeError
-from powerinfer.ops.gpu.formats import WIDEST_PIECE
+from powerinfer.ops.gpu.formats import WIDEST_PIECE, num_blocks
 from powerinfer.ops.gpu.kernels import IS_INTERPRETED, MAX_TOKENS
 from powerinfer.ops.gpu.kernels.listing import (
     CHUNK,
@@ -24,6 +24,7 @@ from powerinfer.ops.gpu.kernels.listing import (
 from powerinfer.ops.gpu.kernels.matvec import (
     NUM_WARPS,
     check_x,
+    input_blocks,
     matvec,
     power_of_two,
     row_arguments,
@@ -176,11 +177,13 @@ def _slot_values(
     num_tokens, columns = x.shape
     gate, up = hot.up if hot.gate is None else hot.gate, hot.up
     values = torch.empty((num_tokens, hot.num_slots), dtype=torch.float32, device=x.device)
-    sizes = tile_sizes(num_tokens, hot.num_slots, columns, max(gate.bits, up.bits))
-    if listing is not None:
-        sizes["ROWS"] = min(sizes["ROWS"], _LISTED_ROWS)
+    packed = gate if gate.bits else up
+    blocks = input_blocks(x, packed)
+    most_rows = None if listing is None else _LISTED_ROWS
+    sizes = tile_sizes(num_tokens, hot.num_slots, columns, packed.bits, most_rows)
     value_kernel[(-(-hot.num_slots // sizes["ROWS"]),)](
         x,
+        x if blocks is None else blocks,
         gate.values,
         gate.values if gate.scales is None else gate.scales,
         x if hot.gate_bias is None else hot.gate_bias,
@@ -200,8 +203,8 @@ def _slot_values(
         0 if listing is None else listing.num_chunks,
         1 if weights is None else weights.shape[1],
         columns,
-        **_prefixed("gate", gate),
-        **_prefixed("up", up),
+        **_prefixed("GATE", gate),
+        **_prefixed("UP", up),
         HAS_GATE=hot.gate is not None,
         HAS_GATE_BIAS=hot.gate_bias is not None,
         HAS_UP_BIAS=hot.up_bias is not None,
@@ -209,9 +212,9 @@ def _slot_values(
         HAS_WEIGHTS=weights is not None,
         IS_SKIPPING=hot.is_skipping,
         KIND=hot.activation.kind.value,
+        WIDTH=0 if blocks is None else blocks.shape[2],
         **sizes,
         **_chunks(listing),
-        num_warps=NUM_WARPS,
     )
     return values
 
@@ -221,13 +224,14 @@ def _sum_down(values: Tensor, hot: HotNeurons, listing: Listing | None) -> Tenso
     num_tokens, device, columns = len(values), values.device, hot.down.columns
     tokens = power_of_two(num_tokens, MAX_TOKENS)
     num_parts = _PARTS // tokens
-    block = power_of_two(columns, _DOWN_TILE["BLOCK"])
+    block, num_programs = _down_blocks(hot.down)
+    rows = _DOWN_TILE["ROWS"] // (2 if hot.down.bits else 1)
     parts = torch.empty((num_parts, num_tokens, columns), dtype=torch.float32, device=device)
     active = torch.empty((num_parts, num_tokens), dtype=torch.int32, device=device)
     list_arguments = {"HAS_LIST": listing is not None, **_chunks(listing)}
     counts = hot.neuron_of_slot if listing is None else listing.counts
     num_chunks = 0 if listing is None else listing.num_chunks
-    down_kernel[(num_tokens, -(-columns // block), num_parts)](
+    down_kernel[(num_tokens, num_programs, num_parts)](
         hot.down.values,
         hot.down.values if hot.down.scales is None else hot.down.scales,
         values,
@@ -242,9 +246,9 @@ def _sum_down(values: Tensor, hot: HotNeurons, listing: Listing | None) -> Tenso
         **row_arguments(hot.down),
         **list_arguments,
         PARTS=num_parts,
-        ROWS=_DOWN_TILE["ROWS"],
+        ROWS=rows,
         BLOCK=block,
-        num_warps=NUM_WARPS,
+        num_warps=1 if hot.down.bits else NUM_WARPS,
     )
     y = torch.empty((num_tokens, columns), dtype=torch.float32, device=device)
     sum_parts_kernel[(num_tokens, -(-columns // _SUM_BLOCK))](
@@ -262,7 +266,7 @@ def _sum_down(values: Tensor, hot: HotNeurons, listing: Listing | None) -> Tenso
         HAS_BIAS=hot.down_bias is not None,
         HAS_COUNTERS=hot.counters is not None and listing is not None,
         PARTS=num_parts,
-        ROWS=_DOWN_TILE["ROWS"],
+        ROWS=rows,
         TOKENS=tokens,
         BLOCK=_SUM_BLOCK,
         HAS_LIST=listing is not None,
@@ -272,15 +276,20 @@ def _sum_down(values: Tensor, hot: HotNeurons, listing: Listing | None) -> Tenso
     return y
 
 
-def _prefixed(name: str, matrix: DeviceMatrix) -> dict[str, int | float]:
+def _down_blocks(down: DeviceMatrix) -> tuple[int, int]:
+    """Return the columns of a block of down, and the number of blocks."""
+    if not down.bits:
+        block = power_of_two(down.columns, _DOWN_TILE["BLOCK"])
+        return block, -(-down.columns // block)
+    # Words of one plane. The only warp has every row in each of its threads.
+    planes, size = 8 if down.bits == 8 else 4, num_blocks(down.columns)
+    words = min(_DOWN_TILE["BLOCK"] * planes // 32, power_of_two(size, 1 << 16))
+    return words * 32 // planes, -(-size // words) * planes
+
+
+def _prefixed(name: str, matrix: DeviceMatrix) -> dict[str, int | float | str]:
     """Prefix the names of the arguments for one of two matrices."""
-    found = row_arguments(matrix)
-    return {
-        f"{name}_stride": found["stride"],
-        f"{name}_scale_stride": found["scale_stride"],
-        f"{name.upper()}_BITS": found["BITS"],
-        f"{name.upper()}_CENTRE": found["CENTRE"],
-    }
+    return {f"{name}_{key}": value for key, value in row_arguments(matrix).items()}
 
 
 def _chunks(listing: Listing | None) -> dict[str, int]:

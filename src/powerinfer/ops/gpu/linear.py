@@ -13,7 +13,7 @@ from torch import Tensor
 from powerinfer.errors import ShapeError
 from powerinfer.ops.gpu.formats import PANEL_BYTES
 from powerinfer.ops.gpu.kernels import MAX_TOKENS
-from powerinfer.ops.gpu.kernels.matvec import binarized, matvec
+from powerinfer.ops.gpu.kernels.matvec import binarized, check_x, input_blocks, matvec
 from powerinfer.ops.gpu.kernels.prompts import decode_rows, halved
 from powerinfer.ops.gpu.matrix import DeviceMatrix
 from powerinfer.ops.operands import Linear
@@ -38,8 +38,23 @@ def linear(x: Tensor, layers: Sequence[DeviceLinear]) -> list[Tensor]:
     """
     x = x.contiguous()
     if x.shape[0] <= MAX_TOKENS:
-        return [matvec(x, layer.matrix, layer.bias) for layer in layers]
+        return _few_products(x, layers)
     return [_biased(product(x, layer.matrix), layer.bias) for layer in layers]
+
+
+def _few_products(x: Tensor, layers: Sequence[DeviceLinear]) -> list[Tensor]:
+    """Multiply up to 8 tokens, which are rounded to int8 blocks once for all packed matrices."""
+    packed = [layer.matrix for layer in layers if layer.matrix.bits and not layer.matrix.is_binary]
+    blocks = None
+    if packed:
+        check_x(x, packed[0])
+        blocks = input_blocks(x, packed[0])
+
+    def multiply(layer: DeviceLinear) -> Tensor:
+        own = None if layer.matrix.is_binary else blocks
+        return matvec(x, layer.matrix, layer.bias, blocks=own)
+
+    return [multiply(layer) for layer in layers]
 
 
 def product(x: Tensor, matrix: DeviceMatrix) -> Tensor:

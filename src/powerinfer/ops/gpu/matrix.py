@@ -4,15 +4,16 @@
 device, some megabytes at a time, so neither side ever holds a second copy of a matrix.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from powerinfer.errors import NumericsError, ShapeError
-from powerinfer.ops.gpu.formats import SCALE_COLUMNS, device_format
+from powerinfer.ops.gpu.formats import SCALE_COLUMNS, Scaling, device_format, packed_shape
 from powerinfer.ops.gpu.memory import Arena
 from powerinfer.quant import get_format
 from powerinfer.values import ByteArray, IntArray
@@ -44,10 +45,11 @@ class DeviceMatrix:
         rows: out features, neurons or slots.
         columns: in features, padded to blocks of the encoding.
         values: f32, f16 or bf16[rows, columns]; codes of packed formats, as words
-            i32[rows, columns * bits / 32].
-        scales: f16[rows, columns / 32] of packed formats, else None.
+            i32[rows, bits * blocks], the columns padded to a multiple of four blocks.
+        scales: f16[rows, n] of packed formats, see `Scaling`, else None.
         bits: size of a code; 0 for floats.
         centre: code that means zero.
+        scaling: of packed codes.
     """
 
     format_name: str
@@ -57,6 +59,7 @@ class DeviceMatrix:
     scales: Tensor | None
     bits: int
     centre: float
+    scaling: Scaling = Scaling.PLAIN
 
     @property
     def nbytes(self) -> int:
@@ -114,9 +117,17 @@ def empty_matrix(
         element = "f32" if is_wide and format_name not in _DTYPES else form.element
         values = array((rows, columns), _DTYPES[element])
         return DeviceMatrix(format_name, rows, columns, values, None, 0, 0.0)
-    words = array((rows, columns * form.bits // 32), torch.int32)
-    scales = array((rows, columns // SCALE_COLUMNS), torch.float16)
-    return DeviceMatrix(format_name, rows, columns, words, scales, form.bits, form.centre)
+    num_words, num_halves = packed_shape(form, columns)
+    return DeviceMatrix(
+        format_name,
+        rows,
+        columns,
+        array((rows, num_words), torch.int32),
+        array((rows, num_halves), torch.float16),
+        form.bits,
+        form.centre,
+        form.scaling,
+    )
 
 
 def upload_matrix(
@@ -255,19 +266,40 @@ def _sent(encoded: ByteArray, device: torch.device, *, is_staged: bool) -> Tenso
 
 
 _SUPERBLOCK = 256
+# They do not divide a byte: lower four bits and upper ones lie apart.
+_SPLIT_BITS = (5, 6)
 
 
 def packed_parts(encoded: Tensor, format_name: str) -> tuple[Tensor, Tensor]:
-    """Split u8[rows, row_bytes] of a packed format into codes and scales.
+    """Split u8[rows, row_bytes] of a packed format into words of codes and scales.
 
     Returns:
-        i32[rows, columns * bits / 32] and f16[rows, columns / 32].
+        i32[rows, bits * blocks] and f16[rows, n], of the padded columns.
     """
-    rows = encoded.shape[0]
+    form, rows = device_format(format_name), encoded.shape[0]
     blocks = encoded.reshape(rows, -1, get_format(format_name).block_bytes)
-    codes, scales = _SPLITTERS[format_name](blocks)
-    words = codes.reshape(rows, -1).contiguous().view(torch.int32)
-    return words, scales.reshape(rows, -1).contiguous()
+    codes, scales, *units = _SPLITTERS[format_name](blocks)
+    codes = codes.reshape(rows, -1, SCALE_COLUMNS)
+    halves = torch.cat([part.reshape(rows, -1) for part in (scales, *units)], dim=1)
+    num_words, num_halves = packed_shape(form, codes.shape[1] * SCALE_COLUMNS)
+    codes = functional.pad(codes, (0, 0, 0, num_words // form.bits - codes.shape[1]))
+    return (
+        _words(codes, form.bits),
+        functional.pad(halves, (0, num_halves - halves.shape[1])),
+    )
+
+
+def _words(codes: Tensor, bits: int) -> Tensor:
+    """Pack u8[rows, blocks, 32] into words, see `powerinfer.ops.gpu.formats`."""
+    if bits in _SPLIT_BITS:
+        return torch.cat([_words(codes & 15, 4), _words(codes >> 4, bits - 4)], dim=1)
+    rows, blocks, _ = codes.shape
+    fields = codes.reshape(rows, blocks, bits, 8 // bits, 4)
+    packed = fields[..., 0, :]
+    for place in range(1, 8 // bits):
+        packed = packed | fields[..., place, :] << bits * place
+    words = packed.contiguous().view(torch.int32)[..., 0]
+    return words.transpose(1, 2).reshape(rows, bits * blocks)
 
 
 def _halves(part: Tensor) -> Tensor:
@@ -282,34 +314,60 @@ def _q8_0(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 def _q4_0(blocks: Tensor) -> tuple[Tensor, Tensor]:
     packed = blocks[..., 2:]
-    codes = torch.cat([packed & 15, packed >> 4], dim=-1)
-    return _nibbles(codes), _halves(blocks[..., :2])
+    return torch.cat([packed & 15, packed >> 4], dim=-1), _halves(blocks[..., :2])
 
 
 def _lowbit2(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    codes = _in_order(_low_bits(blocks[..., 16:]))
-    fields = codes.reshape(*codes.shape[:-1], -1, 4)
-    packed = fields[..., 0] | fields[..., 1] << 2 | fields[..., 2] << 4 | fields[..., 3] << 6
-    return packed, _halves(blocks[..., :16])
+    return _in_order(_low_bits(blocks[..., 16:])), _halves(blocks[..., :16])
 
 
 def _lowbit3(blocks: Tensor) -> tuple[Tensor, Tensor]:
     high = blocks[..., 80:]
     planes = torch.stack([high >> shift & 1 for shift in range(8)], dim=-2)
     codes = _low_bits(blocks[..., 16:80]) | planes.reshape(*high.shape[:-1], _SUPERBLOCK) << 2
-    return _nibbles(_in_order(codes)), _halves(blocks[..., :16])
+    return _in_order(codes), _halves(blocks[..., :16])
 
 
 def _sign(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    # A set bit means negative in the file and positive here. A doubled magnitude that overflows
-    # gives NaN scores, and with them neurons that pass.
+    # A set bit means negative in the file and 0 here. A doubled magnitude that overflows gives NaN
+    # scores, and with them neurons that pass.
+    packed = blocks[..., :32, None]
+    shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device)
     scales = _halves(blocks[..., 32:]) * 2
-    return blocks[..., :32] ^ 0xFF, scales.expand(*scales.shape[:-1], _SUPERBLOCK // 32)
+    return (packed >> shifts & 1) ^ 1, scales.expand(*scales.shape[:-1], _SUPERBLOCK // 32)
 
 
-def _nibbles(codes: Tensor) -> Tensor:
-    """Unpack two codes per byte."""
-    return codes[..., 0::2] | codes[..., 1::2] << 4
+def _q4_k(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return _nibble_groups(blocks[..., 16:]), _scales_and_minima(blocks), _halves(blocks[..., :4])
+
+
+def _q5_k(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    high = torch.stack([blocks[..., 16:48] >> group & 1 for group in range(8)], dim=-2)
+    codes = _nibble_groups(blocks[..., 48:]) | high << 4
+    return codes, _scales_and_minima(blocks), _halves(blocks[..., :4])
+
+
+def _q6_k(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    low = blocks[..., :128].reshape(*blocks.shape[:-1], 2, 64)
+    low = torch.cat([low & 15, low >> 4], dim=-1).reshape(*blocks.shape[:-1], 2, 4, 32)
+    high = blocks[..., 128:192].reshape(*blocks.shape[:-1], 2, 32)
+    high = torch.stack([high >> shift & 3 for shift in (0, 2, 4, 6)], dim=-2)
+    units = _halves(blocks[..., 208:])
+    return low | high << 4, _halves(blocks[..., 192:208]), torch.cat([units, units], dim=-1)
+
+
+def _nibble_groups(packed: Tensor) -> Tensor:
+    """Unpack eight groups of 32 codes, two in the nibbles of the same bytes: u8[..., 8, 32]."""
+    pairs = packed.reshape(*packed.shape[:-1], 4, 32)
+    return torch.stack([pairs & 15, pairs >> 4], dim=-2).flatten(-3, -2)
+
+
+def _scales_and_minima(blocks: Tensor) -> Tensor:
+    """Pair the bytes of `packed_scales` in ``quant/formats/_blocks.py``, as f16[..., 8]."""
+    first, second, third = (blocks[..., start : start + 4] for start in (4, 8, 12))
+    scales = torch.cat([first & 63, (third & 15) | first >> 6 << 4], dim=-1)
+    minima = torch.cat([second & 63, third >> 4 | second >> 6 << 4], dim=-1)
+    return _halves(torch.stack([scales, minima], dim=-1)).squeeze(-1)
 
 
 def _low_bits(packed: Tensor) -> Tensor:
@@ -324,9 +382,12 @@ def _in_order(codes: Tensor) -> Tensor:
     return grouped.reshape(*codes.shape)
 
 
-_SPLITTERS = {
+_SPLITTERS: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
     "q8_0": _q8_0,
     "q4_0": _q4_0,
+    "q4_k": _q4_k,
+    "q5_k": _q5_k,
+    "q6_k": _q6_k,
     "lowbit2": _lowbit2,
     "lowbit3": _lowbit3,
     "sign": _sign,

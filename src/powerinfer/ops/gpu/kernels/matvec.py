@@ -1,7 +1,7 @@
 """y[t, i] = weights[i, :] . x[t, :] for up to 8 tokens: the product of decoding.
 
-weights: rows of floats or packed codes. x, y: f32. Bound by memory: the bytes of the matrix, read
-once. Sums are f32 in a fixed order.
+weights: rows of floats, or packed codes, which multiply x rounded to int8 blocks. x, y: f32. Bound
+by memory: the bytes of the matrix, read once. Sums are f32 in a fixed order.
 """
 
 import torch
@@ -10,7 +10,9 @@ import triton.language as tl
 from torch import Tensor
 
 from powerinfer.errors import ShapeError
+from powerinfer.ops.gpu.formats import num_blocks
 from powerinfer.ops.gpu.kernels import IS_INTERPRETED, MAX_TOKENS
+from powerinfer.ops.gpu.kernels.blocks import quantized, tile_blocks
 from powerinfer.ops.gpu.kernels.rows import dot_rows
 from powerinfer.ops.gpu.matrix import DeviceMatrix
 
@@ -18,6 +20,7 @@ __all__ = [
     "NUM_WARPS",
     "binarized",
     "check_x",
+    "input_blocks",
     "matvec",
     "power_of_two",
     "row_arguments",
@@ -36,6 +39,7 @@ _MOST_ROWS = 64 if IS_INTERPRETED else 4
 @triton.jit
 def matvec_kernel(
     x,
+    x_blocks,
     center,
     values,
     scales,
@@ -44,16 +48,18 @@ def matvec_kernel(
     num_tokens,
     num_rows,
     x_columns,
-    stride,
-    scale_stride,
     BITS: tl.constexpr,
     CENTRE: tl.constexpr,
+    SCALING: tl.constexpr,
+    SIZE: tl.constexpr,
     HAS_CENTER: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     IS_RELU: tl.constexpr,
     TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
     """One program for ROWS rows."""
     numbers = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -61,6 +67,7 @@ def matvec_kernel(
     is_row = numbers < num_rows
     sums = dot_rows(
         x,
+        x_blocks,
         center,
         values,
         scales,
@@ -68,14 +75,16 @@ def matvec_kernel(
         is_row,
         num_tokens,
         x_columns,
-        stride,
-        scale_stride,
         BITS,
         CENTRE,
+        SCALING,
+        SIZE,
         HAS_CENTER,
         TOKENS,
         ROWS,
         BLOCK,
+        BLOCKS,
+        WIDTH,
     )
     if HAS_BIAS:
         sums += tl.load(bias + rows, mask=is_row, other=0.0)[None, :]
@@ -123,6 +132,7 @@ def matvec(
     *,
     is_relu: bool = False,
     center: Tensor | None = None,
+    blocks: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """X @ matrix.T + bias: f32[num_tokens, rows].
@@ -135,6 +145,7 @@ def matvec(
         bias: f32[rows] or None.
         is_relu: clip what is negative.
         center: f32[columns of x], subtracted from every token, or None.
+        blocks: `input_blocks` of x, center and matrix; None: made here.
         out: f32[num_tokens, rows] to write to, or None for a new one.
 
     Raises:
@@ -142,8 +153,8 @@ def matvec(
     """
     check_x(x, matrix)
     num_tokens, rows = len(x), matrix.rows
-    if matrix.is_binary:
-        x, center = binarized(x, center), None
+    if blocks is None:
+        blocks = input_blocks(x, matrix, center)
     y = (
         torch.empty((num_tokens, rows), dtype=torch.float32, device=x.device)
         if out is None
@@ -152,6 +163,7 @@ def matvec(
     sizes = tile_sizes(num_tokens, rows, x.shape[1], matrix.bits)
     matvec_kernel[(triton.cdiv(rows, sizes["ROWS"]),)](
         x,
+        x if blocks is None else blocks,
         x if center is None else center,
         matrix.values,
         matrix.values if matrix.scales is None else matrix.scales,
@@ -160,14 +172,27 @@ def matvec(
         num_tokens,
         rows,
         x.shape[1],
-        HAS_CENTER=center is not None,
+        HAS_CENTER=center is not None and blocks is None,
         HAS_BIAS=bias is not None,
         IS_RELU=is_relu,
+        WIDTH=0 if blocks is None else blocks.shape[2],
         **row_arguments(matrix),
         **sizes,
-        num_warps=NUM_WARPS,
     )
     return y
+
+
+def input_blocks(x: Tensor, matrix: DeviceMatrix, center: Tensor | None = None) -> Tensor | None:
+    """Round inputs to the int8 blocks that packed weights multiply; None for floats.
+
+    Args:
+        x: f32[num_tokens, columns], contiguous.
+        matrix: the blocks fit all packed matrices, except that `sign` has blocks of its own.
+        center: f32[columns], subtracted from every token, or None.
+    """
+    if matrix.is_binary:
+        return quantized(binarized(x, center))
+    return quantized(x, center) if matrix.bits else None
 
 
 def binarized(x: Tensor, center: Tensor | None = None) -> Tensor:
@@ -185,13 +210,13 @@ def binarized(x: Tensor, center: Tensor | None = None) -> Tensor:
     return y
 
 
-def row_arguments(matrix: DeviceMatrix) -> dict[str, int | float]:
+def row_arguments(matrix: DeviceMatrix) -> dict[str, int | float | str]:
     """Kernel arguments, by name, that locate the rows of a matrix."""
     return {
-        "stride": matrix.values.shape[1],
-        "scale_stride": 0 if matrix.scales is None else matrix.scales.shape[1],
         "BITS": matrix.bits,
         "CENTRE": matrix.centre,
+        "SCALING": matrix.scaling.value,
+        "SIZE": num_blocks(matrix.columns) if matrix.bits else matrix.columns,
     }
 
 
@@ -210,23 +235,38 @@ def check_x(x: Tensor, matrix: DeviceMatrix) -> None:
         )
 
 
-def tile_sizes(num_tokens: int, rows: int, columns: int, bits: int) -> dict[str, int]:
-    """Tokens, rows and columns of the tile of a program, powers of two.
+def tile_sizes(
+    num_tokens: int, rows: int, columns: int, bits: int, most_rows: int | None = None
+) -> dict[str, int]:
+    """Sizes of the tile of a program, powers of two, and its warps.
 
     As many rows as leave work for all processors and registers for the sums, which are one per
-    token, row and column of the block: at most 64 in each thread. Blocks stay so wide that a
-    thread reads four columns of a row at once, weights and input alike.
+    token, row and column or block: at most 64 in each thread. Tiles stay so wide that a thread
+    reads four columns or blocks of a row at once, weights and input alike.
+
+    Args:
+        num_tokens: of the input.
+        rows: that are multiplied.
+        columns: of the input.
+        bits: size of a code; 0 for floats.
+        most_rows: limit of the rows of a tile.
     """
     tokens = power_of_two(num_tokens, MAX_TOKENS)
-    widest = _MOST_COLUMNS if tokens <= 2 else _MOST_COLUMNS // 2
     most = _MOST_ROWS
-    if bits and tokens == 1:
-        most *= 2
+    if bits and not IS_INTERPRETED:
+        most = 1 if tokens == MAX_TOKENS else 2
     elif tokens == MAX_TOKENS:
         most //= 2
     while most > 1 and rows < most * _WANTED_PROGRAMS:
         most //= 2
-    return {"TOKENS": tokens, "ROWS": most, "BLOCK": power_of_two(columns, widest)}
+    widest = _MOST_COLUMNS if tokens <= 2 else _MOST_COLUMNS // 2
+    return {
+        "TOKENS": tokens,
+        "ROWS": min(most, most_rows or most),
+        "BLOCK": power_of_two(columns, widest),
+        "BLOCKS": tile_blocks(columns),
+        "num_warps": 1 if bits else NUM_WARPS,
+    }
 
 
 def power_of_two(size: int, largest: int) -> int:

@@ -4,16 +4,13 @@ values[t, i] = act(gate[i, :] . x[t, :]) * (up[i, :] . x[t, :]) * weight[t, i]; 
 values[t, i] * down[i, :]. Slots are rows of gate, up and transposed down; lists of them:
 ``listing.py``. Weights are optional: a router's, for experts. Bound by memory: the rows of listed
 slots. Sums are f32 in an order that the list alone decides.
-
-Two improvements wait for times of a real GPU, see docs/hybrid.md: fewer launches for a layer, and
-fewer instructions for a packed block.
 """
 
 import triton
 import triton.language as tl
 
 from powerinfer.ops.gpu.kernels.listing import list_chunks, list_places, list_size
-from powerinfer.ops.gpu.kernels.rows import dot_rows, load_rows
+from powerinfer.ops.gpu.kernels.rows import dot_rows, load_quads, load_rows
 
 __all__ = ["down_kernel", "sum_parts_kernel", "value_kernel"]
 
@@ -49,6 +46,7 @@ def _activated(first, threshold, KIND: tl.constexpr):
 @triton.jit
 def value_kernel(
     x,
+    x_blocks,
     gate,
     gate_scales,
     gate_bias,
@@ -68,14 +66,14 @@ def value_kernel(
     num_chunks,
     num_weights,
     x_columns,
-    gate_stride,
-    gate_scale_stride,
-    up_stride,
-    up_scale_stride,
     GATE_BITS: tl.constexpr,
     GATE_CENTRE: tl.constexpr,
+    GATE_SCALING: tl.constexpr,
+    GATE_SIZE: tl.constexpr,
     UP_BITS: tl.constexpr,
     UP_CENTRE: tl.constexpr,
+    UP_SCALING: tl.constexpr,
+    UP_SIZE: tl.constexpr,
     HAS_GATE: tl.constexpr,
     HAS_GATE_BIAS: tl.constexpr,
     HAS_UP_BIAS: tl.constexpr,
@@ -86,6 +84,8 @@ def value_kernel(
     TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    WIDTH: tl.constexpr,
     CHUNKS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
@@ -120,8 +120,9 @@ def value_kernel(
     rows = slots.to(tl.int64)
     if HAS_GATE:
         first = dot_rows(
-            x, x, gate, gate_scales, rows, is_used, num_tokens, x_columns, gate_stride,
-            gate_scale_stride, GATE_BITS, GATE_CENTRE, False, TOKENS, ROWS, BLOCK,
+            x, x_blocks, x, gate, gate_scales, rows, is_used, num_tokens, x_columns,
+            GATE_BITS, GATE_CENTRE, GATE_SCALING, GATE_SIZE, False,
+            TOKENS, ROWS, BLOCK, BLOCKS, WIDTH,
         )  # fmt: skip
         if HAS_GATE_BIAS:
             first += tl.load(gate_bias + slots, mask=is_used, other=0.0)[None, :]
@@ -134,8 +135,9 @@ def value_kernel(
         second = tl.zeros([TOKENS, ROWS], tl.float32)
         if tl.max(is_used.to(tl.int32), axis=0) != 0:
             second = dot_rows(
-                x, x, up, up_scales, rows, is_used, num_tokens, x_columns, up_stride,
-                up_scale_stride, UP_BITS, UP_CENTRE, False, TOKENS, ROWS, BLOCK,
+                x, x_blocks, x, up, up_scales, rows, is_used, num_tokens, x_columns,
+                UP_BITS, UP_CENTRE, UP_SCALING, UP_SIZE, False,
+                TOKENS, ROWS, BLOCK, BLOCKS, WIDTH,
             )  # fmt: skip
             if HAS_UP_BIAS:
                 second += tl.load(up_bias + slots, mask=is_used, other=0.0)[None, :]
@@ -147,8 +149,9 @@ def value_kernel(
         result = _activated(first, threshold, KIND) * second
     else:
         first = dot_rows(
-            x, x, up, up_scales, rows, is_used, num_tokens, x_columns, up_stride,
-            up_scale_stride, UP_BITS, UP_CENTRE, False, TOKENS, ROWS, BLOCK,
+            x, x_blocks, x, up, up_scales, rows, is_used, num_tokens, x_columns,
+            UP_BITS, UP_CENTRE, UP_SCALING, UP_SIZE, False,
+            TOKENS, ROWS, BLOCK, BLOCKS, WIDTH,
         )  # fmt: skip
         if HAS_UP_BIAS:
             first += tl.load(up_bias + slots, mask=is_used, other=0.0)[None, :]
@@ -182,10 +185,10 @@ def down_kernel(
     num_slots,
     num_chunks,
     columns,
-    stride,
-    scale_stride,
     BITS: tl.constexpr,
     CENTRE: tl.constexpr,
+    SCALING: tl.constexpr,
+    SIZE: tl.constexpr,
     HAS_LIST: tl.constexpr,
     PARTS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -196,6 +199,7 @@ def down_kernel(
     """parts[p, t, :] = sum of values[t, place] * down[slot, :] over a stretch of the list.
 
     One program for a token, a block of columns and a part; parts without positions do nothing.
+    Columns of packed rows are those of one plane of words, see `powerinfer.ops.gpu.formats`.
     """
     token = tl.program_id(0)
     block = tl.program_id(1)
@@ -209,7 +213,24 @@ def down_kernel(
     if first >= size:
         return
     end = tl.minimum(first + length, size)
+    # Words of lower bits, and columns in each.
+    PLANES: tl.constexpr = 8 if BITS == 8 else 4
+    FIELDS: tl.constexpr = 32 // PLANES
+    WORDS: tl.constexpr = BLOCK // FIELDS
+    plane = block % PLANES
+    # As many in a thread whatever their type, and rows apart from each other in none.
+    words = tl.max_contiguous(tl.arange(0, WORDS), (WORDS + 31) // 32)
+    words = block // PLANES * WORDS + words
     sums = tl.zeros([ROWS, BLOCK], tl.float32)
+    sums0 = tl.zeros([ROWS, WORDS], tl.float32)
+    sums1 = sums0
+    sums2 = sums0
+    sums3 = sums0
+    sums4 = sums0
+    sums5 = sums0
+    sums6 = sums0
+    sums7 = sums0
+    bases = sums0
     tally = tl.zeros([ROWS], tl.int32)
     for start in range(first, end, ROWS):
         positions = start + tl.arange(0, ROWS)
@@ -225,17 +246,60 @@ def down_kernel(
         tally += is_used.to(tl.int32)
         # Of a list few rows may be needed; of all slots nearly all are, so none waits for factors.
         is_read = is_used if HAS_LIST else is_inside
-        weights = load_rows(
-            down, down_scales, slots.to(tl.int64), is_read, block, stride, scale_stride,
-            BITS, CENTRE, BLOCK,
-        )  # fmt: skip
-        # Chosen, since a free slot may hold anything.
-        sums += tl.where(is_used[:, None], factors[:, None] * weights, 0.0)
-    numbers = block * BLOCK + tl.arange(0, BLOCK)
-    at = parts + (part * num_tokens + token) * columns + numbers
-    tl.store(at, tl.sum(sums, axis=0), mask=numbers < columns)
+        # Below: chosen, since a free slot may hold anything.
+        if BITS == 0:
+            weights = load_rows(down, slots.to(tl.int64), is_read, block, SIZE, BLOCK)
+            sums += tl.where(is_used[:, None], factors[:, None] * weights, 0.0)
+        else:
+            low, high, step, base = load_quads(
+                down, down_scales, slots.to(tl.int64), is_read, words[None, :], plane,
+                BITS, CENTRE, SCALING, SIZE,
+            )  # fmt: skip
+            step = factors[:, None] * step
+            base = factors[:, None] * base
+            if not HAS_LIST:
+                step = tl.where(is_used[:, None], step, 0.0)
+                base = tl.where(is_used[:, None], base, 0.0)
+            bases += base
+            sums0 += _byte(low, 0) * step
+            sums1 += _byte(low, 1) * step
+            sums2 += _byte(low, 2) * step
+            sums3 += _byte(low, 3) * step
+            if FIELDS == 8:
+                sums4 += _byte(high, 0) * step
+                sums5 += _byte(high, 1) * step
+                sums6 += _byte(high, 2) * step
+                sums7 += _byte(high, 3) * step
+    at = parts + (part * num_tokens + token) * columns
+    if BITS == 0:
+        numbers = block * BLOCK + tl.arange(0, BLOCK)
+        tl.store(at + numbers, tl.sum(sums, axis=0), mask=numbers < columns)
+    else:
+        total0 = tl.sum(sums0 - bases, axis=0)
+        total1 = tl.sum(sums1 - bases, axis=0)
+        total2 = tl.sum(sums2 - bases, axis=0)
+        total3 = tl.sum(sums3 - bases, axis=0)
+        # The last axes are the bits of the column's number, the highest first.
+        if FIELDS == 8:
+            total4 = tl.sum(sums4 - bases, axis=0)
+            total5 = tl.sum(sums5 - bases, axis=0)
+            total6 = tl.sum(sums6 - bases, axis=0)
+            total7 = tl.sum(sums7 - bases, axis=0)
+            even = tl.join(tl.join(total0, total4), tl.join(total2, total6))
+            odd = tl.join(tl.join(total1, total5), tl.join(total3, total7))
+        else:
+            even = tl.join(total0, total2)
+            odd = tl.join(total1, total3)
+        every = tl.reshape(tl.join(even, odd), [WORDS, FIELDS])
+        numbers = (words * 32 + plane * FIELDS)[:, None] + tl.arange(0, FIELDS)[None, :]
+        tl.store(at + numbers, every, mask=numbers < columns)
     if block == 0:
         tl.store(active + part * num_tokens + token, tl.sum(tally, axis=0))
+
+
+@triton.jit
+def _byte(words, place: tl.constexpr):
+    return ((words >> (8 * place)) & 0xFF).to(tl.float32)
 
 
 @triton.jit

@@ -10,9 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from powerinfer.ops.gpu.kernels.matvec import (
-    NUM_WARPS,
-    binarized,
     check_x,
+    input_blocks,
     row_arguments,
     tile_sizes,
 )
@@ -25,6 +24,7 @@ __all__ = ["score_mask"]
 @triton.jit
 def mask_kernel(
     x,
+    x_blocks,
     center,
     values,
     scales,
@@ -35,16 +35,18 @@ def mask_kernel(
     num_tokens,
     num_rows,
     x_columns,
-    stride,
-    scale_stride,
     BITS: tl.constexpr,
     CENTRE: tl.constexpr,
+    SCALING: tl.constexpr,
+    SIZE: tl.constexpr,
     HAS_CENTER: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_EARLIER: tl.constexpr,
     TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
     """One program for ROWS neurons; `earlier` and `mask` may be the same memory."""
     numbers = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -59,8 +61,8 @@ def mask_kernel(
         is_read = tl.max(passed.to(tl.int32), axis=0) != 0
     if tl.max(is_read.to(tl.int32), axis=0) != 0:
         scores = dot_rows(
-            x, center, values, scales, rows, is_read, num_tokens, x_columns, stride, scale_stride,
-            BITS, CENTRE, HAS_CENTER, TOKENS, ROWS, BLOCK,
+            x, x_blocks, center, values, scales, rows, is_read, num_tokens, x_columns,
+            BITS, CENTRE, SCALING, SIZE, HAS_CENTER, TOKENS, ROWS, BLOCK, BLOCKS, WIDTH,
         )  # fmt: skip
         if HAS_BIAS:
             scores += tl.load(bias + rows, mask=is_read, other=0.0)[None, :]
@@ -92,14 +94,14 @@ def score_mask(
     """
     check_x(x, matrix)
     num_tokens, rows = len(x), matrix.rows
-    if matrix.is_binary:
-        x, center = binarized(x, center), None
+    blocks = input_blocks(x, matrix, center)
     mask = earlier
     if mask is None:
         mask = torch.empty((num_tokens, rows), dtype=torch.uint8, device=x.device)
     sizes = tile_sizes(num_tokens, rows, x.shape[1], matrix.bits)
     mask_kernel[(triton.cdiv(rows, sizes["ROWS"]),)](
         x,
+        x if blocks is None else blocks,
         x if center is None else center,
         matrix.values,
         matrix.values if matrix.scales is None else matrix.scales,
@@ -110,11 +112,11 @@ def score_mask(
         num_tokens,
         rows,
         x.shape[1],
-        HAS_CENTER=center is not None,
+        HAS_CENTER=center is not None and blocks is None,
         HAS_BIAS=bias is not None,
         HAS_EARLIER=earlier is not None,
+        WIDTH=0 if blocks is None else blocks.shape[2],
         **row_arguments(matrix),
         **sizes,
-        num_warps=NUM_WARPS,
     )
     return mask

@@ -9,15 +9,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from powerinfer.ops.gpu.formats import num_blocks
 from powerinfer.ops.gpu.kernels import IS_INTERPRETED
 from powerinfer.ops.gpu.kernels.matvec import NUM_WARPS, power_of_two, row_arguments
-from powerinfer.ops.gpu.kernels.rows import load_rows
+from powerinfer.ops.gpu.kernels.rows import load_quad
 from powerinfer.ops.gpu.matrix import DeviceMatrix
 
 __all__ = ["decode_rows", "decoded", "halved", "select_values"]
 
 _ROWS = 64 if IS_INTERPRETED else 4
 _MOST_COLUMNS = 1024
+_MOST_BLOCKS = 32
 _VALUES_TILE = {"TOKENS": 32, "BLOCK": 1024 if IS_INTERPRETED else 64}
 
 
@@ -30,23 +32,28 @@ def decode_kernel(
     first,
     num_rows,
     columns,
-    stride,
-    scale_stride,
     BITS: tl.constexpr,
     CENTRE: tl.constexpr,
+    SCALING: tl.constexpr,
+    SIZE: tl.constexpr,
     ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
 ):
-    """One program for ROWS rows and BLOCK columns."""
+    """One program for ROWS rows and BLOCKS blocks of columns."""
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    block = tl.program_id(1)
     is_row = rows < num_rows
-    tile = load_rows(
-        values, scales, rows + first, is_row, block, stride, scale_stride, BITS, CENTRE, BLOCK
-    )
-    places = block * BLOCK + tl.arange(0, BLOCK)
-    inside = is_row[:, None] & (places < columns)[None, :]
-    tl.store(panel + rows[:, None] * columns + places[None, :], tile.to(tl.float16), mask=inside)
+    places = (tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS))[None, :]
+    bytes_ = tl.arange(0, 4)[None, None, :]
+    for quad in tl.static_range(8):
+        codes, step, base = load_quad(
+            values, scales, rows + first, is_row, places, quad, BITS, CENTRE, SCALING, SIZE
+        )
+        found = ((codes[:, :, None] >> (8 * bytes_)) & 255).to(tl.float32)
+        numbers = found * step[:, :, None] - base[:, :, None]
+        at = places[:, :, None] * 32 + 4 * quad + bytes_
+        inside = is_row[:, None, None] & (at < columns)
+        to = panel + rows[:, None, None] * columns + at
+        tl.store(to, numbers.to(tl.float16), mask=inside)
 
 
 @triton.jit
@@ -115,8 +122,9 @@ def select_kernel(
 def decode_rows(matrix: DeviceMatrix, first: int, panel: Tensor) -> None:
     """Decode rows of a packed matrix, from `first` on, to f16[num_rows, matrix.columns]."""
     num_rows, columns = panel.shape
-    block = power_of_two(columns, _MOST_COLUMNS)
-    decode_kernel[(triton.cdiv(num_rows, _ROWS), triton.cdiv(columns, block))](
+    count = num_blocks(columns)
+    blocks = power_of_two(count, _MOST_BLOCKS)
+    decode_kernel[(triton.cdiv(num_rows, _ROWS), triton.cdiv(count, blocks))](
         matrix.values,
         matrix.values if matrix.scales is None else matrix.scales,
         panel,
@@ -125,7 +133,7 @@ def decode_rows(matrix: DeviceMatrix, first: int, panel: Tensor) -> None:
         columns,
         **row_arguments(matrix),
         ROWS=_ROWS,
-        BLOCK=block,
+        BLOCKS=blocks,
         num_warps=NUM_WARPS,
     )
 
