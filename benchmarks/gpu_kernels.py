@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gpu_check.replays import copy_speed
 from gpu_machine import describe_gpu
 
 _FORMATS = "f16,q8_0,q4_0,q4_k,q5_k,q6_k"
@@ -119,17 +120,6 @@ def _wall_s(call: Callable[[], object]) -> float:
     started = time.perf_counter()
     call()
     return time.perf_counter() - started
-
-
-def _copy(bench: _Bench) -> float:
-    """Measure bytes per second of a copy, read and written."""
-    import torch
-
-    source = torch.ones(max(1 << 20, 2 * bench.sizes.cold_bytes), dtype=torch.uint8)
-    source = source.to(bench.device)
-    target = torch.empty_like(source)
-    num_bytes: int = 2 * source.numel()
-    return num_bytes / bench.seconds([lambda: target.copy_(source)])
 
 
 def _small(bench: _Bench) -> Iterator[_Row]:
@@ -244,7 +234,7 @@ def main() -> None:
     options = parser.parse_args()
     machine = describe_gpu(options.device)
     bench = _Bench(options.device, _OF_7B if options.device != "cpu" else _TINY)
-    copied = _copy(bench)
+    copied = copy_speed() if bench.is_cuda else math.nan
     print(f"{machine['gpu']}; a copy reads and writes {copied * 1e-9:.0f} GB/s\n")
     print("| kernel | shape | format | us | GB/s | of a copy |\n|---|---|---|---|---|---|")
     rows = []

@@ -18,7 +18,7 @@ from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.formats import device_bytes
 from powerinfer.ops.protocol import KVType
 
-__all__ = ["Kernel", "check_replays", "roofline"]
+__all__ = ["Kernel", "check_replays", "copy_speed", "roofline"]
 
 _WARM_UP_STEPS = 6
 _ROWS = 40
@@ -47,7 +47,7 @@ def check_replays(planted: PlantedModel, setting: Setting) -> Iterator[Finding]:
         yield Finding(f"{planted.name}, profile of a replay", Verdict.SKIPPED, "no CUDA")
         yield Finding(f"{planted.name}, speed of the kernels", Verdict.SKIPPED, "no CUDA")
         return
-    copied = _copy_speed()
+    copied = copy_speed()
     yield Finding(
         "copy within the GPU's memory",
         Verdict.OK,
@@ -162,7 +162,7 @@ def _first_matrices_bytes(model: Model) -> int:
     return num_bytes
 
 
-def _copy_speed() -> float:
+def copy_speed() -> float:
     """Bytes per second, read and written."""
     import torch
 
