@@ -80,10 +80,14 @@ def _random_rows(
 
 
 def _chunks(
-    random: np.random.Generator, weight_format: str, rows: int, columns: int
+    random: np.random.Generator, weight_format: str, rows: int, columns: int, *, repeats: bool
 ) -> Iterator[npt.NDArray[np.uint8]]:
+    chunk = None
     for start in range(0, rows, ROWS_PER_CHUNK):
-        yield _random_rows(random, weight_format, min(ROWS_PER_CHUNK, rows - start), columns)
+        count = min(ROWS_PER_CHUNK, rows - start)
+        if chunk is None or not repeats:
+            chunk = _random_rows(random, weight_format, count, columns)
+        yield chunk[:count]
 
 
 def _tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -145,9 +149,20 @@ def write_synthetic(
     *,
     head_format: str | None = None,
     activation: str | None = None,
+    repeats: bool = False,
     seed: int = 1234,
 ) -> None:
-    """Write one model; `head_format` is the output matrix's, by default `weight_format`."""
+    """Write one model.
+
+    Args:
+        path: of the file.
+        shape: sizes of the model.
+        weight_format: of all matrices.
+        head_format: of the output matrix instead.
+        activation: value of `powerinfer.ffn_activation`.
+        repeats: every matrix repeats its first 1024 rows, which is written ten times as fast.
+        seed: of the weights.
+    """
     random = np.random.Generator(np.random.SFC64(seed))
     entries: list[TensorSpec] = []
     for name, dims in _tensors(shape):
@@ -157,7 +172,9 @@ def write_synthetic(
         if len(dims) == 1:
             entries.append((name, dims, chosen, np.ones(dims, np.float32).view(np.uint8)))
         else:
-            entries.append((name, dims, chosen, _chunks(random, chosen, dims[0], dims[1])))
+            entries.append(
+                (name, dims, chosen, _chunks(random, chosen, dims[0], dims[1], repeats=repeats))
+            )
     write_gguf(path, _metadata(shape, path.stem, activation), entries)
 
 

@@ -35,7 +35,7 @@ def check_peers(format_name: str, setting: Setting) -> Iterator[Finding]:
     """
     shape = SHAPES["llama-7b" if setting.is_cuda else "tiny"]
     path = setting.folder / f"llama-{format_name}.gguf"
-    write_synthetic(path, shape, format_name)
+    write_synthetic(path, shape, format_name, repeats=True)
     try:
         for what, layers, device in (
             ("all", shape.num_layers + 1, "cuda"),
@@ -71,7 +71,7 @@ def _compared(name: str, ours: Any, theirs: Any) -> Iterator[Finding]:
 
 def _ours(path: Path, setting: Setting, device: str, budget: int | None) -> dict[str, float]:
     sizes = ("512", "32") if setting.is_cuda else ("8", "1")
-    command = python("-m", "powerinfer", "bench", "-m", str(path), "--json", "--repeats", "2")
+    command = python("-m", "powerinfer", "bench", "-m", str(path), "--json", "--repeats", "1")
     command += ["--prefill", sizes[0], "--decode", sizes[1], "-c", "640", "--device", device]
     command += ["--threads", str(setting.threads)]
     if device == "cuda":
@@ -89,7 +89,7 @@ def _theirs(path: Path, setting: Setting, layers: int) -> dict[str, float] | Non
     if not program:
         return None
     command = [program, "-m", str(path), "-ngl", str(layers), "-t", str(setting.threads)]
-    rows = json.loads(_output([*command, "-p", "512", "-n", "32", "-r", "2", "-o", "json"]))
+    rows = json.loads(_output([*command, "-p", "512", "-n", "32", "-r", "1", "-o", "json"]))
     speeds = {bool(row["n_gen"]): float(row["avg_ts"]) for row in rows}
     return {"decode": speeds[True], "prompt": speeds[False]}
 
