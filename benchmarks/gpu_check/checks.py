@@ -45,10 +45,10 @@ PARTS = {
     ),
     "peers": ("peers f16", "bench falcon-40b", "peers q4_0", "peers q4_k"),
     "rest": (
+        "tests all",
         _PROGRAMS,
         "memory relullama-7b-f16",
         "prompts relullama-7b-f16",
-        "tests all",
         "logits falcon-40b-q4_0",
         "prompts falcon-40b-q4_0",
         "memory falcon-40b-q4_0",

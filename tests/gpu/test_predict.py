@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from powerinfer.ops.gpu.ffn import DevicePredictor, DeviceStage, predict
+from powerinfer.ops.gpu.formats import device_format
 from powerinfer.ops.gpu.matrix import DeviceMatrix, upload_matrix
 from powerinfer.ops.operands import NeuronPredictor, ScoreStage
 from powerinfer.ops.reference.matrix import ReferenceMatrix
@@ -55,6 +56,9 @@ class Form:
 
 # Between no two scores that rounding could swap, at the seeds of the tests that say so.
 THRESHOLD = -0.11
+
+# Of the scores, the share that no rounding can move over the threshold.
+LEAST_SETTLED = 0.25
 
 
 class Pair:
@@ -97,7 +101,9 @@ class TestFewTokens:
         assert not expected.all()
         got = predict(tensor(x), pair.on_device)
         assert got.dtype == torch.uint8
-        np.testing.assert_array_equal(array(got), expected)
+        is_settled, _ = Bound(pair, x).settled()
+        assert is_settled.mean() > LEAST_SETTLED
+        np.testing.assert_array_equal(array(got)[is_settled], expected[is_settled])
 
     @pytest.mark.parametrize(
         "names", (("f16",), ("q8_0",), ("lowbit2",), ("sign", "lowbit3"), ("sign", "f16"))
@@ -139,6 +145,8 @@ class Bound:
     for rounding an activation, and once more for a decoded weight, to f16 (together 2^-8 for an
     activation to bf16); e = 2^-23 for each sum in f32. Half the smallest f16 covers what is rounded
     as no normal number: activations have been scaled to at least 1, and weights here are below 1.
+    With packed weights few tokens are rounded to int8 blocks, by up to half a 127th of the largest
+    of 32.
     """
 
     def __init__(self, pair: Pair, x: FloatArray) -> None:
@@ -153,13 +161,17 @@ class Bound:
             inputs, off = self._product(inputs, off, reference.fc1.values)
             inputs = np.maximum(inputs, 0.0)
         self.scores, self.offs = [], []
-        for stage in reference.stages:
+        for name, stage in zip(pair.form.names, reference.stages, strict=True):
             factor, factor_off = (inputs, off)
+            if device_format(name).is_packed:
+                padded = np.pad(np.abs(inputs), ((0, 0), (0, -inputs.shape[1] % 32)))
+                largest = padded.reshape(len(inputs), -1, 32).max(axis=2)
+                factor_off = off + np.repeat(largest, 32, axis=1)[:, : inputs.shape[1]] / 254
             if stage.matrix.is_binary:
                 sizes = np.abs(inputs).mean(axis=1, keepdims=True)
                 factor = np.where(inputs < 0, -sizes, sizes)
                 # A number whose sign rounding may turn.
-                is_unsure = np.abs(inputs) <= off
+                is_unsure = np.abs(inputs) <= off  # binarised before they are rounded
                 mean_off = off.mean(axis=1, keepdims=True) + sizes * inputs.shape[1] * 2.0**-23
                 factor_off = np.where(is_unsure, 2 * sizes, 0.0) + mean_off
             scores, scores_off = self._product(factor, factor_off, stage.matrix.values)
@@ -195,7 +207,7 @@ class TestManyTokens:
         pair = Pair(form, seed=0)
         x = pair.numbers(24, form.hidden)
         is_settled, expected = Bound(pair, x).settled()
-        assert is_settled.mean() > 0.9
+        assert is_settled.mean() > 0.6
         many = array(predict(tensor(x), pair.on_device))
         few = np.concatenate([array(predict(some, pair.on_device)) for some in tensor(x).split(8)])
         assert many.dtype == np.uint8
