@@ -262,7 +262,7 @@ def _ratios(result: dict[str, Any]) -> list[dict[str, Any]]:
     speeds = result["speeds"]
     found.append(
         _ratio(
-            "dense on the CPU alone over a plain read of its memory: below, b and c are void",
+            "dense on the CPU alone over a plain read of its memory: below, b is too slow",
             speeds["cpu_dense_decode"] / speeds["cpu_plain_read"],
             0.8,
         )

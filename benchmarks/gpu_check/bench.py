@@ -37,9 +37,11 @@ def row_finding(shape: str, row: dict[str, Any], *, is_cuda: bool) -> Finding:
 
 
 def ratio_finding(shape: str, ratio: dict[str, Any]) -> Finding:
-    """Find whether a ratio reaches its target; one that misses it is no fault of the machine."""
-    text = f"{ratio['value']:.2f}"
-    if ratio["wanted"] is not None:
-        most = "" if ratio["most"] is None else f" to {ratio['most']:g}"
-        text += f", wanted {ratio['wanted']:g}{most}"
-    return Finding(f"{shape}, {ratio['what']}", Verdict.OK, text, {"value": ratio["value"]})
+    """Find whether a ratio reaches its target."""
+    value, wanted, most = ratio["value"], ratio["wanted"], ratio["most"]
+    text, verdict = f"{value:.2f}", Verdict.OK
+    if wanted is not None:
+        text += f", wanted {wanted:g}" + ("" if most is None else f" to {most:g}")
+        is_reached = value >= wanted and (most is None or value <= most)
+        verdict = Verdict.OK if is_reached else Verdict.MISSED
+    return Finding(f"{shape}, {ratio['what']}", verdict, text, {"value": value})

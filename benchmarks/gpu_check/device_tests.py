@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -36,14 +37,15 @@ def check_tests(which: str, setting: Setting) -> Iterator[Finding]:
     if which == "all" and not setting.is_cuda:
         yield Finding("the other tests of tests/gpu", Verdict.SKIPPED, "no CUDA")
         return
+    ends = time.monotonic() + _LONGEST_S
     with ExitStack() as stack:
         running = []
         for module in modules:
             output = stack.enter_context((setting.folder / f"{module}.log").open("w+"))
-            process = stack.enter_context(started(_pytest(module), output))
+            process = stack.enter_context(started(_pytest(module), output, has_group=False))
             running.append((module, process, output))
         for module, process, output in running:
-            code = _ended(process)
+            code = _ended(process, ends)
             output.seek(0)
             printed = output.read()
             print(f"=== {module}\n{printed}", flush=True)
@@ -74,8 +76,8 @@ def check_memcheck(module: str, setting: Setting) -> Iterator[Finding]:
     with (setting.folder / f"memcheck-{module}.log").open("w+") as output:
         # Without torch's cache nothing can be recorded: recording may not take memory.
         command = [program, *options, *_pytest(module), "-k", "not graph"]
-        with started(command, output, _UNCACHED) as process:
-            code = _ended(process)
+        with started(command, output, _UNCACHED, has_group=False) as process:
+            code = _ended(process, time.monotonic() + _LONGEST_S)
         output.seek(0)
         printed = output.read()
     print(printed, flush=True)
@@ -86,10 +88,10 @@ def check_memcheck(module: str, setting: Setting) -> Iterator[Finding]:
     yield Finding(what, verdict_of(code == 0), _summary(printed, code))
 
 
-def _ended(process: "subprocess.Popen[str]") -> int | None:
-    """Exit code; None if its time was over."""
+def _ended(process: "subprocess.Popen[str]", ends: float) -> int | None:
+    """Exit code; None if it did not end by then, in monotonic seconds."""
     try:
-        return process.wait(timeout=_LONGEST_S)
+        return process.wait(timeout=max(0.0, ends - time.monotonic()))
     except subprocess.TimeoutExpired:
         return None
 

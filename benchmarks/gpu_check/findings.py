@@ -29,9 +29,10 @@ _MOST_QUOTED = 300
 
 
 class Verdict(StrEnum):
-    """What came of a check."""
+    """What came of a check; a target that is missed is no fault."""
 
     OK = "ok"
+    MISSED = "missed"
     FAILED = "failed"
     SKIPPED = "skipped"
 

@@ -119,7 +119,7 @@ def closeness(what: str, got: FloatArray, expected: FloatArray, format_name: str
         expected: the same of the CPU.
         format_name: of the weights.
     """
-    # Of packed weights the CPU quantizes what it multiplies them with, the GPU does not.
+    # Both devices round inputs of packed weights to int8, but sum in other orders.
     name = "hybrid" if format_name in ("f16", "f32") else "native quantized"
     tolerance = TOLERANCES[name]
     spread = float(expected.std()) or 1.0

@@ -103,8 +103,8 @@ def _knobs(model: PlantedModel) -> Knobs:
         margin=0.15,
         exponent=0.9,
         weight_format=format_named(model.format_name),
-        # For packed predictors the CPU rounds the input, so that devices may decide differently
-        # about a neuron: where weights are f16, no such difference shall hide another.
+        # Packed predictors round the input, so that devices may decide differently about a neuron:
+        # where weights are f16, no such difference shall hide another.
         predictor_format=format_named("f16" if model.format_name == "f16" else "q4_0"),
     )
 

@@ -84,23 +84,33 @@ class Log:
 
 @contextmanager
 def started(
-    command: Sequence[str], output: IO[str] | int, environment: dict[str, str] | None = None
+    command: Sequence[str],
+    output: IO[str] | int,
+    environment: dict[str, str] | None = None,
+    *,
+    has_group: bool = True,
 ) -> "Iterator[subprocess.Popen[str]]":
-    """A process with those that it starts; all are killed at the end of the block."""
+    """A process with those that it starts; all are killed at the end of the block.
+
+    Without a group of its own it is one of those that this process started, and ends with them.
+    """
     process = subprocess.Popen(
         command,
         stdout=output,
         stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, **(environment or {})},
-        start_new_session=True,
+        start_new_session=has_group,
     )
     try:
         yield process
     finally:
         # The group's number is its own only as long as its first process has not been waited for.
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+            if has_group:
+                os.killpg(process.pid, signal.SIGKILL)
+            else:
+                process.kill()
             process.wait()
 
 

@@ -17,7 +17,7 @@ LIBRARY = "libnvidia-ml.so.1"
 
 # Beyond these bounds another process took or gave back memory meanwhile, or the device had been
 # used before.
-_LEAST_BYTES, _MOST_BYTES = 64 << 20, 4 << 30
+_LEAST_BYTES, _MOST_BYTES = 64 << 20, 3 << 29
 
 
 class _Memory(ctypes.Structure):

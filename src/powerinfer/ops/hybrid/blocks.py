@@ -343,7 +343,8 @@ class SplitBlocks:
         start = perf_counter()
         placed, settings = self._placed, self._settings
         groups = [Group(slice(None), batch)]
-        if program.key is not None and batch.num_tokens <= settings.max_texts:
+        may_record = self.are_recordable and not placed.graphs.choice.is_exhausted
+        if program.key is not None and may_record and batch.num_tokens <= settings.max_texts:
             groups = token_groups(batch, settings.max_tokens)
         most = groups[0].batch.num_tokens
         with placed.graphs.working(), self._awake(most):

@@ -110,8 +110,11 @@ class HybridOps(CPULoading):
 
     def release(self) -> None:
         """Release the uploaded feed-forward blocks; no step can run any more."""
-        self.blocks.release()
-        self.cpu.unpin()
+        try:
+            self.blocks.release()
+        finally:
+            # Also if the GPU is lost: the CPU may go on alone.
+            self.cpu.unpin()
 
     # Norms, products and attention run where their weights lie.
 

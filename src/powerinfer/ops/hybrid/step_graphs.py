@@ -1,9 +1,8 @@
 """Runs of layers recorded as a CUDA graph each and replayed; what cannot be recorded runs eagerly.
 
-A run is executed eagerly a few times, which compiles its kernels, then recorded with one hand-off,
-replayed, and compared with the eager result. A hand-off that cannot be recorded, fails or gives
-other numbers is dropped for the next one; after the last one runs stay eager. Repeating a run is
-harmless: it writes the same keys and values to the same places.
+A run is executed eagerly a few times, which compiles its kernels, then recorded, replayed, and
+compared with the eager result. If the hand-off cannot be recorded, fails or gives other numbers,
+runs stay eager. Repeating a run is harmless: it writes the same keys and values to the same places.
 
 However a run ends, even by Ctrl-C or a failure of the device, it leaves the device and the CPU's
 half idle.

@@ -1,4 +1,4 @@
-"""int8 blocks: inputs of products with packed weights, rounded as the CPU rounds them.
+"""int8 blocks: inputs of products with packed weights, rounded as the CPU rounds them, up to ties.
 
 A block is 32 columns of a token: code[i] = round(x[i] / scale) with scale = max |x| / 127, to
 nearest even. Bound by the launch. What a NaN or an infinity is in gets the scale NaN, and so does
