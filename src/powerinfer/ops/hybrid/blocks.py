@@ -44,7 +44,7 @@ from powerinfer.ops.hybrid.runs import Group, LayerRun, token_groups
 from powerinfer.ops.hybrid.settings import HybridSettings
 from powerinfer.ops.hybrid.step_graphs import Counting, StepGraphs
 from powerinfer.ops.hybrid.upload import HandedBlock, PlacedBlock, Placer, Uploads
-from powerinfer.ops.protocol import ActiveIds, FFNCounters, LayerProgram
+from powerinfer.ops.protocol import ActiveIds, ArrayT, FFNCounters, LayerProgram
 from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
 
 __all__ = ["SplitBlocks"]
@@ -359,7 +359,7 @@ class SplitBlocks:
                     ]
                     x = parts[0] if len(parts) == 1 else np.concatenate(parts)
                 else:
-                    x = _on_host(run.execute(program, x, batch))
+                    x = _on_host(_executed(run, program, x, batch))
             placed.counters.end_step()
             placed.exchange.collect(self._cpu.counters)
             if self.online is not None and most <= settings.max_tokens:
@@ -408,7 +408,7 @@ class SplitBlocks:
         stream = self._gpu.to_device(x) if isinstance(x, np.ndarray) else x
         with naming_kernel_failure():
             # Operations take either batch; models know one.
-            return run.execute(program, stream, cast("Batch", batch))
+            return _executed(run, program, stream, cast("Batch", batch))
 
     @contextmanager
     def _awake(self, num_tokens: int) -> Iterator[None]:
@@ -441,6 +441,13 @@ class SplitBlocks:
             for block in scored:
                 block.scores = None
             self._placed.graphs.forget()
+
+
+def _executed(run: LayerRun, program: LayerProgram[ArrayT], x: ArrayT, batch: Batch) -> ArrayT:
+    """Execute a run of a program."""
+    if run.first < run.last:
+        x = program.layers(x, batch, run.first, run.last)
+    return program.end(x) if run.has_end else x
 
 
 def _on_host(x: Activations) -> FloatArray:

@@ -5,7 +5,6 @@ from itertools import groupby
 
 import numpy as np
 
-from powerinfer.ops.protocol import ArrayT, LayerProgram
 from powerinfer.placement.plan import PlacementPlan
 from powerinfer.values import Batch
 
@@ -27,12 +26,6 @@ class LayerRun:
     last: int
     is_on_device: bool
     has_end: bool = False
-
-    def execute(self, program: LayerProgram[ArrayT], x: ArrayT, batch: Batch) -> ArrayT:
-        """Execute this part of a program."""
-        if self.first < self.last:
-            x = program.layers(x, batch, self.first, self.last)
-        return program.end(x) if self.has_end else x
 
 
 def layer_runs(plan: PlacementPlan) -> tuple[LayerRun, ...]:
