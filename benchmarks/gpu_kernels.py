@@ -232,13 +232,19 @@ def main() -> None:
     parser.add_argument("--formats", default=_FORMATS, help=f"default: {_FORMATS}")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
-    machine = describe_gpu(options.device)
+    formats = options.formats.split(",")
+    if unknown := set(formats) - set(_FORMATS.split(",")):
+        parser.error(f"--formats: {', '.join(sorted(unknown))}; there are {_FORMATS}")
+    try:
+        machine = describe_gpu(options.device)
+    except (ImportError, RuntimeError, AssertionError) as error:
+        parser.error(f"no usable device {options.device!r}: {error}")
     bench = _Bench(options.device, _OF_7B if options.device != "cpu" else _TINY)
     copied = copy_speed() if bench.is_cuda else math.nan
     print(f"{machine['gpu']}; a copy reads and writes {copied * 1e-9:.0f} GB/s\n")
     print("| kernel | shape | format | us | GB/s | of a copy |\n|---|---|---|---|---|---|")
     rows = []
-    for row in _rows(bench, options.formats.split(",")):
+    for row in _rows(bench, formats):
         speed = row.num_bytes / row.seconds
         rows.append(vars(row) | {"share_of_copy": speed / copied})
         print(
