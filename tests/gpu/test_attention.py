@@ -16,8 +16,9 @@ import torch
 from powerinfer.errors import PowerInferError, ShapeError, UnsupportedError
 from powerinfer.ops.gpu.attention import decoded_cache
 from powerinfer.ops.gpu.batch import query_tiles
+from powerinfer.ops.gpu.kernels.blocks import quantized
 from powerinfer.ops.gpu.ops import DeviceKV, TorchGPU
-from powerinfer.ops.operands import HeadNorms, KVType, RopeTable
+from powerinfer.ops.operands import HeadNorms, KVType, Linear, RopeTable
 from powerinfer.ops.reference.ops import ReferenceKV, ReferenceOps
 from powerinfer.values import Batch, FloatArray
 from tolerances import assert_close
@@ -255,6 +256,23 @@ class TestDecode:
         world.remember((2, 30, 0, 100))
         world.check_step((1, 4, 1, 2))
         world.check_step((0, 1, 0, 1))
+
+    @pytest.mark.parametrize(
+        ("heads", "tokens", "is_left"),
+        [((8, 4, 32), 1, True), ((2, 1, 64), 2, True), ((2, 1, 64), 3, False),
+         ((1, 1, 32), 1, False), ((4, 2, 16), 1, False)],
+    )  # fmt: skip
+    def test_int8_blocks_are_those_of_the_result(
+        self, heads: tuple[int, int, int], tokens: int, is_left: bool
+    ) -> None:
+        world = World(Heads(*heads), (9,))
+        packed = world.gpu.upload_matrix(np.zeros((1, 34), np.uint8), "q8_0", 32)
+        world.gpu.linear(torch.zeros((1, 32), device=DEVICE), [Linear(packed)])
+        world.remember((9 - tokens,))
+        batch = world.batch((tokens,))
+        mixed = world.run(batch, world.inputs(tokens))
+        assert (quantized(mixed) is quantized(mixed)) == is_left
+        assert torch.equal(quantized(mixed), quantized(mixed.clone()))
 
     def test_many_sequences(self) -> None:
         world = World(Heads(2, 1, 16), (5,) * 11)

@@ -16,6 +16,8 @@ from int8_inputs import rounded_for
 from powerinfer.errors import DeviceError, OutOfDeviceMemoryError, ShapeError
 from powerinfer.ops.gpu import linear as gpu_linear
 from powerinfer.ops.gpu import ops as gpu_ops
+from powerinfer.ops.gpu.kernels import norm
+from powerinfer.ops.gpu.kernels.blocks import quantized
 from powerinfer.ops.gpu.kernels.matvec import input_blocks
 from powerinfer.ops.operands import KVType, Linear
 from powerinfer.ops.reference.ops import ReferenceMatrix, ReferenceOps
@@ -106,6 +108,39 @@ class TestNorms(DenseCase):
         )
         assert np.isfinite(got[0]).all()
         assert np.isnan(got[1]).all()
+
+
+class TestRoundedNorms(DenseCase):
+    """With packed weights, norms leave the int8 blocks that the next product multiplies."""
+
+    @pytest.mark.parametrize("columns", [32, 96, 160, 576, 4544])
+    @pytest.mark.parametrize("tokens", [1, 3, 8])
+    def test_blocks_are_those_of_the_result(self, tokens: int, columns: int) -> None:
+        x = numbers(tokens, columns)
+        x[-1, 5] = np.nan if tokens == 3 else x[-1, 5]
+        weight = self.gpu.upload_vector(numbers(columns, seed=1))
+        for normed in (
+            norm.rms_norm(self.gpu.to_device(x), weight, 1e-5, is_rounded=True),
+            norm.layer_norm(self.gpu.to_device(x), weight, weight, 1e-5, is_rounded=True),
+        ):
+            left = quantized(normed)
+            made = quantized(normed.clone())
+            assert left is quantized(normed), "made a second time"
+            assert torch.equal(left, made)
+
+    def test_blocks_of_a_changed_result_are_made_again(self) -> None:
+        x, weight = self.gpu.to_device(numbers(2, 64)), self.gpu.upload_vector(numbers(64))
+        normed = norm.rms_norm(x, weight, 1e-5, is_rounded=True)
+        self.gpu.add(normed, x)
+        assert torch.equal(quantized(normed), quantized(normed.clone()))
+
+    def test_only_with_packed_matrices(self) -> None:
+        x, weight = self.gpu.to_device(numbers(1, 64)), self.gpu.upload_vector(numbers(64))
+        for format_name, is_left in (("f16", False), ("q8_0", True)):
+            layer, _ = self.layer(format_name, 4, 64, has_bias=False)
+            self.gpu.linear(x, [layer])
+            normed = self.gpu.rms_norm(x, weight, 1e-5)
+            assert (quantized(normed) is quantized(normed)) == is_left
 
 
 class TestLinear(DenseCase):

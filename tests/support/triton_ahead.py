@@ -37,13 +37,13 @@ from powerinfer.ops.gpu.ffn import (
     predict,
     write_cold,
 )
-from powerinfer.ops.gpu.kernels import handover
+from powerinfer.ops.gpu.kernels import handover, norm
 from powerinfer.ops.gpu.kernels.matvec import matvec
 from powerinfer.ops.gpu.kernels.prompts import decoded, halved, select_values
 from powerinfer.ops.gpu.kernels.route import choose_experts
 from powerinfer.ops.gpu.matrix import DeviceMatrix, empty_matrix
 from powerinfer.ops.gpu.ops import TorchGPU
-from powerinfer.ops.operands import HeadNorms, KVType, RopeTable
+from powerinfer.ops.operands import HeadNorms, KVType, Linear, RopeTable
 from powerinfer.values import Activation, ActivationKind, Batch
 
 _TYPES = {
@@ -233,8 +233,11 @@ def _blocks() -> None:
 
 def _dense(gpu: TorchGPU) -> None:
     x, weight = _empty(2, _HIDDEN), _empty(_HIDDEN)
-    gpu.rms_norm(x, weight, 1e-5)
-    gpu.layer_norm(x, weight, weight, 1e-5)
+    for is_rounded in (False, True):
+        norm.rms_norm(x, weight, 1e-5, is_rounded=is_rounded)
+        norm.layer_norm(x, weight, weight, 1e-5, is_rounded=is_rounded)
+    # From here on attention rounds its results.
+    gpu.linear(x, [Linear(empty_matrix("q8_0", 8, _HIDDEN, "cpu"))])
     handover.copy_to_host(x, _empty(2, _HIDDEN))
     handover.add_from_host(x, _empty(2, _HIDDEN))
     handover.update_scores(_empty(_NEURONS), _empty(2, _NEURONS, dtype=torch.uint8), 0.9)

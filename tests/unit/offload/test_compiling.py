@@ -29,9 +29,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from powerinfer.ops.gpu.kernels import counting_compiled, norm
 
-types = {"x": "*fp32", "weight": "*fp32", "y": "*fp32", "x_stride": "i32", "columns": "i32"}
-types |= {"eps": "fp32", "BLOCK": "constexpr"}
-source = ASTSource(norm.rms_norm_kernel, types, constexprs={"BLOCK": 64})
+constants = {"HAS_BLOCKS": False, "BLOCK": 64}
+types = {"x": "*fp32", "weight": "*fp32", "y": "*fp32", "blocks": "*fp32", "x_stride": "i32"}
+types |= {"num_rows": "i32", "columns": "i32", "width": "i32", "eps": "fp32"}
+types |= dict.fromkeys(constants, "constexpr")
+source = ASTSource(norm.rms_norm_kernel, types, constexprs=constants)
 counts = []
 with counting_compiled(counts.append):
     triton.compile(source, target=GPUTarget("cuda", 90, 32))

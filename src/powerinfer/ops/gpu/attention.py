@@ -104,8 +104,10 @@ def _kv_layer(shape: tuple[int, int, int, int], kv_type: KVType, arena: Arena) -
     return DeviceKV(kv_type, *(arena.array(size, dtype) for size, dtype in sizes))
 
 
-def attention(q: Tensor, cache: DeviceKV, batch: DeviceBatch, softmax: Softmax) -> Tensor:
-    """Compute `powerinfer.ops.protocol.Ops.attention`.
+def attention(
+    q: Tensor, cache: DeviceKV, batch: DeviceBatch, softmax: Softmax, *, is_rounded: bool = False
+) -> Tensor:
+    """Compute `powerinfer.ops.protocol.Ops.attention`; `is_rounded` as for `attend_few`.
 
     For steps that a graph may record, the launches do not depend on the numbers in the batch.
     """
@@ -113,7 +115,7 @@ def attention(q: Tensor, cache: DeviceKV, batch: DeviceBatch, softmax: Softmax) 
     is_long = num_tokens >= _MIN_TOKENS_PER_SEQUENCE * num_sequences
     if num_tokens > MAX_TOKENS and is_long:
         return attend_many(q, cache, batch, softmax)
-    return attend_few(q, cache, batch, softmax)
+    return attend_few(q, cache, batch, softmax, is_rounded=is_rounded and num_tokens <= MAX_TOKENS)
 
 
 def decoded_cache(cache: DeviceKV) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:

@@ -44,6 +44,8 @@ class TorchGPU(DeviceMemory):
         self._angles: dict[int, tuple[RopeTable, Angles]] = {}
         self._table_width = 1
         self._last: DeviceBatch | None = None
+        # From the first product with packed weights on, what writes their inputs rounds them too.
+        self._has_packed = False
 
     def upload_matrix(self, encoded: ByteArray, format_name: str, columns: int) -> DeviceMatrix:
         """Copy an encoded matrix u8[rows, row_bytes]; see `matrix.upload_matrix`.
@@ -65,16 +67,17 @@ class TorchGPU(DeviceMemory):
     @ignore_float_errors
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Compute x / sqrt(mean(x^2) + eps) * weight per row."""
-        return norm.rms_norm(x, weight, eps)
+        return norm.rms_norm(x, weight, eps, is_rounded=self._has_packed)
 
     @ignore_float_errors
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
         """Compute (x - mean) / sqrt(variance + eps) * weight + bias per row."""
-        return norm.layer_norm(x, weight, bias, eps)
+        return norm.layer_norm(x, weight, bias, eps, is_rounded=self._has_packed)
 
     @ignore_float_errors
     def linear(self, x: Tensor, layers: Sequence[DeviceLinear]) -> list[Tensor]:
         """Multiply one input with several matrices, see `linear.linear`."""
+        self._has_packed |= any(layer.matrix.bits for layer in layers)
         return linear.linear(x, layers)
 
     def add(self, x: Tensor, y: Tensor) -> None:
@@ -171,7 +174,8 @@ class TorchGPU(DeviceMemory):
     ) -> Tensor:
         """Compute causal grouped-query attention over the cache."""
         softmax = Softmax(scale, window, sinks, soft_cap)
-        return attention.attention(q, cache, self.device_batch(batch), softmax)
+        placed = self.device_batch(batch)
+        return attention.attention(q, cache, placed, softmax, is_rounded=self._has_packed)
 
     def device_batch(self, batch: Batch | DeviceBatch) -> DeviceBatch:
         """Copy a batch to the device; keeps the last one, since every layer asks for it."""

@@ -26,6 +26,7 @@ from powerinfer.ops.gpu.kernels.attention_tiles import (
     normalized,
     product,
 )
+from powerinfer.ops.gpu.kernels.blocks import keep_blocks, new_blocks, store_rounded
 
 __all__ = ["attend_few", "few_tokens_kernel", "merge_splits_kernel"]
 
@@ -121,11 +122,14 @@ def merge_splits_kernel(
     positions,
     sinks,
     out,
+    blocks,
     num_heads,
     window,
     num_splits,
+    width,
     HEAD_DIM: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_BLOCKS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -152,15 +156,23 @@ def merge_splits_kernel(
         result *= faded
     result /= whole
     tl.store(out + row * HEAD_DIM + dim, result, mask=dim < HEAD_DIM)
+    if HAS_BLOCKS:
+        numbers = tl.reshape(result, [BLOCK_D // 32, 8, 4])
+        block = tl.program_id(1) * (HEAD_DIM // 32) + tl.arange(0, BLOCK_D // 32)
+        store_rounded(numbers, blocks + token * (11 * width), block, width)
 
 
-def attend_few(q: Tensor, cache: PagedCache, batch: PlacedBatch, softmax: Softmax) -> Tensor:
+def attend_few(
+    q: Tensor, cache: PagedCache, batch: PlacedBatch, softmax: Softmax, *, is_rounded: bool = False
+) -> Tensor:
     """Attention whose time does not depend on the host: f32[num_tokens, num_heads * head_dim].
 
     Args:
         q: f32[num_tokens, num_heads * head_dim], rows contiguous.
         cache: keys and values.
         softmax: of the products of queries and keys.
+        is_rounded: make the int8 blocks of the result too, if heads fill all of them, which
+            `quantized` then finds.
     """
     num_tokens, width = q.shape
     head_dim, num_kv_heads = cache.head_dim, cache.num_kv_heads
@@ -201,19 +213,43 @@ def attend_few(q: Tensor, cache: PagedCache, batch: PlacedBatch, softmax: Softma
         # One more tile is on its way while one is multiplied.
         num_stages=3,
     )
-    out = torch.empty((num_tokens, width), dtype=torch.float32, device=q.device)
+    return _merged(mixed, top, total, batch, softmax, is_rounded=is_rounded)
+
+
+def _merged(
+    mixed: Tensor,
+    top: Tensor,
+    total: Tensor,
+    batch: PlacedBatch,
+    softmax: Softmax,
+    *,
+    is_rounded: bool,
+) -> Tensor:
+    """Merge splits f32[num_tokens, num_heads, splits, head_dim], and round the result if asked."""
+    num_tokens, num_heads, splits, head_dim = mixed.shape
+    block_d = block_of_head(head_dim)
+    out = torch.empty((num_tokens, num_heads * head_dim), dtype=torch.float32, device=mixed.device)
+    # Each program rounds a head: heads must be whole blocks, and there may be no padding.
+    blocks = new_blocks(out) if is_rounded and head_dim == block_d else None
+    if blocks is not None and blocks.numel() * 32 != out.numel() * 11:
+        blocks = None
+    if blocks is not None:
+        keep_blocks(out, blocks)
     merge_splits_kernel[(num_tokens, num_heads)](
         mixed,
         top,
         total,
         batch.positions,
-        q if softmax.sinks is None else softmax.sinks,
+        top if softmax.sinks is None else softmax.sinks,
         out,
+        out if blocks is None else blocks,
         num_heads,
-        reach,
+        NO_WINDOW if softmax.window is None else softmax.window,
         splits,
+        0 if blocks is None else blocks.shape[2],
         HEAD_DIM=head_dim,
         HAS_SINKS=softmax.sinks is not None,
+        HAS_BLOCKS=blocks is not None,
         BLOCK_SPLITS=int(triton.next_power_of_2(splits)),
         BLOCK_D=block_d,
         BLOCK=_POSITIONS,

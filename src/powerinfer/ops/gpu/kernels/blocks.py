@@ -18,7 +18,7 @@ from torch import Tensor
 from powerinfer.ops.gpu.formats import SCALE_COLUMNS
 from powerinfer.ops.gpu.kernels import IS_INTERPRETED
 
-__all__ = ["quantized", "tile_blocks"]
+__all__ = ["keep_blocks", "new_blocks", "quantized", "store_rounded", "tile_blocks"]
 
 # Four blocks in each thread of a warp.
 _MOST_BLOCKS = 128
@@ -29,6 +29,9 @@ SMALLEST = tl.constexpr(2.0**-120)
 ROUNDER = tl.constexpr(12582912.0)
 _BLOCKS = 128 if IS_INTERPRETED else 8
 
+# Attribute of a tensor: its version when its blocks were made, and those.
+_KEPT = "powerinfer_blocks"
+
 
 @triton.jit
 def quantize_kernel(
@@ -37,13 +40,19 @@ def quantize_kernel(
     """One program for BLOCKS blocks of a token."""
     token = tl.program_id(0)
     block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
-    quads = tl.arange(0, 8)
-    lanes = tl.arange(0, 4)[None, None, :]
-    places = block[:, None, None] * 32 + (quads * 4)[None, :, None] + lanes
+    quads, lanes = tl.arange(0, 8)[None, :, None], tl.arange(0, 4)[None, None, :]
+    places = block[:, None, None] * 32 + quads * 4 + lanes
     is_column = places < tl.where(token < num_tokens, columns, 0)
     numbers = tl.load(x + token * columns + places, mask=is_column, other=0.0)
     if HAS_CENTER:
         numbers = numbers - tl.load(center + places, mask=is_column, other=0.0)
+    store_rounded(numbers, blocks + token * (11 * width), block, width)
+
+
+@triton.jit
+def store_rounded(numbers, blocks, block, width):
+    """Round f32[n, 8, 4], the blocks `block` of a token, and store them to its planes."""
+    quads, lanes = tl.arange(0, 8), tl.arange(0, 4)[None, None, :]
     sizes = tl.abs(numbers)
     is_damaged = tl.max(tl.max((~(sizes < float("inf"))).to(tl.int32), axis=2), axis=1) != 0
     largest = tl.max(tl.max(tl.where(sizes < float("inf"), sizes, 0.0), axis=2), axis=1)
@@ -58,7 +67,7 @@ def quantize_kernel(
     scales = tl.where(is_used, tl.div_rn(largest, 127.0), 0.0)
     scales = tl.where(is_damaged, float("nan"), scales)
     inside = block < width
-    at = blocks + token * (11 * width) + block
+    at = blocks + block
     tl.store(at[:, None] + quads[None, :] * width, words, mask=inside[:, None])
     tl.store(at + 8 * width, scales.to(tl.int32, bitcast=True), mask=inside)
     tl.store(at + 9 * width, tl.sum(sums, axis=1).to(tl.int32, bitcast=True), mask=inside)
@@ -71,6 +80,20 @@ def tile_blocks(columns: int) -> int:
     return int(min(_MOST_BLOCKS, max(4, triton.next_power_of_2(blocks))))
 
 
+def new_blocks(x: Tensor) -> Tensor:
+    """Allocate room for the blocks of f32[num_tokens, columns]: i32[tokens, 11, width]."""
+    num_tokens, columns = x.shape
+    tile = tile_blocks(columns)
+    width = triton.cdiv(columns, tile * SCALE_COLUMNS) * tile
+    shape = (int(triton.next_power_of_2(num_tokens)), 11, width)
+    return torch.empty(shape, dtype=torch.int32, device=x.device)
+
+
+def keep_blocks(x: Tensor, blocks: Tensor) -> None:
+    """Let `quantized` find the blocks of x that the kernel which wrote x has made as well."""
+    vars(x)[_KEPT] = x._version, blocks
+
+
 def quantized(x: Tensor, center: Tensor | None = None) -> Tensor:
     """Round inputs to int8 blocks, in the layout above.
 
@@ -78,10 +101,12 @@ def quantized(x: Tensor, center: Tensor | None = None) -> Tensor:
         x: f32[num_tokens, columns], contiguous.
         center: f32[columns], subtracted from every token, or None.
     """
-    (num_tokens, columns), tokens = x.shape, int(triton.next_power_of_2(len(x)))
-    tile = tile_blocks(columns)
-    width = triton.cdiv(columns, tile * SCALE_COLUMNS) * tile
-    blocks = torch.empty((tokens, 11, width), dtype=torch.int32, device=x.device)
+    kept: tuple[int, Tensor] | None = vars(x).get(_KEPT)
+    if center is None and kept is not None and kept[0] == x._version:
+        return kept[1]
+    num_tokens, columns = x.shape
+    blocks = new_blocks(x)
+    tokens, _, width = blocks.shape
     quantize_kernel[(tokens, triton.cdiv(width, _BLOCKS))](
         x,
         x if center is None else center,
