@@ -37,7 +37,7 @@ from powerinfer.ops.gpu.ffn import (
     predict,
     write_cold,
 )
-from powerinfer.ops.gpu.kernels import handover, norm
+from powerinfer.ops.gpu.kernels import handover, norm, overlap
 from powerinfer.ops.gpu.kernels.matvec import matvec
 from powerinfer.ops.gpu.kernels.prompts import decoded, halved, select_values
 from powerinfer.ops.gpu.kernels.route import choose_experts
@@ -292,6 +292,7 @@ def _everything() -> Iterator[Callable[[], None]]:
 def main() -> None:
     """Compile all."""
     compiler = Compiler(int(sys.argv[1]))
+    overlap.OVERLAPS = triton.language.constexpr(int(sys.argv[1]) >= 90)
 
     def run(kernel: Any, *args: Any, grid: Any, warmup: bool = False, **options: Any) -> None:
         compiler.launch(kernel, {**dict(zip(kernel.arg_names, args, strict=False)), **options})

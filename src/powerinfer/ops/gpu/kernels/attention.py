@@ -27,6 +27,7 @@ from powerinfer.ops.gpu.kernels.attention_tiles import (
     product,
 )
 from powerinfer.ops.gpu.kernels.blocks import keep_blocks, new_blocks, store_rounded
+from powerinfer.ops.gpu.kernels.overlap import begin_small, overlapping
 
 __all__ = ["attend_few", "few_tokens_kernel", "merge_splits_kernel"]
 
@@ -47,7 +48,7 @@ def _split(position, window, num_splits, BLOCK: tl.constexpr):
     return start, (share + BLOCK - 1) // BLOCK * BLOCK
 
 
-@triton.jit
+@overlapping
 def few_tokens_kernel(
     q,
     keys,
@@ -77,6 +78,7 @@ def few_tokens_kernel(
     BLOCK: tl.constexpr,
 ):
     """One split of one key head for token `program_id(0)`: unscaled sums and their maxima."""
+    begin_small()
     token = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -114,7 +116,7 @@ def few_tokens_kernel(
     tl.store(mixed_parts + part[:, None] * HEAD_DIM + dim[None, :], mixed, mask=mask)
 
 
-@triton.jit
+@overlapping
 def merge_splits_kernel(
     mixed_parts,
     top_parts,
@@ -135,6 +137,7 @@ def merge_splits_kernel(
     BLOCK: tl.constexpr,
 ):
     """Merge the splits of token `program_id(0)`, query head `program_id(1)`."""
+    begin_small()
     token = tl.program_id(0).to(tl.int64)
     row = token * num_heads + tl.program_id(1)
     position = tl.load(positions + token)

@@ -6,7 +6,6 @@ caps and sinks as in `attention`. Bound by the products.
 """
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -23,6 +22,7 @@ from powerinfer.ops.gpu.kernels.attention_tiles import (
     normalized,
     product,
 )
+from powerinfer.ops.gpu.kernels.overlap import begin_filling, overlapping
 
 __all__ = ["QUERY_TILE", "attend_many", "many_tokens_kernel"]
 
@@ -38,7 +38,7 @@ _POSITIONS = 64
 _WIDE = 128
 
 
-@triton.jit
+@overlapping
 def many_tokens_kernel(
     q,
     keys,
@@ -69,6 +69,7 @@ def many_tokens_kernel(
     BLOCK: tl.constexpr,
 ):
     """Query head `program_id(1)` of the tokens in tile `program_id(0)`, all of one sequence."""
+    begin_filling()
     head = tl.program_id(1)
     kv_head = head // GROUP
     tile = tiles + tl.program_id(0) * TILE

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from powerinfer.ops.gpu.formats import SCALE_COLUMNS
 from powerinfer.ops.gpu.kernels import IS_INTERPRETED
+from powerinfer.ops.gpu.kernels.overlap import begin_small, overlapping
 
 __all__ = ["keep_blocks", "new_blocks", "quantized", "store_rounded", "tile_blocks"]
 
@@ -33,11 +34,12 @@ _BLOCKS = 128 if IS_INTERPRETED else 8
 _KEPT = "powerinfer_blocks"
 
 
-@triton.jit
+@overlapping
 def quantize_kernel(
     x, center, blocks, num_tokens, columns, width, HAS_CENTER: tl.constexpr, BLOCKS: tl.constexpr
 ):
     """One program for BLOCKS blocks of a token."""
+    begin_small()
     token = tl.program_id(0)
     block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
     quads, lanes = tl.arange(0, 8)[None, :, None], tl.arange(0, 4)[None, None, :]

@@ -3,26 +3,29 @@
 One launch each, so that a recorded step needs no copy nodes.
 """
 
-import triton
 import triton.language as tl
 from torch import Tensor
+
+from powerinfer.ops.gpu.kernels.overlap import begin_small, overlapping
 
 __all__ = ["add_from_host", "copy_to_host", "update_scores"]
 
 _BLOCK = 1024
 
 
-@triton.jit
+@overlapping
 def copy_kernel(x, out, count, BLOCK: tl.constexpr):
     """Copy x to out."""
+    begin_small()
     numbers = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = numbers < count
     tl.store(out + numbers, tl.load(x + numbers, mask=inside, other=0.0), mask=inside)
 
 
-@triton.jit
+@overlapping
 def add_kernel(y, other, count, BLOCK: tl.constexpr):
     """Add other to y."""
+    begin_small()
     numbers = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = numbers < count
     sums = tl.load(y + numbers, mask=inside, other=0.0)
@@ -30,9 +33,10 @@ def add_kernel(y, other, count, BLOCK: tl.constexpr):
     tl.store(y + numbers, sums, mask=inside)
 
 
-@triton.jit
+@overlapping
 def score_kernel(scores, mask, num_tokens, num_neurons, decay, BLOCK: tl.constexpr):
     """New scores: decay * scores + (1 - decay) * whether any token's mask has the neuron."""
+    begin_small()
     neurons = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = neurons < num_neurons
     fires = tl.zeros([BLOCK], tl.int32)

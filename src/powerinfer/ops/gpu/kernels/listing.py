@@ -14,6 +14,7 @@ from torch import Tensor
 
 from powerinfer.ops.gpu.kernels import MAX_TOKENS
 from powerinfer.ops.gpu.kernels.matvec import power_of_two
+from powerinfer.ops.gpu.kernels.overlap import begin_small, overlapping
 
 __all__ = [
     "CHUNK",
@@ -32,7 +33,7 @@ CHUNK = 1024
 _COLD_WORDS = 32
 
 
-@triton.jit
+@overlapping
 def write_cold_kernel(
     mask,
     slot_of_neuron,
@@ -43,6 +44,7 @@ def write_cold_kernel(
     WORDS: tl.constexpr,
 ):
     """WORDS words of one token."""
+    begin_small()
     token = tl.program_id(1)
     numbers = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
     bits = tl.arange(0, 32)
@@ -57,7 +59,7 @@ def write_cold_kernel(
     tl.store(words + token * num_words + numbers, packed, mask=numbers < num_words)
 
 
-@triton.jit
+@overlapping
 def list_predicted_kernel(
     mask,
     neuron_of_slot,
@@ -71,6 +73,7 @@ def list_predicted_kernel(
     CHUNK: tl.constexpr,
 ):
     """List the slots whose neuron any token let pass."""
+    begin_small()
     chunk = tl.program_id(0)
     slots = chunk * CHUNK + tl.arange(0, CHUNK)
     neurons = tl.load(neuron_of_slot + slots, mask=slots < num_slots, other=-1)
@@ -86,7 +89,7 @@ def list_predicted_kernel(
     tl.store(tallies + 2 * chunk + 1, tl.sum(is_listed, axis=0))
 
 
-@triton.jit
+@overlapping
 def list_firing_kernel(
     values,
     neuron_of_slot,
@@ -100,6 +103,7 @@ def list_firing_kernel(
     CHUNK: tl.constexpr,
 ):
     """List the slots whose value is not zero for any token, and their values beside them."""
+    begin_small()
     chunk = tl.program_id(0)
     slots = chunk * CHUNK + tl.arange(0, CHUNK)
     tokens = tl.arange(0, TOKENS)

@@ -13,6 +13,7 @@ from powerinfer.errors import ShapeError
 from powerinfer.ops.gpu.formats import num_blocks
 from powerinfer.ops.gpu.kernels import IS_INTERPRETED, MAX_TOKENS
 from powerinfer.ops.gpu.kernels.blocks import quantized, tile_blocks
+from powerinfer.ops.gpu.kernels.overlap import begin_filling, begin_small, overlapping
 from powerinfer.ops.gpu.kernels.rows import dot_rows
 from powerinfer.ops.gpu.matrix import DeviceMatrix
 
@@ -36,7 +37,7 @@ _WANTED_PROGRAMS = 1 if IS_INTERPRETED else 512
 _MOST_ROWS = 64 if IS_INTERPRETED else 4
 
 
-@triton.jit
+@overlapping
 def matvec_kernel(
     x,
     x_blocks,
@@ -62,6 +63,7 @@ def matvec_kernel(
     WIDTH: tl.constexpr,
 ):
     """One program for ROWS rows."""
+    begin_filling()
     numbers = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     rows = numbers.to(tl.int64)
     is_row = numbers < num_rows
@@ -96,9 +98,10 @@ def matvec_kernel(
     tl.store(y + tokens[:, None] * num_rows + rows[None, :], sums, mask=inside)
 
 
-@triton.jit
+@overlapping
 def binarize_kernel(x, center, y, columns, HAS_CENTER: tl.constexpr, BLOCK: tl.constexpr):
     """Binarises one token: sign(x) * mean |x|; zeros at the end of x are padding and stay."""
+    begin_small()
     token = tl.program_id(0)
     sums = tl.zeros([BLOCK], tl.float32)
     lengths = tl.zeros([BLOCK], tl.int32)

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from powerinfer.ops.gpu.kernels.listing import list_chunks, list_places, list_size
+from powerinfer.ops.gpu.kernels.overlap import begin_filling, begin_small, overlapping
 from powerinfer.ops.gpu.kernels.rows import dot_rows, load_quads, load_rows
 
 __all__ = ["down_kernel", "sum_parts_kernel", "value_kernel"]
@@ -43,7 +44,7 @@ def _activated(first, threshold, KIND: tl.constexpr):
     return result
 
 
-@triton.jit
+@overlapping
 def value_kernel(
     x,
     x_blocks,
@@ -95,6 +96,7 @@ def value_kernel(
     f32[num_tokens, num_weights] scale the values, each those of as many neurons in order. With
     IS_SKIPPING rows of up are read for slots whose gate fires for some token.
     """
+    begin_filling()
     positions = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     tokens = tl.arange(0, TOKENS)
     is_token = tokens < num_tokens
@@ -172,7 +174,7 @@ def _rows_per_part(size, PARTS: tl.constexpr, ROWS: tl.constexpr):
     return ROWS * tl.maximum(tl.cdiv(size, ROWS * PARTS), 1)
 
 
-@triton.jit
+@overlapping
 def down_kernel(
     down,
     down_scales,
@@ -201,6 +203,7 @@ def down_kernel(
     One program for a token, a block of columns and a part; parts without positions do nothing.
     Columns of packed rows are those of one plane of words, see `powerinfer.ops.gpu.formats`.
     """
+    begin_filling()
     token = tl.program_id(0)
     block = tl.program_id(1)
     part = tl.program_id(2)
@@ -302,7 +305,7 @@ def _byte(words, place: tl.constexpr):
     return ((words >> (8 * place)) & 0xFF).to(tl.float32)
 
 
-@triton.jit
+@overlapping
 def sum_parts_kernel(
     parts,
     active,
@@ -325,6 +328,7 @@ def sum_parts_kernel(
     CHUNKS: tl.constexpr,
 ):
     """y[t, :] = bias + sum of the parts; one program adds to the counters."""
+    begin_small()
     token = tl.program_id(0)
     block = tl.program_id(1)
     size = num_slots

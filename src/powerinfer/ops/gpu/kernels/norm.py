@@ -12,16 +12,18 @@ from torch import Tensor
 
 from powerinfer.ops.gpu.kernels import MAX_TOKENS
 from powerinfer.ops.gpu.kernels.blocks import keep_blocks, new_blocks, store_rounded
+from powerinfer.ops.gpu.kernels.overlap import begin_small, overlapping
 
 __all__ = ["layer_norm", "layer_norm_kernel", "rms_norm", "rms_norm_kernel"]
 
 
-@triton.jit
+@overlapping
 def rms_norm_kernel(
     x, weight, y, blocks, x_stride, num_rows, columns, width, eps,
     HAS_BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Root mean square normalisation (arXiv 1910.07467) of row `program_id(0)`."""
+    begin_small()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     valid = column < tl.where(row < num_rows, columns, 0)
@@ -32,12 +34,13 @@ def rms_norm_kernel(
     _store(normed, y, blocks, row, column, valid, columns, width, HAS_BLOCKS, BLOCK)
 
 
-@triton.jit
+@overlapping
 def layer_norm_kernel(
     x, weight, bias, y, blocks, x_stride, num_rows, columns, width, eps,
     HAS_BIAS: tl.constexpr, HAS_BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Layer normalisation (arXiv 1607.06450), population variance, of row `program_id(0)`."""
+    begin_small()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     valid = column < tl.where(row < num_rows, columns, 0)

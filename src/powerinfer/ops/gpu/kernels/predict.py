@@ -15,13 +15,14 @@ from powerinfer.ops.gpu.kernels.matvec import (
     row_arguments,
     tile_sizes,
 )
+from powerinfer.ops.gpu.kernels.overlap import begin_filling, overlapping
 from powerinfer.ops.gpu.kernels.rows import dot_rows
 from powerinfer.ops.gpu.matrix import DeviceMatrix
 
 __all__ = ["score_mask"]
 
 
-@triton.jit
+@overlapping
 def mask_kernel(
     x,
     x_blocks,
@@ -49,6 +50,7 @@ def mask_kernel(
     WIDTH: tl.constexpr,
 ):
     """One program for ROWS neurons; `earlier` and `mask` may be the same memory."""
+    begin_filling()
     numbers = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     rows = numbers.to(tl.int64)
     is_read = numbers < num_rows

@@ -12,6 +12,7 @@ from torch import Tensor
 from powerinfer.ops.gpu.formats import num_blocks
 from powerinfer.ops.gpu.kernels import IS_INTERPRETED
 from powerinfer.ops.gpu.kernels.matvec import NUM_WARPS, power_of_two, row_arguments
+from powerinfer.ops.gpu.kernels.overlap import begin_filling, begin_small, overlapping
 from powerinfer.ops.gpu.kernels.rows import load_quad
 from powerinfer.ops.gpu.matrix import DeviceMatrix
 
@@ -24,7 +25,7 @@ _VALUES_TILE = {"TOKENS": 32, "BLOCK": 1024 if IS_INTERPRETED else 64}
 
 
 # One compiled kernel for panels of any size, below for prompts of any length.
-@triton.jit(do_not_specialize=["first", "num_rows"])
+@overlapping
 def decode_kernel(
     values,
     scales,
@@ -40,6 +41,7 @@ def decode_kernel(
     BLOCKS: tl.constexpr,
 ):
     """One program for ROWS rows and BLOCKS blocks of columns."""
+    begin_filling()
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     is_row = rows < num_rows
     places = (tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS))[None, :]
@@ -56,9 +58,10 @@ def decode_kernel(
         tl.store(to, numbers.to(tl.float16), mask=inside)
 
 
-@triton.jit
+@overlapping
 def halve_kernel(x, y, sizes, columns, largest, BLOCK: tl.constexpr):
     """y[t, :] = x[t, :] / sizes[t], whose largest magnitude is `largest`. A program for a token."""
+    begin_small()
     token = tl.program_id(0)
     row = token.to(tl.int64) * columns
     tops = tl.zeros([BLOCK], tl.float32)
@@ -75,7 +78,7 @@ def halve_kernel(x, y, sizes, columns, largest, BLOCK: tl.constexpr):
         tl.store(y + row + places, (found / size).to(tl.float16), mask=places < columns)
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@overlapping
 def select_kernel(
     values,
     neurons,
@@ -91,6 +94,7 @@ def select_kernel(
     BLOCK: tl.constexpr,
 ):
     """Clears values that are not selected and counts the others. A program for BLOCK slots."""
+    begin_small()
     slots = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = slots < num_slots
     places = slots

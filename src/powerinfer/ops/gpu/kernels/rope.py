@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from powerinfer.ops.gpu.kernels.arguments import Angles, PagedCache, PlacedBatch
+from powerinfer.ops.gpu.kernels.overlap import begin_small, overlapping
 from powerinfer.ops.operands import HeadNorms
 
 __all__ = ["rope_and_store", "rope_and_store_kernel"]
@@ -127,7 +128,7 @@ def _store(
         tl.store(target, values.to(tl.float16), mask=inside)
 
 
-@triton.jit
+@overlapping
 def rope_and_store_kernel(
     q,
     k,
@@ -161,6 +162,7 @@ def rope_and_store_kernel(
     BLOCK_D: tl.constexpr,
 ):
     """ROWS heads of all tokens in order; the first programs have queries, the others keys."""
+    begin_small()
     program = tl.program_id(0)
     num_query_programs = (num_tokens * num_heads + ROWS - 1) // ROWS
     dim = tl.arange(0, BLOCK_D)

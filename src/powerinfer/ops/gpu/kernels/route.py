@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from powerinfer.ops.gpu.kernels.overlap import begin_small, overlapping
+
 __all__ = ["choose_experts", "route_kernel"]
 
 # Routers that divide sigmoids by their sum divide by at least this.
@@ -15,7 +17,7 @@ SMALLEST_SUM = tl.constexpr(6.103515625e-5)
 SMALLEST_LOGIT = tl.constexpr(-3e38)
 
 
-@triton.jit
+@overlapping
 def route_kernel(
     logits,
     weights,
@@ -27,6 +29,7 @@ def route_kernel(
     EXPERTS: tl.constexpr,
 ):
     """Weights and choice of token `program_id(0)`."""
+    begin_small()
     experts = tl.arange(0, EXPERTS)
     inside = experts < num_experts
     at = tl.program_id(0) * num_experts + experts
