@@ -16,7 +16,7 @@ import torch
 
 from powerinfer.errors import DeviceError, UnsupportedError
 from powerinfer.ops.cpu.ops import NativeOps
-from powerinfer.ops.gpu.kernels.handover import add_from_host, copy_to_host
+from powerinfer.ops.gpu.kernels.handover import add_to, copy_to_host
 from powerinfer.ops.gpu.memory import SharedBuffers
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.recorder import CudaRecorder
@@ -75,7 +75,7 @@ class Bench:
             self.buffers.cold[:n].copy_(h[:, :2].contiguous().view(torch.int32), non_blocking=True)
             handoff.signal(layer, n)
             handoff.wait(layer, n)
-            add_from_host(h, self.buffers.y[:n])
+            add_to(h, self.buffers.y[:n])
         return h
 
     def check(self, graphs: StepGraphs, seed: int, num_tokens: int) -> None:

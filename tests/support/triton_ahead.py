@@ -239,7 +239,7 @@ def _dense(gpu: TorchGPU) -> None:
     # From here on attention rounds its results.
     gpu.linear(x, [Linear(empty_matrix("q8_0", 8, _HIDDEN, "cpu"))])
     handover.copy_to_host(x, _empty(2, _HIDDEN))
-    handover.add_from_host(x, _empty(2, _HIDDEN))
+    handover.add_to(x, _empty(2, _HIDDEN))
     handover.update_scores(_empty(_NEURONS), _empty(2, _NEURONS, dtype=torch.uint8), 0.9)
 
 

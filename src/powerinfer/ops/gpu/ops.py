@@ -17,7 +17,7 @@ from powerinfer.ops.float_errors import ignore_float_errors
 from powerinfer.ops.gpu import attention, linear
 from powerinfer.ops.gpu.attention import DeviceKV
 from powerinfer.ops.gpu.batch import DeviceBatch, batch_sizes
-from powerinfer.ops.gpu.kernels import norm, rope
+from powerinfer.ops.gpu.kernels import MAX_TOKENS, handover, norm, rope
 from powerinfer.ops.gpu.kernels.arguments import Angles, Softmax
 from powerinfer.ops.gpu.linear import DeviceLinear
 from powerinfer.ops.gpu.matrix import DeviceMatrix, upload_matrix
@@ -82,7 +82,11 @@ class TorchGPU(DeviceMemory):
 
     def add(self, x: Tensor, y: Tensor) -> None:
         """Add y to x in place."""
-        x.add_(y)
+        if len(x) <= MAX_TOKENS and x.is_contiguous() and y.is_contiguous():
+            # Unlike torch's, this kernel starts before the one that wrote y has ended.
+            handover.add_to(x, y)
+        else:
+            x.add_(y)
 
     def take_rows(self, x: Tensor, rows: IntArray) -> Tensor:
         """Gather rows of a tensor, in the order of `rows`."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from powerinfer.ops.cpu.handles import NativeFFN
 from powerinfer.ops.gpu.ffn import DevicePredictor, HotNeurons, hot_ffn, predict, write_cold
-from powerinfer.ops.gpu.kernels.handover import add_from_host, copy_to_host, update_scores
+from powerinfer.ops.gpu.kernels.handover import add_to, copy_to_host, update_scores
 from powerinfer.ops.gpu.memory import SharedBuffers
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.router import DeviceRouter, Routing, add_expert_biases
@@ -147,7 +147,7 @@ class DecodeFFN:
     def _sum(self, y: Tensor, layer: int) -> Tensor:
         """Wait for the CPU's half and add it to the device's."""
         self.handoff.wait(layer, len(y))
-        add_from_host(y, self._buffers.y[: len(y)])
+        add_to(y, self._buffers.y[: len(y)])
         return y
 
 

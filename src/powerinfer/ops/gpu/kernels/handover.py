@@ -1,14 +1,15 @@
-"""Small vectors between the device and page-locked host memory, and running scores of neurons.
+"""Small vectors on the device and in page-locked host memory, and running scores of neurons.
 
 One launch each, so that a recorded step needs no copy nodes.
 """
 
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from powerinfer.ops.gpu.kernels.overlap import begin_small, overlapping
 
-__all__ = ["add_from_host", "copy_to_host", "update_scores"]
+__all__ = ["add_to", "copy_to_host", "update_scores"]
 
 _BLOCK = 1024
 
@@ -58,9 +59,16 @@ def copy_to_host(x: Tensor, out: Tensor) -> None:
     copy_kernel[_grid(x.numel())](x, out, x.numel(), BLOCK=_BLOCK)
 
 
-def add_from_host(y: Tensor, other: Tensor) -> None:
-    """Queue y += other; arguments as for `copy_to_host`."""
+def add_to(y: Tensor, other: Tensor) -> None:
+    """Queue y += other.
+
+    Args:
+        y: f32 tensor of the device, contiguous.
+        other: the same shape on the device or in page-locked host memory, contiguous.
+    """
     add_kernel[_grid(y.numel())](y, other, y.numel(), BLOCK=_BLOCK)
+    # As torch does, so that blocks of y that were rounded before are not taken for its own.
+    increment_version(y)
 
 
 def update_scores(scores: Tensor, mask: Tensor, decay: float) -> None:
