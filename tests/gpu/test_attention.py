@@ -18,7 +18,7 @@ from powerinfer.ops.gpu.attention import decoded_cache
 from powerinfer.ops.gpu.batch import query_tiles
 from powerinfer.ops.gpu.kernels.blocks import quantized
 from powerinfer.ops.gpu.ops import DeviceKV, TorchGPU
-from powerinfer.ops.operands import HeadNorms, KVType, Linear, RopeTable
+from powerinfer.ops.operands import HeadNorms, KVType, RopeTable
 from powerinfer.ops.reference.ops import ReferenceKV, ReferenceOps
 from powerinfer.values import Batch, FloatArray
 from tolerances import assert_close
@@ -266,8 +266,7 @@ class TestDecode:
         self, heads: tuple[int, int, int], tokens: int, is_left: bool
     ) -> None:
         world = World(Heads(*heads), (9,))
-        packed = world.gpu.upload_matrix(np.zeros((1, 34), np.uint8), "q8_0", 32)
-        world.gpu.linear(torch.zeros((1, 32), device=DEVICE), [Linear(packed)])
+        world.gpu.has_packed = True
         world.remember((9 - tokens,))
         batch = world.batch((tokens,))
         mixed = world.run(batch, world.inputs(tokens))

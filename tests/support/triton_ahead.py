@@ -43,7 +43,7 @@ from powerinfer.ops.gpu.kernels.prompts import decoded, halved, select_values
 from powerinfer.ops.gpu.kernels.route import choose_experts
 from powerinfer.ops.gpu.matrix import DeviceMatrix, empty_matrix
 from powerinfer.ops.gpu.ops import TorchGPU
-from powerinfer.ops.operands import HeadNorms, KVType, Linear, RopeTable
+from powerinfer.ops.operands import HeadNorms, KVType, RopeTable
 from powerinfer.values import Activation, ActivationKind, Batch
 
 _TYPES = {
@@ -236,8 +236,7 @@ def _dense(gpu: TorchGPU) -> None:
     for is_rounded in (False, True):
         norm.rms_norm(x, weight, 1e-5, is_rounded=is_rounded)
         norm.layer_norm(x, weight, weight, 1e-5, is_rounded=is_rounded)
-    # From here on attention rounds its results.
-    gpu.linear(x, [Linear(empty_matrix("q8_0", 8, _HIDDEN, "cpu"))])
+    gpu.has_packed = True
     handover.copy_to_host(x, _empty(2, _HIDDEN))
     handover.add_to(x, _empty(2, _HIDDEN))
     handover.update_scores(_empty(_NEURONS), _empty(2, _NEURONS, dtype=torch.uint8), 0.9)

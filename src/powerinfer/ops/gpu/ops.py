@@ -34,6 +34,10 @@ class TorchGPU(DeviceMemory):
     Args:
         device: `cuda`, `cuda:N` (which becomes torch's current device) or `cpu`.
 
+    Attributes:
+        has_packed: products have packed weights, so norms and attention round their results too.
+            To be set before the first step, since a norm that rounds may add up in another order.
+
     Raises:
         DeviceError: torch sees no such device.
     """
@@ -44,8 +48,7 @@ class TorchGPU(DeviceMemory):
         self._angles: dict[int, tuple[RopeTable, Angles]] = {}
         self._table_width = 1
         self._last: DeviceBatch | None = None
-        # From the first product with packed weights on, what writes their inputs rounds them too.
-        self._has_packed = False
+        self.has_packed = False
 
     def upload_matrix(self, encoded: ByteArray, format_name: str, columns: int) -> DeviceMatrix:
         """Copy an encoded matrix u8[rows, row_bytes]; see `matrix.upload_matrix`.
@@ -67,17 +70,16 @@ class TorchGPU(DeviceMemory):
     @ignore_float_errors
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Compute x / sqrt(mean(x^2) + eps) * weight per row."""
-        return norm.rms_norm(x, weight, eps, is_rounded=self._has_packed)
+        return norm.rms_norm(x, weight, eps, is_rounded=self.has_packed)
 
     @ignore_float_errors
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
         """Compute (x - mean) / sqrt(variance + eps) * weight + bias per row."""
-        return norm.layer_norm(x, weight, bias, eps, is_rounded=self._has_packed)
+        return norm.layer_norm(x, weight, bias, eps, is_rounded=self.has_packed)
 
     @ignore_float_errors
     def linear(self, x: Tensor, layers: Sequence[DeviceLinear]) -> list[Tensor]:
         """Multiply one input with several matrices, see `linear.linear`."""
-        self._has_packed |= any(layer.matrix.bits for layer in layers)
         return linear.linear(x, layers)
 
     def add(self, x: Tensor, y: Tensor) -> None:
@@ -179,7 +181,7 @@ class TorchGPU(DeviceMemory):
         """Compute causal grouped-query attention over the cache."""
         softmax = Softmax(scale, window, sinks, soft_cap)
         placed = self.device_batch(batch)
-        return attention.attention(q, cache, placed, softmax, is_rounded=self._has_packed)
+        return attention.attention(q, cache, placed, softmax, is_rounded=self.has_packed)
 
     def device_batch(self, batch: Batch | DeviceBatch) -> DeviceBatch:
         """Copy a batch to the device; keeps the last one, since every layer asks for it."""

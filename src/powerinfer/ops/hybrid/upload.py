@@ -340,6 +340,7 @@ class Placer:
         return self.array(np.concatenate(parts))
 
     def _all_rows(self, matrix: NativeMatrix, target: DeviceMatrix) -> None:
+        self._gpu.has_packed |= bool(target.bits)
         if not self.arena.is_counting:
             every = np.arange(target.rows, dtype=np.int32)
             self._uploads.rows(matrix, every, target, every)
