@@ -43,7 +43,7 @@ class Repository:
             "_id": "1",
             "id": "x",
             "sha": self.commit,
-            "shared": [self._sibling(path) for path in self.files],
+            "siblings": [self._sibling(path) for path in self.files],
         }
 
     def _sibling(self, path: str) -> dict[str, object]:

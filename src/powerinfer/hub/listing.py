@@ -105,7 +105,7 @@ def read_listing(text: bytes, repository: str) -> Listing:
         return HubError(f"hf:{repository}: the server's listing cannot be used: {problem}")
 
     top = Field.parse(text, error)
-    return _checked(repository, top["sha"], map(_read_sibling, top["shared"].items()))
+    return _checked(repository, top["sha"], map(_read_sibling, top["siblings"].items()))
 
 
 def recall_commit(reference: Reference) -> str | None:

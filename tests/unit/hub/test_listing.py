@@ -4,9 +4,11 @@ import json
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import pytest
+from huggingface_hub import ModelInfo
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hub_server import Repository
 from powerinfer import HubError
 from powerinfer.hub.listing import (
     Listing,
@@ -27,8 +29,8 @@ def sibling(path: object, **fields: object) -> dict[str, object]:
     return {"rfilename": path, "size": 3, "blobId": SHA1, **fields}
 
 
-def read(*shared: object, **fields: object) -> Listing:
-    return read_listing(json.dumps({"sha": COMMIT, "shared": shared, **fields}).encode(), "o/n")
+def read(*siblings: object, **fields: object) -> Listing:
+    return read_listing(json.dumps({"sha": COMMIT, "siblings": siblings, **fields}).encode(), "o/n")
 
 
 def test_what_the_hub_sends() -> None:
@@ -44,6 +46,17 @@ def test_what_the_hub_sends() -> None:
     assert (config.folder, config.name, model.folder) == ("a/", "config.json", "")
 
 
+def test_the_library_reads_the_same_answer() -> None:
+    # Our own server alone would not notice a key that the Hub does not send.
+    answer = Repository({"a/model.gguf": b"12345", "config.json": b"{}"}, in_git=("config.json",))
+    theirs = ModelInfo(**answer.listing()).siblings  # type: ignore[no-untyped-call]
+    ours = read_listing(json.dumps(answer.listing()).encode(), "o/n").files
+    assert theirs is not None
+    assert [(each.rfilename, each.size) for each in theirs] == [
+        (each.path, each.num_bytes) for each in ours
+    ]
+
+
 @pytest.mark.parametrize(
     "path",
     [
@@ -52,7 +65,7 @@ def test_what_the_hub_sends() -> None:
     ],
 )
 def test_paths_that_would_leave_the_folder_are_refused(path: object) -> None:
-    with pytest.raises(HubError, match="hf:o/n: the server's listing cannot be used: shared"):
+    with pytest.raises(HubError, match="hf:o/n: the server's listing cannot be used: siblings"):
         read(sibling(path))
 
 
@@ -109,9 +122,9 @@ _VALUES = st.recursive(
 
 
 @given(st.lists(_VALUES | st.builds(sibling, st.text(max_size=30)), max_size=4))
-def test_any_siblings_are_files_inside_the_folder_or_an_error(shared: list[object]) -> None:
+def test_any_siblings_are_files_inside_the_folder_or_an_error(siblings: list[object]) -> None:
     try:
-        found = read(*shared)
+        found = read(*siblings)
     except HubError:
         return
     for file in found.files:
