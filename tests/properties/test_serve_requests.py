@@ -16,6 +16,7 @@ from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.serve.bodies import parse_object
 from powerinfer.serve.engine_thread import EngineThread
 from powerinfer.serve.errors import ApiError
+from powerinfer.serve.metrics import ServerMetrics
 
 _SHARED = (
     *("model", "stream", "stream_options", "temperature", "top_p", "top_k", "min_p", "n", "seed"),
@@ -115,7 +116,7 @@ def test_whoever_leaves_frees_the_place_within_a_step(
 
     async def go() -> None:
         with ThreadPoolExecutor(2) as pool:
-            thread = EngineThread(fake, pool)
+            thread = EngineThread(fake, pool, ServerMetrics())
             thread.start()
             async with thread.open(Request(prompt_ids=[1], params=params)) as stream:
                 for _ in range(after):

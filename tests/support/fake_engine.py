@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from powerinfer.engine.request import Output, Request
+from powerinfer.engine.request import Output, Request, RequestHandle
 from powerinfer.errors import ContextLengthError, NumericsError, PowerInferError, PromptError
 from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.sampling.logprobs import TokenLogprob
 from powerinfer.sampling.stop import StopMatcher
 
-__all__ = ["FIRST_ID", "FakeEngine", "FakeHandle", "Script"]
+__all__ = ["FIRST_ID", "FakeEngine", "Script"]
 
 Pieces: TypeAlias = Sequence[str | PowerInferError]
 """The tokens of a text, or what ends it."""
@@ -22,17 +22,6 @@ Script: TypeAlias = Pieces | Callable[[Request, int], Pieces]
 
 FIRST_ID = 300
 """Id of the first token of every text; each further one is one higher."""
-
-
-@dataclass(eq=False)
-class FakeHandle:
-    request: Request
-    num_prompt_tokens: int
-    num_cached_tokens: int = 0
-    prompt_logprobs: Sequence[TokenLogprob | None] | None = None
-    seed: int = 0
-    is_over: bool = False
-    is_cancelled: bool = False
 
 
 @dataclass
@@ -74,7 +63,7 @@ class FakeEngine:
     kv_tokens: int | None = None
     parallel: int = 8
     num_cached: int = 0
-    submitted: list[FakeHandle] = field(default_factory=list)
+    submitted: list[RequestHandle] = field(default_factory=list)
     step_error: Exception | None = None
     step_s: float = 0.0
     num_steps: int = 0
@@ -82,19 +71,19 @@ class FakeEngine:
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._open: list[tuple[FakeHandle, list[_Text]]] = []
+        self._open: list[tuple[RequestHandle, list[_Text]]] = []
         self.gate.set()
 
     @property
     def has_work(self) -> bool:
         return bool(self._open)
 
-    def submit(self, request: Request) -> FakeHandle:
+    def submit(self, request: Request) -> RequestHandle:
         if not request.prompt_ids:
             raise PromptError("the prompt is empty")
         if len(request.prompt_ids) > (self.kv_tokens or self.context_length):
             raise ContextLengthError("the prompt does not fit")
-        handle = FakeHandle(request, len(request.prompt_ids), self.num_cached)
+        handle = RequestHandle(request, seed=0, costs=(), num_cached_tokens=self.num_cached)
         script = self.script
         texts = [
             _Text(
@@ -109,10 +98,10 @@ class FakeEngine:
             self._open.append((handle, texts))
         return handle
 
-    def cancel(self, handle: FakeHandle) -> None:
+    def cancel(self, handle: RequestHandle) -> None:
         handle.is_cancelled = not handle.is_over
 
-    def step(self) -> list[tuple[FakeHandle, Output]]:
+    def step(self) -> list[tuple[RequestHandle, Output]]:
         self.gate.wait(10)
         self.num_steps += 1
         time.sleep(self.step_s)
@@ -135,20 +124,17 @@ class FakeEngine:
     def check_integrity(self) -> None:
         assert not self._open
 
-    def _advance(self, handle: FakeHandle, texts: list[_Text]) -> list[Output]:
+    def _advance(self, handle: RequestHandle, texts: list[_Text]) -> list[Output]:
         if handle.request.prompt_logprobs is not None and handle.prompt_logprobs is None:
-            handle.prompt_logprobs = [
-                None,
-                *(
-                    self._logprob(each, "p", handle.request.prompt_logprobs)
-                    for each in handle.request.prompt_ids[1:]
-                ),
-            ]
+            handle.prompt_logprobs = tuple(
+                self._logprob(each, "p", handle.request.prompt_logprobs)
+                for each in handle.request.prompt_ids[1:]
+            )
         outputs = [self._next(handle, text) for text in texts if not text.is_over]
-        handle.is_over = all(text.is_over for text in texts)
+        handle.over |= {text.index for text in texts if text.is_over}
         return outputs
 
-    def _next(self, handle: FakeHandle, text: _Text) -> Output:
+    def _next(self, handle: RequestHandle, text: _Text) -> Output:
         params = handle.request.params
         room = self.context_length - handle.num_prompt_tokens
         limit = room if params.max_tokens is None else min(params.max_tokens, room)

@@ -12,9 +12,9 @@ from typing import Any
 import uvicorn
 
 from api_client import embedded_tokenizer
-from fake_engine import FakeEngine, FakeHandle, Script
+from fake_engine import FakeEngine, Script
 from patience import PATIENCE_S
-from powerinfer.engine.request import Output
+from powerinfer.engine.request import Output, RequestHandle
 from powerinfer.serve.app import build_app
 from powerinfer.serve.context import ServedModel, ServerContext
 from powerinfer.serve.settings import ServerSettings
@@ -27,7 +27,7 @@ class SlowEngine(FakeEngine):
 
     step_s = 0.0
 
-    def step(self) -> list[tuple[FakeHandle, Output]]:
+    def step(self) -> list[tuple[RequestHandle, Output]]:
         time.sleep(self.step_s)
         return super().step()
 

@@ -7,14 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from powerinfer.loading.loader import LoadedModel
-from powerinfer.serve.engine_thread import EngineThread
+from powerinfer.serve.engine_thread import EngineThread, StepEngine
 from powerinfer.serve.errors import ApiError, EndingError, ErrorBody
 from powerinfer.serve.metrics import ServerMetrics
 from powerinfer.serve.settings import ServerSettings
-from powerinfer.serve.stepping import AnyHandle, StepEngine
 from powerinfer.tokenizer import Tokenizer
 
 __all__ = ["ServedModel", "ServerContext", "ServerPhase"]
@@ -45,8 +44,7 @@ class ServedModel:
         loaded: everything about the model; None in tests with a fake engine.
     """
 
-    # Only the thread that steps it needs to know its handles.
-    engine: StepEngine[Any]
+    engine: StepEngine
     tokenizer: Tokenizer
     context_length: int
     loaded: LoadedModel | None = None
@@ -73,7 +71,7 @@ class ServerContext:
     public_paths: set[str] = field(default_factory=lambda: {"/", "/health", "/v1/health"})
     num_requests: int = 0
     _model: ServedModel | None = None
-    _thread: EngineThread[AnyHandle] | None = None
+    _thread: EngineThread | None = None
     _pool: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(_POOL_THREADS, thread_name_prefix="requests")
     )
@@ -114,7 +112,7 @@ class ServerContext:
         return self._model
 
     @property
-    def engine(self) -> EngineThread[AnyHandle]:
+    def engine(self) -> EngineThread:
         """The thread that computes requests.
 
         Raises:

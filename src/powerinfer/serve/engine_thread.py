@@ -9,36 +9,50 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Generic
+from typing import Protocol
 
-from powerinfer.engine.request import Output, Request
+from powerinfer.engine.request import Output, Request, RequestHandle
 from powerinfer.errors import PowerInferError
-from powerinfer.serve.stepping import AnyHandle, HandleT, StepEngine
+from powerinfer.serve.metrics import ServerMetrics
 
-__all__ = ["EngineThread", "RequestStream", "StreamWatcher"]
+__all__ = ["EngineThread", "RequestStream", "StepEngine"]
 
 _log = logging.getLogger(__name__)
 
 
-class StreamWatcher:
-    """Observer of requests, called on the event loop; the base class ignores everything."""
+class StepEngine(Protocol):
+    """`engine.engine.Engine`, or a fake in tests; any thread may submit and cancel."""
 
-    def opened(self, handle: AnyHandle) -> None:
-        """A request was accepted."""
+    @property
+    def has_work(self) -> bool:
+        """A step would do something."""
+        ...
 
-    def received(
-        self, handle: AnyHandle, seconds: float, num_tokens: int, *, is_first: bool
-    ) -> None:
-        """A text grew, `seconds` after it last did or, at first, after the request was accepted."""
+    def submit(self, request: Request) -> RequestHandle:
+        """Accept a request.
 
-    def closed(self, handle: AnyHandle) -> None:
-        """A request is no longer read, whether it has ended or not."""
+        Raises:
+            PromptError: it can never run.
+        """
+        ...
+
+    def cancel(self, handle: RequestHandle) -> None:
+        """End a request with the next step."""
+        ...
+
+    def step(self) -> list[tuple[RequestHandle, Output]]:
+        """Compute one step of all running texts."""
+        ...
+
+    def statistics(self) -> object:
+        """Report the current state and counts since the start."""
+        ...
 
 
 class RequestStream:
     """Outputs of one request: an asynchronous iterator for a single reader."""
 
-    def __init__(self, handle: AnyHandle) -> None:
+    def __init__(self, handle: RequestHandle) -> None:
         self.handle = handle
         self._unread: deque[Output] = deque()
         self._arrived = asyncio.Event()
@@ -64,7 +78,7 @@ class RequestStream:
         """All texts have ended, read or not."""
         return self._num_open <= 0
 
-    def take(self, output: Output, watcher: StreamWatcher) -> None:
+    def take(self, output: Output, metrics: ServerMetrics) -> None:
         """Queue an output for the reader."""
         if self._num_open <= 0:
             return
@@ -72,7 +86,7 @@ class RequestStream:
         if output.token_ids:
             before = self._last_at.get(output.index)
             seconds = now - (self._opened_at if before is None else before)
-            watcher.received(self.handle, seconds, len(output.token_ids), is_first=before is None)
+            metrics.received(seconds, len(output.token_ids), is_first=before is None)
             self._last_at[output.index] = now
         self._unread.append(output)
         self._num_open -= output.is_last
@@ -86,21 +100,19 @@ class RequestStream:
             self._arrived.set()
 
 
-class EngineThread(Generic[HandleT]):
+class EngineThread:
     """Steps an engine while it has work; requests are opened and read on one event loop."""
 
-    def __init__(
-        self, engine: StepEngine[HandleT], pool: Executor, watcher: StreamWatcher | None = None
-    ) -> None:
+    def __init__(self, engine: StepEngine, pool: Executor, metrics: ServerMetrics) -> None:
         """Prepare the thread within a running event loop; requests are checked in `pool`."""
         self.engine = engine
         self._pool = pool
-        self._watcher = watcher or StreamWatcher()
+        self._metrics = metrics
         self._loop = asyncio.get_running_loop()
-        self._streams: dict[HandleT, RequestStream] = {}
+        self._streams: dict[RequestHandle, RequestStream] = {}
         # Outputs of requests whose submission this loop has not noticed yet.
         self._num_submitting = 0
-        self._early: list[tuple[HandleT, Output]] = []
+        self._early: list[tuple[RequestHandle, Output]] = []
         self._condition = threading.Condition()
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -134,17 +146,16 @@ class EngineThread(Generic[HandleT]):
             PromptError: the request can never run.
         """
         handle, stream = await self._new_stream(request)
-        self._watcher.opened(handle)
         self._wake()
         try:
             yield stream
         finally:
             del self._streams[handle]
-            self._watcher.closed(handle)
+            self._metrics.closed(handle)
             if not stream.is_over:
                 self._cancel(handle)
 
-    async def _new_stream(self, request: Request) -> tuple[HandleT, RequestStream]:
+    async def _new_stream(self, request: Request) -> tuple[RequestHandle, RequestStream]:
         """Submit a request, and take the outputs that arrived before this coroutine resumed."""
         self._num_submitting += 1
         try:
@@ -152,14 +163,14 @@ class EngineThread(Generic[HandleT]):
             stream = self._streams[handle] = RequestStream(handle)
             for early, output in self._early:
                 if early is handle:
-                    stream.take(output, self._watcher)
+                    stream.take(output, self._metrics)
             return handle, stream
         finally:
             self._num_submitting -= 1
             if not self._num_submitting:
                 self._early.clear()
 
-    async def _submit(self, request: Request) -> HandleT:
+    async def _submit(self, request: Request) -> RequestHandle:
         """Submit in the pool; the request is cancelled if the caller is."""
         submitted = self._loop.run_in_executor(self._pool, self.engine.submit, request)
         try:
@@ -168,11 +179,11 @@ class EngineThread(Generic[HandleT]):
             submitted.add_done_callback(self._forget)
             raise
 
-    def _forget(self, submitted: "asyncio.Future[HandleT]") -> None:
+    def _forget(self, submitted: "asyncio.Future[RequestHandle]") -> None:
         if not submitted.cancelled() and submitted.exception() is None:
             self._cancel(submitted.result())
 
-    def _cancel(self, handle: HandleT) -> None:
+    def _cancel(self, handle: RequestHandle) -> None:
         self.engine.cancel(handle)
         self._wake()
 
@@ -205,11 +216,11 @@ class EngineThread(Generic[HandleT]):
             failed = PowerInferError(f"a step failed: {type(error).__name__}")
             return partial(self.fail_all, failed)
 
-    def _deliver(self, outputs: list[tuple[HandleT, Output]]) -> None:
+    def _deliver(self, outputs: list[tuple[RequestHandle, Output]]) -> None:
         for handle, output in outputs:
             stream = self._streams.get(handle)
             if stream is not None:
-                stream.take(output, self._watcher)
+                stream.take(output, self._metrics)
             elif self._num_submitting:
                 self._early.append((handle, output))
 

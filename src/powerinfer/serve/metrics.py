@@ -2,8 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from powerinfer.serve.engine_thread import StreamWatcher
-from powerinfer.serve.stepping import AnyHandle
+from powerinfer.engine.request import RequestHandle
 
 __all__ = ["ServerMetrics"]
 
@@ -22,7 +21,7 @@ _GAUGES = {
 }
 
 
-class ServerMetrics(StreamWatcher):
+class ServerMetrics:
     """Metrics in their own registry, so that several servers may run in one process."""
 
     def __init__(self) -> None:
@@ -61,14 +60,12 @@ class ServerMetrics(StreamWatcher):
             registry=registry,
         )
 
-    def received(
-        self, handle: AnyHandle, seconds: float, num_tokens: int, *, is_first: bool
-    ) -> None:
-        """Count new tokens of a text."""
+    def received(self, seconds: float, num_tokens: int, *, is_first: bool) -> None:
+        """Count tokens of a text that grew, `seconds` after it last did or was submitted."""
         (self.first_token if is_first else self.gaps).observe(seconds)
         self.generated_tokens.inc(num_tokens)
 
-    def closed(self, handle: AnyHandle) -> None:
+    def closed(self, handle: RequestHandle) -> None:
         """Count the tokens of a prompt, whose cache hits are known now."""
         self.prompt_tokens.inc(handle.num_prompt_tokens)
         self.cached_tokens.inc(handle.num_cached_tokens)

@@ -329,6 +329,7 @@ def test_no_tickets_are_left_when_nobody_waits_for_them() -> None:
     from powerinfer.engine.request import Request
     from powerinfer.sampling.sampling_params import SamplingParams
     from powerinfer.serve.engine_thread import EngineThread
+    from powerinfer.serve.metrics import ServerMetrics
 
     class SlowSubmit(FakeEngine):
         def submit(self, request: Request) -> Any:
@@ -338,7 +339,7 @@ def test_no_tickets_are_left_when_nobody_waits_for_them() -> None:
     async def go() -> FakeEngine:
         fake = SlowSubmit(["x"] * 500)
         with ThreadPoolExecutor(1) as pool:
-            thread = EngineThread(fake, pool)
+            thread = EngineThread(fake, pool, ServerMetrics())
             thread.start()
             request = Request(prompt_ids=[1], params=SamplingParams(max_tokens=None))
 

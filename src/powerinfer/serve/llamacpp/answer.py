@@ -162,9 +162,7 @@ class NativeAnswer:
         if asked.with_prompt_probabilities:
             known = text.stream.handle.prompt_logprobs or ()
             written["prompt_probabilities"] = [
-                probability(context.tokenizer, entry, asked.num_top)
-                for entry in known
-                if entry is not None
+                probability(context.tokenizer, entry, asked.num_top) for entry in known
             ]
         return written
 
