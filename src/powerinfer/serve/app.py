@@ -1,32 +1,23 @@
 """The web application: all routes of the server, and errors in the form of each API."""
 
-import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from powerinfer._version import __version__
 from powerinfer.errors import PowerInferError
-from powerinfer.serve import anthropic, llamacpp, openai, page, status
-from powerinfer.serve.context import ServerContext
+from powerinfer.serve import anthropic, llamacpp, openai, page
+from powerinfer.serve.context import ServerContext, ServerPhase
 from powerinfer.serve.errors import ApiError, from_engine
 from powerinfer.serve.security import Guard
 
 __all__ = ["build_app"]
-
-_log = logging.getLogger(__name__)
-
-_ROUTERS: tuple[Callable[[ServerContext], APIRouter], ...] = (
-    status.router,
-    openai.router,
-    anthropic.router,
-    llamacpp.router,
-    page.router,
-)
 
 
 def build_app(context: ServerContext) -> FastAPI:
@@ -44,7 +35,13 @@ def build_app(context: ServerContext) -> FastAPI:
     app = FastAPI(
         title="powerinfer", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan
     )
-    for router in _ROUTERS:
+    for router in (
+        _status_router,
+        openai.router,
+        anthropic.router,
+        llamacpp.router,
+        page.router,
+    ):
         app.include_router(router(context))
     _answer_errors(app, context)
     app.add_middleware(Guard, context=context)
@@ -110,3 +107,25 @@ def _of_routing(request: Request, error: HTTPException) -> ApiError:
 
 def _unexpected() -> ApiError:
     return ApiError("the server failed on this request", status=500, type="server_error")
+
+
+def _status_router(context: ServerContext) -> APIRouter:
+    """`/health` for supervisors and `/metrics` for Prometheus."""
+    routes = APIRouter()
+
+    # The lower decorators come first; the upper one is for the description only.
+    @routes.get("/health")
+    @routes.api_route("/health", methods=["GET", "HEAD"], include_in_schema=False)
+    @routes.api_route("/v1/health", methods=["GET", "HEAD"], include_in_schema=False)
+    async def health() -> JSONResponse:
+        """200 once the model is loaded, 503 before and while the server ends."""
+        is_ready = context.phase is ServerPhase.READY
+        return JSONResponse({"status": context.phase.value}, 200 if is_ready else 503)
+
+    @routes.get("/metrics")
+    async def metrics() -> Response:
+        """All figures."""
+        context.measure()
+        return Response(context.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    return routes

@@ -3,15 +3,21 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
 
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from powerinfer.errors import PowerInferError
+from powerinfer.serve.bodies import read_object
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import ApiError, ErrorBody, error_body, from_engine
+from powerinfer.values import JSONObject
 
-__all__ = ["Answer", "Reply"]
+__all__ = ["Reply", "answer"]
+
+T = TypeVar("T")
 
 # Proxies must not buffer events.
 _EVENT_HEADERS = {
@@ -62,7 +68,30 @@ class Reply:
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
 
-class Answer(Response):
+async def answer(
+    request: Request,
+    context: ServerContext,
+    read: Callable[[JSONObject, ServerContext], T],
+    begin: Callable[[ServerContext, T], Callable[[Reply], Awaitable[None]]],
+    *,
+    error_event: str | None = None,
+) -> Response:
+    """Read a body, then check and answer it in one of the server's places.
+
+    Args:
+        read: checks the body; called in the pool.
+        begin: takes what `read` returns; its result writes the answer and ends a stream of events.
+        error_event: name of the event for an error.
+    """
+    body = await read_object(request, context)
+
+    async def work(reply: Reply) -> None:
+        await begin(context, await context.run_blocking(read, body, context))(reply)
+
+    return _Answer(context, work, error_event)
+
+
+class _Answer(Response):
     """Does the work of a request in one of the server's places, within the time limit.
 
     The work is cancelled when the client disconnects. An error that it raises becomes the answer,
@@ -73,16 +102,8 @@ class Answer(Response):
         self,
         context: ServerContext,
         work: Callable[[Reply], Awaitable[None]],
-        *,
-        error_event: str | None = None,
+        error_event: str | None,
     ) -> None:
-        """Prepare the answer.
-
-        Args:
-            context: state of the server.
-            work: writes the answer, and ends a stream of events.
-            error_event: name of the event for an error.
-        """
         self._context = context
         self._work = work
         self._error_event = error_event

@@ -10,7 +10,7 @@ from api_client import Api, embedded_tokenizer, events, running_api
 from chat_tokenizers import chat_tokenizer
 from fake_engine import FIRST_ID
 from powerinfer.serve.fields import Fields
-from powerinfer.serve.llamacpp.prompts import read_prompts
+from powerinfer.serve.llamacpp.request import read_prompts
 
 TOKENIZER = embedded_tokenizer()
 ONCE = TOKENIZER.encode("Once")

@@ -1,7 +1,9 @@
 """`/v1/messages`: answers to messages, whole or as named events."""
 
+import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from typing import TypeVar
 
 from powerinfer.engine.request import Output, Request
 from powerinfer.sampling.finish_reason import FinishReason
@@ -11,10 +13,11 @@ from powerinfer.serve.chat.deltas import ChatOutputParser
 from powerinfer.serve.chat.plan import plan_chat
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.openai.streams import Streams, opened
-from powerinfer.serve.pauses import or_pause
 from powerinfer.serve.responding import Reply
 
 __all__ = ["MessagesAnswer"]
+
+T = TypeVar("T")
 
 # Silence after which clients get a ping.
 _PING_S = 10.0
@@ -103,3 +106,27 @@ def _usage(streams: Streams) -> dict[str, int]:
         "cache_read_input_tokens": usage.cached,
         "output_tokens": usage.completion,
     }
+
+
+async def or_pause(items: AsyncIterator[T], seconds: float) -> AsyncIterator[T | None]:
+    """Yield the items of a stream, and None after every `seconds` of silence."""
+    waiting: asyncio.Future[T] | None = None
+    try:
+        while True:
+            if waiting is None:
+                waiting = asyncio.ensure_future(anext(items))
+            await asyncio.wait((waiting,), timeout=seconds)
+            if not waiting.done():
+                yield None
+                continue
+            try:
+                item = waiting.result()
+            except StopAsyncIteration:
+                return
+            finally:
+                waiting = None
+            yield item
+    finally:
+        if waiting is not None:
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)

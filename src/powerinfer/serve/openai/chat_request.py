@@ -8,8 +8,7 @@ from powerinfer.serve.context import ServerContext
 from powerinfer.serve.fields import Fields
 from powerinfer.serve.openai.messages import read_messages
 from powerinfer.serve.openai.options import Streaming, check_model, read_streaming
-from powerinfer.serve.openai.response_format import read_response_format
-from powerinfer.serve.openai.sampling import MAX_TOKENS, read_sampling
+from powerinfer.serve.openai.sampling import MAX_TOKENS, read_response_format, read_sampling
 from powerinfer.serve.openai.tools import read_tool_choice, read_tools
 from powerinfer.values import JSONObject
 

@@ -10,8 +10,7 @@ from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import ApiError, bad_request, from_engine
 from powerinfer.serve.fields import Fields
 from powerinfer.serve.openai.options import Streaming, check_model, read_streaming
-from powerinfer.serve.openai.response_format import read_response_format
-from powerinfer.serve.openai.sampling import MAX_TOKENS, read_sampling
+from powerinfer.serve.openai.sampling import MAX_TOKENS, read_response_format, read_sampling
 from powerinfer.values import JSON, JSONObject
 
 __all__ = ["CompletionPrompt", "CompletionRequest", "read_completion"]

@@ -7,8 +7,8 @@ from powerinfer.sampling.logprobs import TokenLogprob
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.engine_thread import RequestStream
 from powerinfer.serve.openai.chat import new_head
-from powerinfer.serve.openai.completion_logprobs import CompletionLogprobs
 from powerinfer.serve.openai.completion_request import CompletionPrompt, CompletionRequest
+from powerinfer.serve.openai.logprobs import CompletionLogprobs
 from powerinfer.serve.openai.objects import CompletionChoice
 from powerinfer.serve.openai.streams import Streams, opened
 from powerinfer.serve.responding import Reply

@@ -2,15 +2,14 @@
 
 from fastapi import APIRouter, Request, Response
 
-from powerinfer.serve.bodies import read_object
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.openai.chat import ChatAnswer
 from powerinfer.serve.openai.chat_request import read_chat
 from powerinfer.serve.openai.completion_request import read_completion
 from powerinfer.serve.openai.completions import CompletionAnswer
-from powerinfer.serve.openai.models import list_models, show_model
+from powerinfer.serve.openai.options import unknown_model
 from powerinfer.serve.openai.schemas import CHAT_BODY, COMPLETION_BODY
-from powerinfer.serve.responding import Answer, Reply
+from powerinfer.serve.responding import answer
 
 __all__ = ["router"]
 
@@ -23,35 +22,50 @@ def router(context: ServerContext) -> APIRouter:
     @routes.post("/chat/completions", include_in_schema=False)
     async def chat(request: Request) -> Response:
         """Answer the messages of a chat."""
-        body = await read_object(request, context)
-
-        async def work(reply: Reply) -> None:
-            await ChatAnswer(context, await context.run_blocking(read_chat, body, context))(reply)
-
-        return Answer(context, work)
+        return await answer(request, context, read_chat, ChatAnswer)
 
     @routes.post("/v1/completions", openapi_extra=COMPLETION_BODY)
     @routes.post("/completions", include_in_schema=False)
     async def completions(request: Request) -> Response:
         """Go on with prompts."""
-        body = await read_object(request, context)
-
-        async def work(reply: Reply) -> None:
-            asked = await context.run_blocking(read_completion, body, context)
-            await CompletionAnswer(context, asked)(reply)
-
-        return Answer(context, work)
+        return await answer(request, context, read_completion, CompletionAnswer)
 
     @routes.get("/v1/models")
     @routes.get("/models", include_in_schema=False)
     async def models() -> dict[str, object]:
         """List the models."""
-        return list_models(context)
+        return {"object": "list", "data": [_model(context)]}
 
     @routes.get("/v1/models/{name:path}")
     @routes.get("/models/{name:path}", include_in_schema=False)
     async def model(name: str) -> dict[str, object]:
         """Describe one model."""
-        return show_model(context, name)
+        if name not in context.settings.model_names:
+            raise unknown_model(name, context)
+        return _model(context)
 
     return routes
+
+
+def _model(context: ServerContext) -> dict[str, object]:
+    """Describe the model; clients of llama-server read `meta`."""
+    model = context.model
+    meta: dict[str, object] = {
+        "n_vocab": model.tokenizer.vocab_size,
+        "n_ctx": model.context_length,
+    }
+    if model.loaded is not None:
+        config = model.loaded.model.config
+        meta |= {
+            "vocab_type": 1 if model.tokenizer.model == "llama" else 2,
+            "n_ctx_train": config.context_length,
+            "n_embd": config.hidden_size,
+            "size": sum(tensor.data.nbytes for tensor in model.loaded.file.tensors.values()),
+        }
+    return {
+        "id": context.settings.model_name,
+        "object": "model",
+        "created": context.created,
+        "owned_by": "powerinfer",
+        "meta": meta,
+    }

@@ -10,7 +10,7 @@ from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import bad_request
 from powerinfer.serve.fields import Fields
 
-__all__ = ["MAX_CHOICES", "MAX_TOKENS", "read_sampling", "read_seed"]
+__all__ = ["MAX_CHOICES", "MAX_TOKENS", "read_response_format", "read_sampling", "read_seed"]
 
 MAX_CHOICES = 128
 MAX_TOKENS = (1 << 31) - 1
@@ -95,3 +95,23 @@ def _read_top_k(fields: Fields) -> int | None:
     """Read `top_k`; 0 and -1 keep all tokens, as other servers use either."""
     top_k = fields.whole("top_k", -1, MAX_TOKENS)
     return None if top_k is None else max(top_k, 0)
+
+
+def read_response_format(fields: Fields) -> dict[str, object]:
+    """Read the sampling parameter that enforces the format; empty for plain text.
+
+    Raises:
+        ApiError: it is malformed or of an unknown type.
+    """
+    wanted = fields.object("response_format")
+    if wanted is None:
+        return {}
+    kind = wanted.required_choice("type", ("text", "json_object", "json_schema"))
+    if kind == "text":
+        return {}
+    if kind == "json_object":
+        # llama-server also takes a schema here.
+        schema = wanted.object("schema")
+        return {"json_schema": {"type": "object"} if schema is None else dict(schema.values)}
+    named = wanted.required_object("json_schema")
+    return {"json_schema": dict(named.required_object("schema").values)}

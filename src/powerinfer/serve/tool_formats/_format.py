@@ -18,7 +18,7 @@ __all__ = [
     "Tool",
     "ToolFormat",
     "one_call_each",
-    "short_id",
+    "random_id",
 ]
 
 NO_PARAMETERS: Mapping[str, object] = {
@@ -93,7 +93,7 @@ class ToolFormat(ABC):
 
     def new_id(self) -> str:
         """Create the id of a call."""
-        return f"call_{_random(24)}"
+        return f"call_{random_id(24)}"
 
     def messages(self, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> list[ChatMessage]:
         """Convert messages for templates of this format; `tools` may be called by the answer."""
@@ -182,10 +182,6 @@ def one_call_each(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     return split
 
 
-def short_id() -> str:
-    """Create a call id as Mistral's templates require it: nine letters and digits."""
-    return _random(9)
-
-
-def _random(length: int) -> str:
+def random_id(length: int) -> str:
+    """Draw letters and digits."""
     return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(length))

@@ -4,6 +4,7 @@ Up to version 7 of their tokenizer a list of objects follows. From version 11 on
 name and arguments: `[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}`; the id is optional.
 """
 
+import hashlib
 import json
 from collections.abc import Collection, Sequence
 
@@ -16,14 +17,15 @@ from powerinfer.serve.tool_formats._format import (
     Pieces,
     Tool,
     ToolFormat,
-    short_id,
+    random_id,
 )
 from powerinfer.serve.tool_formats._json import CallObject, JsonValue
-from powerinfer.serve.tool_formats._mistral_ids import with_short_ids
 from powerinfer.serve.tool_formats._schemas import call_schema, with_place
 
 __all__ = ["FORMAT"]
 
+# Letters and digits of a call id; templates accept no other.
+_ID_LENGTH = 9
 _CALLS, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
 
@@ -36,7 +38,7 @@ class _Mistral(ToolFormat):
         return _Parser(self)
 
     def new_id(self) -> str:
-        return short_id()
+        return random_id(_ID_LENGTH)
 
     def write(self, calls: Sequence[Call]) -> str:
         return "".join(
@@ -53,8 +55,23 @@ class _Mistral(ToolFormat):
         return ForcedCall(_CALLS, {**items, "$defs": definitions})
 
     def messages(self, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> list[ChatMessage]:
-        """Convert messages, with ids that the templates accept."""
-        return with_short_ids(super().messages(messages, tools))
+        """Convert messages, with ids that the templates accept; equal ids stay equal."""
+        return [_shortened(message) for message in super().messages(messages, tools)]
+
+
+def _shortened(message: ChatMessage) -> ChatMessage:
+    short = message.copy()
+    if "tool_call_id" in short:
+        short["tool_call_id"] = _short(short["tool_call_id"])
+    if "tool_calls" in short:
+        short["tool_calls"] = [{**call, "id": _short(call["id"])} for call in short["tool_calls"]]
+    return short
+
+
+def _short(call_id: str) -> str:
+    if len(call_id) == _ID_LENGTH and call_id.isascii() and call_id.isalnum():
+        return call_id
+    return hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:_ID_LENGTH]
 
 
 class _Parser:
