@@ -1,6 +1,6 @@
-"""Plots of a calibration: activation frequencies, and cost and recall of each predictor kind."""
+"""Plots of profiles and calibrations: how often neurons fire, what each predictor kind costs."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -18,14 +18,14 @@ from powerinfer.bench.figures import (
     draw_all,
     frame_layers,
 )
-from powerinfer.bench.frequency_plot import FREQUENCY, FREQUENCY_TITLE, draw_frequency
-from powerinfer.errors import CalibrationError
-from powerinfer.predictors.calibration import Calibration, Curve
+from powerinfer.errors import CalibrationError, PowerInferError
+from powerinfer.placement.activation_record import ActivationProfile
+from powerinfer.predictors.calibration import Calibration, Curve, hot_share
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw_plots"]
+__all__ = ["draw_plots", "draw_profile"]
 
 DoubleArray: TypeAlias = npt.NDArray[np.float64]
 DensityFor: TypeAlias = Callable[[Curve, DoubleArray], DoubleArray]
@@ -49,6 +49,7 @@ _OTHER_LINES = tuple(
 _ERRORS = np.geomspace(1e-3, 0.2, 120)
 _LEAST_ERROR = 1e-6
 _RECALLS = np.linspace(0.5, 0.999, 120)
+_HOT = 0.8
 
 
 def draw_plots(calibration: Calibration, folder: Path, *, model: str) -> list[Path]:
@@ -60,10 +61,10 @@ def draw_plots(calibration: Calibration, folder: Path, *, model: str) -> list[Pa
         UnsupportedError: matplotlib is not installed.
         CalibrationError: a file cannot be written; the message names it.
     """
-    drawings = [
+    drawings = [_frequency_drawing([layer.num_active for layer in calibration.layers])]
+    drawings += [
         Drawing(name, title, partial(draw, calibration))
         for name, title, draw in (
-            (FREQUENCY, FREQUENCY_TITLE, _draw_frequency),
             (
                 "sparsity-per-layer",
                 "Neurons that fire, and neurons that are let pass",
@@ -76,6 +77,24 @@ def draw_plots(calibration: Calibration, folder: Path, *, model: str) -> list[Pa
     return draw_all(drawings, folder, _facts(calibration, model), error=CalibrationError)
 
 
+def draw_profile(profile: ActivationProfile, folder: Path, *, model: str) -> list[Path]:
+    """Plot how unequally the neurons of a profile fire, as PNG and SVG.
+
+    Raises:
+        UnsupportedError: matplotlib is not installed.
+        PowerInferError: a file cannot be written; the message names it.
+    """
+    record = profile.record
+    drawing = _frequency_drawing(list(profile.counts))
+    facts = (
+        model,
+        f"{len(record.fired)} layers of {record.num_neurons} neurons",
+        f"activation {record.counted.activation}",
+        f"{record.num_tokens} tokens of {record.text_names}",
+    )
+    return draw_all([drawing], folder, facts, error=PowerInferError)
+
+
 def _facts(calibration: Calibration, model: str) -> tuple[str, ...]:
     layers = calibration.layers
     return (
@@ -86,10 +105,6 @@ def _facts(calibration: Calibration, model: str) -> tuple[str, ...]:
         "density, error and recall: about half of the tokens",
         f"chosen for {calibration.dial}",
     )
-
-
-def _draw_frequency(calibration: Calibration, axes: "Axes") -> None:
-    draw_frequency([layer.num_active for layer in calibration.layers], axes)
 
 
 def _draw_layers(calibration: Calibration, axes: "Axes") -> None:
@@ -192,3 +207,36 @@ def _density_for(curve: Curve, losses: DoubleArray, wanted: DoubleArray) -> Doub
     density = np.minimum.accumulate(measured[order])
     found: DoubleArray = np.interp(wanted, losses[order], density, left=np.nan, right=np.nan)
     return found
+
+
+def _frequency_drawing(layers: Sequence[npt.NDArray[np.int64]]) -> Drawing:
+    """The power law of neurons: share of all activations made by the most active ones."""
+    title = "Activations that the most active neurons make"
+    return Drawing("activation-frequency", title, partial(_draw_frequency, layers))
+
+
+def _draw_frequency(layers: Sequence[npt.NDArray[np.int64]], axes: "Axes") -> None:
+    """Plot the share of activations made by the hottest neurons: a line per layer and the mean.
+
+    Args:
+        layers: i64[num_neurons] per layer, number of tokens for which each neuron fires.
+    """
+    shares = []
+    for number, counts in enumerate(layers):
+        falling = np.sort(counts)[::-1].astype(np.float64)
+        reached = np.cumsum(falling) / max(1.0, falling.sum())
+        shares.append(reached)
+        neurons = np.arange(1, len(counts) + 1) / len(counts)
+        label = None if number else "one layer"
+        axes.plot(100 * neurons, 100 * reached, color=GRAY, alpha=0.5, linewidth=0.8, label=label)
+    hot = float(np.mean([hot_share(counts, _HOT) for counts in layers]))
+    mean = np.mean(shares, axis=0)
+    axes.plot(100 * neurons, 100 * mean, color=BLUE, linewidth=2, label="mean of all layers")
+    label = f"{100 * hot:.0f} % of the neurons make {100 * _HOT:.0f} % of the activations"
+    axes.axhline(100 * _HOT, color=ORANGE, linestyle=":", label=label)
+    axes.axvline(100 * hot, color=ORANGE, linestyle=":")
+    axes.set_xlabel("neurons of a layer, those that fire most often first (%)")
+    axes.set_ylabel("share of the layer's activations (%)")
+    axes.set_xlim(0, 101)
+    axes.set_ylim(0, 102)
+    axes.legend(loc="lower right")

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from powerinfer.cli.files import PathType
-from powerinfer.cli.flags.options import json_option, model_option, option, print_json
-from powerinfer.cli.flags.settings import read_names
+from powerinfer.cli.flags.options import json_option, model_option, option, print_json, read_names
 from powerinfer.cli.report.progress import ProgressBar
 from powerinfer.cli.report.tables import percent, print_paragraph, print_table
 

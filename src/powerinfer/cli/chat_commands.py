@@ -1,20 +1,24 @@
 """The commands of `powerinfer chat`: lines such as /undo."""
 
+import json
 import re
+from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from powerinfer._replacing import replacing
 from powerinfer.cli.flags.flags import change_sampling, chat_flags
+from powerinfer.errors import PowerInferError
 from powerinfer.options.option import options_of
 from powerinfer.sampling.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from powerinfer.engine.conversation import Conversation
 
-__all__ = ["Next", "is_command", "message_in", "run_command"]
+__all__ = ["Next", "is_command", "message_in", "run_command", "save_conversation"]
 
 _MEANINGS = {
     "/help": "show this list",
@@ -100,8 +104,7 @@ def _print_help(unknown: str) -> None:
 
 
 def _print_stats(conversation: "Conversation") -> None:
-    from powerinfer.cli.model import print_speed
-    from powerinfer.cli.report.sampling import summary
+    from powerinfer.cli.model import print_speed, summary
 
     last = conversation.last
     click.echo(summary(last.metrics) if last else "(no answer yet)", err=True)
@@ -143,7 +146,6 @@ def _value(params: SamplingParams, name: str) -> str:
 
 
 def _save(conversation: "Conversation", name: str) -> None:
-    from powerinfer.cli.chat_files import save_conversation
 
     if not name:
         raise click.UsageError("/save needs the name of a file, such as /save talk.json")
@@ -153,3 +155,20 @@ def _save(conversation: "Conversation", name: str) -> None:
     path = Path(name).expanduser()
     save_conversation(path, conversation.transcript)
     _say(f"wrote {len(conversation.messages)} messages to {path}")
+
+
+def save_conversation(path: Path, messages: Sequence[Mapping[str, str]]) -> None:
+    """Write messages to a new file, whole or not at all.
+
+    A file that ends in `.json` gets a list of objects with `role` and `content`, any other a text.
+
+    Raises:
+        PowerInferError: the file exists already, or cannot be written.
+    """
+    if path.suffix.lower() == ".json":
+        text = json.dumps({"messages": messages}, ensure_ascii=False, indent=2) + "\n"
+    else:
+        text = "\n".join(f"{each['role'].capitalize()}: {each['content']}\n" for each in messages)
+    with replacing(path, error=PowerInferError, is_new=True) as file:
+        # A terminal may send bytes that are not UTF-8, which JSON and text files cannot hold.
+        file.write(text.encode("utf-8", "replace"))

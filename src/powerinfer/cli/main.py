@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from copy import copy
 from pathlib import Path
@@ -24,7 +24,6 @@ import click
 from powerinfer import _plugins
 from powerinfer._version import __version__
 from powerinfer.cli.flags.arguments import check_arguments
-from powerinfer.cli.help_text import HelpContext
 from powerinfer.cli.parts import parts_of
 from powerinfer.cli.report.progress import clear_line
 from powerinfer.cli.signals import (
@@ -34,7 +33,9 @@ from powerinfer.cli.signals import (
 )
 from powerinfer.errors import PowerInferError
 
-__all__ = ["WarningFormatter", "main"]
+__all__ = ["HelpContext", "WarningFormatter", "main"]
+
+_NON_BREAKING_HYPHEN = "\N{NON-BREAKING HYPHEN}"
 
 _COMMANDS = "powerinfer.cli.commands"
 EXIT_ERROR = 2
@@ -51,6 +52,38 @@ Examples:
 Without -m, commands use the small model that is bundled with the package.
 `powerinfer COMMAND --help` explains a command and shows examples.
 """
+
+
+class HelpFormatter(click.HelpFormatter):
+    """Click's formatter, but lines never break at a hyphen."""
+
+    def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
+        """Write the usage line."""
+        super().write_usage(prog, _whole(args), prefix)
+
+    def write_text(self, text: str) -> None:
+        """Write paragraphs."""
+        super().write_text(_whole(text))
+
+    def write_dl(
+        self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2
+    ) -> None:
+        """Write options with their meaning."""
+        super().write_dl([(term, _whole(text)) for term, text in rows], col_max, col_spacing)
+
+    def getvalue(self) -> str:
+        """Return the text, with ordinary hyphens again."""
+        return super().getvalue().replace(_NON_BREAKING_HYPHEN, "-")
+
+
+class HelpContext(click.Context):
+    """A context whose help has this formatter."""
+
+    formatter_class = HelpFormatter
+
+
+def _whole(text: str) -> str:
+    return text.replace("-", _NON_BREAKING_HYPHEN)
 
 
 class CommandFolder(click.Group):

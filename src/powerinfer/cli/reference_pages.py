@@ -2,8 +2,7 @@
 
 import click
 
-from powerinfer.cli.help_text import HelpContext
-from powerinfer.cli.main import main
+from powerinfer.cli.main import HelpContext, main
 from powerinfer.cli.parts import parts_of
 
 __all__ = ["reference_pages"]

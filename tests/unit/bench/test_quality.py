@@ -9,8 +9,7 @@ import pytest
 
 from command_line import assert_error, invoke, run_json
 from powerinfer import LLM
-from powerinfer.bench.decode_timer import Decoded, DecodeTimer
-from powerinfer.bench.quality import Reference, measure_quality
+from powerinfer.bench.quality import Decoded, DecodeTimer, Reference, measure_quality
 from powerinfer.bench.quality_row import QualityPlan, QualityRow
 from powerinfer.errors import PromptError
 from powerinfer.gguf import open_gguf

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from command_line import assert_error, invoke, run_json
 from powerinfer import LLM
-from powerinfer.bench.decode_timer import DecodeTimer
+from powerinfer.bench.quality import DecodeTimer
 from powerinfer.cli.report.quality_results import load_results, save_results
 from powerinfer.errors import MeasurementError
 from tiny_models import TINY_MODELS, write_model

@@ -5,11 +5,9 @@ from pathlib import Path
 import pytest
 
 from powerinfer.bench.serving.client import Stream, random_prompt
-from powerinfer.bench.serving.peer_build import missing_instruction_sets
 from powerinfer.bench.serving.plan import PEER, ServingPlan
-from powerinfer.bench.serving.rounds import Load, p99, ratio
-from powerinfer.bench.serving.server import Server, running, system_info
-from powerinfer.bench.serving.shares import byte_bound
+from powerinfer.bench.serving.rounds import Load, byte_bound, p99, ratio
+from powerinfer.bench.serving.server import Server, missing_instruction_sets, running, system_info
 from powerinfer.errors import PowerInferError
 from powerinfer.gguf import open_gguf
 from tiny_models import TINY_MODELS, write_model

@@ -10,8 +10,7 @@ import pytest
 
 from command_line import assert_error, invoke
 from powerinfer import PowerInferError
-from powerinfer.cli.chat_commands import is_command, message_in
-from powerinfer.cli.chat_files import save_conversation
+from powerinfer.cli.chat_commands import is_command, message_in, save_conversation
 from powerinfer.engine.conversation import Conversation
 from powerinfer.sampling.sampler import Sampler
 from powerinfer.values import FloatArray

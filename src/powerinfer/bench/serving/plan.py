@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from powerinfer.bench.machine import describe_machine
-from powerinfer.bench.serving.peer_build import missing_instruction_sets
-from powerinfer.bench.serving.rounds import Load, Progress, measure_sides, ratio
+from powerinfer.bench.serving.rounds import Load, Progress, byte_bound, measure_sides, ratio
 from powerinfer.bench.serving.scenarios import SCENARIO_CONTEXT, measure_scenarios
-from powerinfer.bench.serving.server import our_command, peer_command, running, system_info
-from powerinfer.bench.serving.shares import byte_bound
+from powerinfer.bench.serving.server import (
+    missing_instruction_sets,
+    our_command,
+    peer_command,
+    running,
+    system_info,
+)
 from powerinfer.errors import PowerInferError
 from powerinfer.gguf import GGUFFile, open_gguf
 

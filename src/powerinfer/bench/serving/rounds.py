@@ -1,16 +1,23 @@
 """Rounds of many clients, on several servers in turns."""
 
+import asyncio
 import contextlib
+import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from powerinfer.bench.serving.client import Stream, complete_all, random_prompt
-from powerinfer.bench.serving.server import running
-from powerinfer.bench.serving.shares import measured_shares
+import httpx
 
-__all__ = ["Load", "measure_sides", "p99", "ratio"]
+from powerinfer.bench.serving.client import Stream, complete, complete_all, random_prompt
+from powerinfer.bench.serving.server import running
+from powerinfer.gguf import GGUFFile
+
+__all__ = ["Load", "byte_bound", "measure_sides", "p99", "ratio"]
+
+_GAUGE = re.compile(r"^powerinfer_(active|union)_share ([0-9.eE+-]+)$", re.MULTILINE)
+_FFN = (".ffn_gate.", ".ffn_up.", ".ffn_down.", ".ffn_down_t.")
 
 Progress = Callable[[int, int], None]
 
@@ -81,3 +88,64 @@ def ratio(ours: Sequence[float], other: Sequence[float]) -> dict[str, float]:
     """Median and range of the ratio per round."""
     ratios = [a / b for a, b in zip(ours, other, strict=True)]
     return {"ratio": statistics.median(ratios), "ratio_min": min(ratios), "ratio_max": max(ratios)}
+
+
+def measured_shares(
+    address: str, prompts: Sequence[Sequence[int]], max_tokens: int
+) -> dict[str, float | None]:
+    """Run clients and read `active_share` and `union_share` while all decode; None if missing."""
+    text = asyncio.run(_metrics_while_decoding(address, prompts, max_tokens))
+    found = {name: float(value) for name, value in _GAUGE.findall(text)}
+    return {f"{name}_share": found.get(name) for name in ("active", "union")}
+
+
+async def _metrics_while_decoding(
+    address: str, prompts: Sequence[Sequence[int]], max_tokens: int
+) -> str:
+    async with httpx.AsyncClient(base_url=address, trust_env=False) as client:
+        tasks = [asyncio.create_task(complete(address, each, max_tokens)) for each in prompts]
+        # All prompts are prefilled long before three quarters of the first answer are generated.
+        first: asyncio.Task[Stream] = tasks[0]
+        text = ""
+        while not first.done():
+            await asyncio.sleep(0.2)
+            try:
+                answer = await client.get("/metrics")
+            except httpx.HTTPError:
+                break
+            if answer.status_code != httpx.codes.OK:
+                break
+            if "powerinfer_" in answer.text and not first.done():
+                text = answer.text
+        await asyncio.gather(*tasks)
+        return text
+
+
+def byte_bound(file: GGUFFile, kind: str, union: float | None) -> float | None:
+    """Bound on the decode speedup: dense bytes per step over bytes with the firing neurons only.
+
+    It is a bound because it ignores neurons that a predictor selects but that do not fire.
+
+    Args:
+        kind: sparsity: off, exact or mlp; None for others, whose predictors are not in files.
+        union: share of the neurons that fire for any row of the step.
+    """
+    if kind == "off":
+        return 1.0
+    if union is None or kind not in ("exact", "mlp"):
+        return None
+    sizes = {"ffn": 0, "gate": 0, "predictor": 0, "always": 0}
+    skipped = "token_embd.weight" if "output.weight" in file.tensors else ""
+    for name, tensor in file.tensors.items():
+        if name == skipped or name.startswith("position_embd"):
+            continue
+        if ".fc1." in name or ".fc2." in name:
+            role = "predictor"
+        elif kind == "exact" and ".ffn_gate." in name:
+            role = "gate"
+        else:
+            role = "ffn" if any(part in name for part in _FFN) else "always"
+        sizes[role] += tensor.num_bytes
+    dense = sizes["always"] + sizes["gate"] + sizes["ffn"]
+    predictor = sizes["predictor"] if kind == "mlp" else 0
+    return dense / (sizes["always"] + sizes["gate"] + predictor + union * sizes["ffn"])

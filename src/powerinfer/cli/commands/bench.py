@@ -14,9 +14,15 @@ import click
 from powerinfer.cli.bench_serve import bench_serve
 from powerinfer.cli.files import PathType, check_folder, read_text
 from powerinfer.cli.flags.flags import llm_options
-from powerinfer.cli.flags.options import engine_options, json_option, option, print_json
-from powerinfer.cli.flags.settings import read_names
-from powerinfer.cli.flags.tasks import read_tasks, task_options
+from powerinfer.cli.flags.options import (
+    engine_options,
+    json_option,
+    option,
+    print_json,
+    read_names,
+    read_tasks,
+    task_options,
+)
 from powerinfer.cli.parts import CommandWithParts
 from powerinfer.cli.report.progress import ProgressBar
 from powerinfer.cli.report.tables import percent, print_paragraph, print_table

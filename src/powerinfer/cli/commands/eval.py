@@ -9,9 +9,14 @@ import click
 
 from powerinfer.cli.files import PathType, read_text
 from powerinfer.cli.flags.flags import flags, llm_options
-from powerinfer.cli.flags.options import json_option, model_option, option
-from powerinfer.cli.flags.settings import read_names
-from powerinfer.cli.flags.tasks import read_tasks, task_options
+from powerinfer.cli.flags.options import (
+    json_option,
+    model_option,
+    option,
+    read_names,
+    read_tasks,
+    task_options,
+)
 
 __all__ = ["COMMAND"]
 

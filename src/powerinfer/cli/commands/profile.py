@@ -3,8 +3,9 @@
 `powerinfer plan` and PowerInfer's own tools find the counts in the folder `activation`.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 import click
 
@@ -12,6 +13,7 @@ from powerinfer.cli.files import PathType, check_folder, check_plots, model_file
 from powerinfer.cli.flags.flags import flag, flags, llm_options
 from powerinfer.cli.flags.options import json_option, model_option, option, print_json, texts_option
 from powerinfer.cli.report.progress import ProgressBar
+from powerinfer.cli.report.tables import percent, print_paragraph, print_table
 from powerinfer.errors import PowerInferError
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
     from powerinfer import LLM
     from powerinfer.options.llm_options import LLMOptions
+    from powerinfer.placement.activation_record import ActivationRecord
+    from powerinfer.train.profile.comparing import Overlap
     from powerinfer.train.profile.profile import Outcome
 
 __all__ = ["COMMAND"]
@@ -106,7 +110,6 @@ def profile(
     folder = _folder(model, output, options)
     check_plots(plots)
     from powerinfer.cli.model import open_llm
-    from powerinfer.cli.report.profile import Written, as_report, print_report
     from powerinfer.train.profile.comparing import hot_overlaps
 
     options["sparsity"], options["device"] = "exact", "cpu"
@@ -115,18 +118,148 @@ def profile(
         outcome = _count(llm, files, folder, num_tokens, has_window=has_window)
         experts = llm.loaded.model.config.experts
         name = llm.loaded.path.name
-    drawn = [] if plots is None else _draw(outcome, plots, name)
-    written = Written(
-        folder,
-        1 if experts is None else experts.num_used,
-        compare,
-        () if other is None else hot_overlaps(outcome.profile.frequency, other),
-        drawn,
-    )
+    drawn = []
+    if plots is not None:
+        from powerinfer.bench.calibration_plots import draw_profile
+
+        drawn = draw_profile(outcome.profile, plots, model=name)
+    used = 1 if experts is None else experts.num_used
+    overlaps = () if other is None else hot_overlaps(outcome.profile.frequency, other)
+    report = _report(outcome, folder, used, compare, overlaps, drawn)
     if as_json:
-        print_json(as_report(outcome, written))
+        print_json(report)
     else:
-        print_report(outcome, written)
+        _print(report, outcome.profile.record, used)
+
+
+class LayerReport(TypedDict):
+    """Shares of a layer; `overlap` is empty if nothing was compared."""
+
+    layer: int
+    active_share: float
+    hot_share: float
+    never_share: float
+    overlap: dict[str, float]
+
+
+class ProfileReport(TypedDict):
+    """The object of `profile --json`.
+
+    `active_share` is the share of the neurons that fire, among the experts that a token uses;
+    `hot_share` the share of a layer's neurons that make 80 % of the activations, `never_share`
+    that of neurons that never fired. `overlap` has for the hottest 10, 20 and 50 % of the neurons
+    (`"0.1"`) the share that is among the hottest of the compared folder, in each layer and, at the
+    top, over all layers. `tokens_per_s` is null if an earlier run had counted everything.
+    """
+
+    path: str
+    plots: list[str]
+    compared_with: str | None
+    model: str
+    activation: str
+    texts: list[str]
+    tokens: int
+    new_tokens: int
+    elapsed_s: float
+    tokens_per_s: float | None
+    active_share: float
+    overlap: dict[str, float]
+    layers: list[LayerReport]
+
+
+def _report(
+    outcome: "Outcome",
+    folder: Path,
+    num_experts_used: int,
+    compared_with: Path | None,
+    overlaps: "Sequence[Overlap]",
+    plots: Sequence[Path],
+) -> ProfileReport:
+    """Create the object of `profile --json`; without a router a token uses one expert."""
+    record = outcome.profile.record
+    layers = [
+        _layer(outcome, num_experts_used, overlaps, number) for number in range(len(record.fired))
+    ]
+    return {
+        "path": str(folder),
+        "plots": [str(path) for path in plots],
+        "compared_with": None if compared_with is None else str(compared_with),
+        "model": record.counted.model_identity,
+        "activation": record.counted.activation,
+        "texts": list(record.texts),
+        "tokens": record.num_tokens,
+        "new_tokens": outcome.new_tokens,
+        "elapsed_s": outcome.seconds,
+        "tokens_per_s": outcome.tokens_per_s,
+        "active_share": sum(layer["active_share"] for layer in layers) / len(layers),
+        "overlap": {f"{each.top:g}": each.all for each in overlaps},
+        "layers": layers,
+    }
+
+
+def _print(report: ProfileReport, record: "ActivationRecord", num_experts_used: int) -> None:
+    """Print the table and the summary on stdout."""
+    tops = [f"top {100 * float(top):g} %" for top in report["overlap"]]
+    rows = [("layer", "fire", "hot 80 %", "never", *tops)]
+    rows += [_row(layer) for layer in report["layers"]]
+    if tops:
+        shares = [percent(share) for share in report["overlap"].values()]
+        rows.append(("all", percent(report["active_share"]), "", "", *shares))
+    print_table(rows)
+    click.echo()
+    print_paragraph(f"counted {_speed(report)} of {record.text_names}")
+    print_paragraph(
+        "fire: share of the neurons that are not zero; hot 80 %: share of the neurons that make "
+        "80 % of the activations; never: share that fired for no token"
+    )
+    if report["compared_with"] is not None:
+        print_paragraph(
+            "top: share of the neurons that fire most often here and also do so in "
+            f"{report['compared_with']}"
+        )
+    if record.num_experts > 1:
+        print_paragraph(
+            f"a token uses {num_experts_used} of {record.num_experts} experts: fire counts "
+            "the neurons of those, hot 80 % and never the neurons of all"
+        )
+    click.echo(f"stored in {report['path']}")
+    for path in report["plots"]:
+        click.echo(f"drawn: {path}")
+
+
+def _speed(report: ProfileReport) -> str:
+    tokens = f"{report['tokens']} tokens"
+    if report["tokens_per_s"] is None:
+        return f"{tokens}, in an earlier run,"
+    before = report["tokens"] - report["new_tokens"]
+    earlier = f", {before} of them in an earlier run," if before else ""
+    return f"{tokens}{earlier} at {report['tokens_per_s']:.0f} tokens/s"
+
+
+def _layer(
+    outcome: "Outcome", num_experts_used: int, overlaps: "Sequence[Overlap]", number: int
+) -> LayerReport:
+    from powerinfer.predictors.calibration import hot_share
+
+    record, counts = outcome.profile.record, outcome.profile.counts[number]
+    of_all = record.fired[number] / record.num_tokens / record.num_neurons
+    return {
+        "layer": number,
+        "active_share": of_all * record.num_experts / num_experts_used,
+        "hot_share": hot_share(counts),
+        "never_share": float((counts == 0).mean()),
+        "overlap": {f"{each.top:g}": each.layers[number] for each in overlaps},
+    }
+
+
+def _row(layer: LayerReport) -> tuple[str, ...]:
+    return (
+        str(layer["layer"]),
+        percent(layer["active_share"]),
+        percent(layer["hot_share"]),
+        percent(layer["never_share"]),
+        *map(percent, layer["overlap"].values()),
+    )
 
 
 def _folder(model: Path | None, output: Path | None, options: "LLMOptions") -> Path:
@@ -189,12 +322,6 @@ def _count(
             progress=show,
             stopped=note,
         )
-
-
-def _draw(outcome: "Outcome", plots: Path, model: str) -> list[Path]:
-    from powerinfer.bench.frequency_plot import draw_profile
-
-    return draw_profile(outcome.profile, plots, model=model)
 
 
 COMMAND = profile

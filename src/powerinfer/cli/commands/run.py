@@ -142,8 +142,7 @@ def _say_if_model(word: str) -> None:
 
 def _stream(llm: "LLM", prompt: bytes, params: "SamplingParams", *, displays_prompt: bool) -> None:
     """Print pieces as they come; whatever ends the text, figures follow on stderr."""
-    from powerinfer.cli.model import print_speed
-    from powerinfer.cli.report.sampling import say_if_full, summary
+    from powerinfer.cli.model import print_speed, say_if_full, summary
     from powerinfer.cli.report.sparsity import print_recall
 
     # Refuses a prompt that does not fit before any of it is shown.
@@ -170,7 +169,7 @@ def _stream(llm: "LLM", prompt: bytes, params: "SamplingParams", *, displays_pro
 
 def _print_report(llm: "LLM", prompt: bytes, params: "SamplingParams") -> None:
     """Print one JSON object at the end, also when Ctrl-C or a signal is what ended the text."""
-    from powerinfer.cli.report.sampling import say_if_full
+    from powerinfer.cli.model import say_if_full
     from powerinfer.cli.signals import TerminatedError
 
     stream = llm.stream(prompt, params)

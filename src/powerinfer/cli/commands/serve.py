@@ -4,13 +4,14 @@ The port opens at once; until the model is loaded, /health answers 503.
 """
 
 import signal
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from powerinfer.cli.files import PathType
+from powerinfer.cli.files import PathType, read_text
 from powerinfer.cli.flags.flags import flag, flags, llm_options, sampling_params
 from powerinfer.cli.flags.llama_server_flags import llama_server_flags, take_llama_server_flags
 from powerinfer.cli.flags.options import engine_options, option, parallel_options, sampling_options
@@ -100,8 +101,6 @@ accepted and listed.
 @llama_server_flags
 def serve(model: Path | None, **flags: object) -> int:
     """Serve a model to many clients at once."""
-    from powerinfer.cli.flags.server_settings import server_settings
-
     taken = take_llama_server_flags(flags)
     for names, what in (
         (taken.meaningless, "that mean nothing here and are ignored"),
@@ -109,9 +108,56 @@ def serve(model: Path | None, **flags: object) -> int:
     ):
         if names:
             click.echo(f"flags of llama-server {what}: {', '.join(names)}", err=True)
-    settings = server_settings(model, flags, sampling_params(flags, None))
-    options = llm_options(flags)
-    return _run(model, options, settings)
+    return _run(model, llm_options(flags), _settings(model, flags))
+
+
+def _settings(model: Path | None, flags: Mapping[str, Any]) -> "ServerSettings":
+    """Create the settings from the flags.
+
+    Raises:
+        click.ClickException: a key is empty, or the file of keys is empty or cannot be read.
+    """
+    from powerinfer.serve.settings import ServerSettings
+
+    names = _names(model, flags["alias"])
+    return ServerSettings(
+        model_name=names[0],
+        other_names=tuple(names[1:]),
+        host=flags["host"],
+        port=flags["port"],
+        parallel=flags["parallel"],
+        max_queue=flags["max_queue"],
+        api_keys=_keys(flags["api_keys"], flags["api_key_file"]),
+        drain_timeout_s=flags["drain_timeout"],
+        request_timeout_s=flags["request_timeout"],
+        read_timeout_s=flags["timeout"],
+        cors_origins=tuple(flags["cors_origins"]),
+        reuses_answers=flags["reuse_answers"],
+        sampling=sampling_params(flags, None),
+        max_tokens=flags["max_tokens"],
+        is_story_model=model is None,
+    )
+
+
+def _names(model: Path | None, alias: str | None) -> list[str]:
+    """Names that clients may use for the model; the first is shown to them."""
+    aliases = [each.strip() for each in (alias or "").split(",") if each.strip()]
+    if model is None:
+        return list(dict.fromkeys([*aliases, "powerinfer-story"]))
+    return list(dict.fromkeys([*aliases, model.name.removesuffix(".gguf"), model.name, str(model)]))
+
+
+def _keys(given: tuple[str, ...], file: Path | None) -> tuple[str, ...]:
+    keys = list(given)
+    if file is not None:
+        lines = read_text(file).decode().splitlines()
+        found = [line.strip() for line in lines if line.strip()]
+        if not found:
+            raise click.ClickException(f"{file}: has no key; write one per line")
+        keys += found
+    if not all(each.strip() for each in keys):
+        raise click.UsageError("--api-key is empty; leave it out for a server without keys")
+    return tuple(keys)
 
 
 def _run(model: Path | None, options: "LLMOptions", settings: "ServerSettings") -> int:

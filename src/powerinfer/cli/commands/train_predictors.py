@@ -3,6 +3,7 @@
 Needs the extra `train`. PowerInfer's files carry such predictors.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import click
 from powerinfer.cli.files import PathType, check_folder, model_file
 from powerinfer.cli.flags.flags import flag, flags, llm_options
 from powerinfer.cli.flags.options import (
+    SizeType,
     json_option,
     model_option,
     option,
@@ -18,16 +20,18 @@ from powerinfer.cli.flags.options import (
     resumed_output_option,
     texts_option,
 )
-from powerinfer.cli.flags.sizes import SizeType
-from powerinfer.cli.report.predictors import print_packed, print_predictors
 from powerinfer.cli.report.progress import ProgressBar
+from powerinfer.cli.report.tables import percent, print_paragraph, print_table
 
 if TYPE_CHECKING:
     from powerinfer.convert.pack import PackReport
+    from powerinfer.train.predictors.folder import LayerReport
     from powerinfer.train.predictors.plan import TrainingPlan
     from powerinfer.train.predictors.run import TrainedPredictors
 
 __all__ = ["COMMAND"]
+
+_HEAD = ("layer", "active", "rank", "recall", "precision", "density", "error")
 
 _EPILOG = """\b
 Examples:
@@ -157,6 +161,51 @@ def train_predictors(  # noqa: PLR0913  click passes every flag as an argument
     print_predictors(trained, plan)
     if report is not None:
         print_packed(report)
+
+
+def print_predictors(trained: "TrainedPredictors", plan: "TrainingPlan") -> None:
+    """Print the table on stdout, and the layers that miss the recall on stderr."""
+    short = [n for n, layer in enumerate(trained.layers) if layer.recall < plan.goal.recall]
+    if short:
+        which = ", ".join(map(str, short[:8])) + (", ..." if len(short) > len(short[:8]) else "")
+        click.echo(
+            f"note: fewer than {percent(plan.goal.recall)} of the firing neurons are found in "
+            f"layer{'s' if len(short) > 1 else ''} {which}",
+            err=True,
+        )
+    print_table([_HEAD, *_rows(trained.layers)])
+    click.echo()
+    print_paragraph(
+        f"measured on {trained.report['held_out_tokens']} of {trained.report['tokens']} tokens, "
+        "which were held out, with the predictors of all layers active"
+    )
+    print_paragraph(
+        f"the predictors have {percent(trained.share)} of the model's parameters; the limit is "
+        f"{percent(plan.goal.max_share)}"
+    )
+    click.echo(f"written to {plan.output}")
+
+
+def _rows(layers: "Sequence[LayerReport]") -> list[tuple[str, ...]]:
+    return [
+        (
+            str(number),
+            percent(layer.active),
+            str(layer.rank),
+            percent(layer.recall),
+            percent(layer.precision),
+            percent(layer.density),
+            f"{layer.ffn_error:.4f}",
+        )
+        for number, layer in enumerate(layers)
+    ]
+
+
+def print_packed(report: "PackReport") -> None:
+    """Print the packed file and the notes on it."""
+    for note in report.notes:
+        click.echo(f"note: {note}", err=True)
+    click.echo(f"{report.path}: the model with its predictors, {report.num_bytes / 1e6:.1f} MB")
 
 
 def _check_before(model: Path | None, packed: Path | None, flags: dict[str, object]) -> None:

@@ -2,18 +2,25 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from powerinfer.cli.files import ModelPath, PathType
 from powerinfer.cli.flags.flags import Command, add_flags, flag, flags
+from powerinfer.errors import PromptError
 from powerinfer.options.option import OptionTable, options_of
 from powerinfer.options.options import EngineOptions
+from powerinfer.options.vram_budget import parse_vram_budget
 from powerinfer.sampling.sampling_params import FORMS, SamplingParams
 
+if TYPE_CHECKING:
+    from powerinfer.evaluation.task import Task
+
 __all__ = [
+    "SizeType",
     "decode_escapes",
     "engine_options",
     "json_option",
@@ -22,8 +29,11 @@ __all__ = [
     "parallel_options",
     "predictors_option",
     "print_json",
+    "read_names",
+    "read_tasks",
     "resumed_output_option",
     "sampling_options",
+    "task_options",
     "texts_option",
 ]
 
@@ -153,3 +163,71 @@ def decode_escapes(text: bytes) -> bytes:
         return bytes.fromhex(code.decode()) if code else _ESCAPED.get(letter, letter)
 
     return _ESCAPE.sub(replaced, text)
+
+
+def _names(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[str, ...]:
+    """Parse `piqa,./file.jsonl`."""
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def task_options(command: Command) -> Command:
+    """Add the flags; the command gets `tasks`, `data` and `limit`, which `read_tasks` takes."""
+    return add_flags(
+        command,
+        option(
+            "--tasks T,T", "Names of tasks or paths of task files.", default="", callback=_names
+        ),
+        option("--data DIR", "Folder with the files of named tasks.", PathType(file_okay=False)),
+        option("--limit N", "Ask only the first N items of each task.", click.IntRange(min=1)),
+    )
+
+
+def read_tasks(names: Sequence[str], data: Path | None, limit: int | None) -> "tuple[Task, ...]":
+    """Read tasks from their files.
+
+    Raises:
+        click.UsageError: the folder `data` does not exist.
+        TaskError: there is no such task, or its file is missing or malformed.
+    """
+    if data is not None and not data.is_dir():
+        raise click.UsageError(f"--data {data}: no such folder")
+    if not names:
+        return ()
+    from powerinfer.evaluation.task import find_tasks
+
+    return tuple(task.first(limit) for task in find_tasks(names, data))
+
+
+class SizeType(click.ParamType[int]):
+    """Bytes: ``8``, ``8G``, ``8GiB`` or ``512M``; units are powers of two, bare numbers GiB."""
+
+    name = "size"
+
+    def convert(
+        self, value: str | int, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """Convert one value."""
+        if isinstance(value, int):
+            return value
+        try:
+            found = parse_vram_budget(value).num_bytes
+        except (PromptError, ValueError):
+            found = None
+        if found is None:
+            self.fail(f"{value!r:.40} is not a size such as 8GiB or 512MiB", param, ctx)
+        return found
+
+
+def read_names(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[str, ...]:
+    """Parse `off,exact,lowbit:2`; a callback of click.
+
+    Raises:
+        UnsupportedError: there is no such setting.
+    """
+    names = tuple(part.strip().lower() for part in text.split(",") if part.strip())
+    for name in names:
+        if name not in ("off", "auto", "default"):
+            from powerinfer.predictors import parse_kind
+
+            parse_kind(name)
+    return names
