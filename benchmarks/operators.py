@@ -15,7 +15,7 @@ from typing import Any
 
 from powerinfer import LLM
 from powerinfer.bench.machine import describe_machine
-from powerinfer.bench.operators import measure_operators
+from timing.operators import measure_operators
 
 
 def _options() -> argparse.Namespace:

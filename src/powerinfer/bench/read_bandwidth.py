@@ -3,13 +3,11 @@
 import statistics
 from collections.abc import Sequence
 
-import numpy as np
-
 from powerinfer.ops.cpu.prefetch_settings import PlainReadSettings
 from powerinfer.ops.cpu.speed import RowReader
 from powerinfer.values import ByteArray
 
-__all__ = ["PLAIN_READ_SETTINGS", "PlainReader", "gather_read_gb_per_s"]
+__all__ = ["PLAIN_READ_SETTINGS", "PlainReader"]
 
 PLAIN_READ_SETTINGS = (
     PlainReadSettings(),
@@ -21,8 +19,6 @@ PLAIN_READ_SETTINGS = (
     PlainReadSettings(ahead=2048, streams=4),
 )
 """The fastest of them differs between processors, by a quarter and more."""
-
-_GATHERED_AHEAD = (0, 4 << 10, 12 << 10, 24 << 10)
 
 # Settings are compared on at most this many bytes, more than caches hold.
 _SAMPLE_BYTES = 512 << 20
@@ -73,37 +69,6 @@ class PlainReader:
             for each in PLAIN_READ_SETTINGS:
                 seconds[each].append(self._reader.read_all_s(arrays, each))
         return min(seconds, key=lambda each: statistics.median(seconds[each]))
-
-
-def gather_read_gb_per_s(
-    matrices: Sequence[ByteArray], share: float, threads: int, *, seed: int = 0
-) -> float:
-    """Measure GB/s of reading random rows in ascending order, without and with prefetching.
-
-    The rate of the fastest of several settings: without prefetching, and with rows prefetched.
-
-    Args:
-        matrices: u8[rows, row_bytes] each, read in a call of its own.
-        share: share of the rows, drawn for each matrix.
-    """
-    random = np.random.default_rng(seed)
-    chosen = [
-        np.flatnonzero(random.random(len(rows)) < share).astype(np.int32) for rows in matrices
-    ]
-    reader = RowReader(threads)
-
-    def seconds(ahead: int) -> float:
-        # All matrices before the next distance: what was read before has left the caches.
-        return sum(
-            reader.read_s(rows.reshape(-1), rows.shape[1], ids, ahead)
-            for rows, ids in zip(matrices, chosen, strict=True)
-        )
-
-    num_bytes = sum(len(ids) * rows.shape[1] for rows, ids in zip(matrices, chosen, strict=True))
-    # Fault in the pages first.
-    seconds(0)
-    fastest = min(seconds(ahead) for ahead in _GATHERED_AHEAD)
-    return num_bytes / fastest / 1e9 if num_bytes else 0.0
 
 
 def _sample(arrays: Sequence[ByteArray], num_bytes: int) -> list[ByteArray]:

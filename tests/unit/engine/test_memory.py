@@ -16,12 +16,12 @@ import pytest
 
 from patience import PATIENCE_S
 from powerinfer import LLM, NumericsError, SamplingParams
-from powerinfer.bench.operators import measure_operators
 from powerinfer.calibration.recall import recall_meter
 from powerinfer.engine.conversation import Conversation
 from powerinfer.engine.llm import Prompt
 from powerinfer.engine.perplexity import scored_windows
 from powerinfer.sampling.sampler import Sampler
+from timing.operators import measure_operators
 from tiny_models import TINY_MODELS, write_model
 
 PROMPT: Prompt = "Once upon a time"

@@ -9,16 +9,23 @@ from typing import ParamSpec, TypedDict, TypeVar, cast
 
 import numpy as np
 
-from powerinfer.bench.read_bandwidth import PlainReader, gather_read_gb_per_s
+from powerinfer.bench.read_bandwidth import PlainReader
 from powerinfer.engine.llm import LLM
 from powerinfer.gguf import Tensor
 from powerinfer.loading.step import TokenSequence
 from powerinfer.models import Model
 from powerinfer.ops.backend import Activations, Backend, Matrix, SomeLinear
+from powerinfer.ops.cpu.speed import RowReader
 from powerinfer.ops.protocol import LayerProgram
-from powerinfer.values import Batch, BoolArray, FloatArray
+from powerinfer.values import Batch, BoolArray, ByteArray, FloatArray
 
-__all__ = ["OperatorCost", "OperatorTimes", "TimedOps", "measure_operators"]
+__all__ = [
+    "OperatorCost",
+    "OperatorTimes",
+    "TimedOps",
+    "gather_read_gb_per_s",
+    "measure_operators",
+]
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -37,6 +44,7 @@ OPERATORS = (PROJECTIONS, ROUTERS, PREDICTORS, NEURONS, DOWN, HEAD, ATTENTION, N
 
 _REST = ("embed", "rms_norm", "layer_norm", "rope_and_store", "add")
 _PROMPT_TOKENS = 32
+_GATHERED_AHEAD = (0, 4 << 10, 12 << 10, 24 << 10)
 # Tensors whose rows are neurons.
 _NEURON_TENSORS = tuple(
     f".ffn_{name}.weight"
@@ -312,3 +320,34 @@ def _plain_rates(llm: LLM, active_share: float) -> tuple[float, float | None]:
         return read, None
     rows = [tensor.rows for tensor in neurons]
     return read, gather_read_gb_per_s(rows, active_share, loaded.threads)
+
+
+def gather_read_gb_per_s(
+    matrices: Sequence[ByteArray], share: float, threads: int, *, seed: int = 0
+) -> float:
+    """Measure GB/s of reading random rows in ascending order, without and with prefetching.
+
+    The rate of the fastest of several settings: without prefetching, and with rows prefetched.
+
+    Args:
+        matrices: u8[rows, row_bytes] each, read in a call of its own.
+        share: share of the rows, drawn for each matrix.
+    """
+    random = np.random.default_rng(seed)
+    chosen = [
+        np.flatnonzero(random.random(len(rows)) < share).astype(np.int32) for rows in matrices
+    ]
+    reader = RowReader(threads)
+
+    def seconds(ahead: int) -> float:
+        # All matrices before the next distance: what was read before has left the caches.
+        return sum(
+            reader.read_s(rows.reshape(-1), rows.shape[1], ids, ahead)
+            for rows, ids in zip(matrices, chosen, strict=True)
+        )
+
+    num_bytes = sum(len(ids) * rows.shape[1] for rows, ids in zip(matrices, chosen, strict=True))
+    # Fault in the pages first.
+    seconds(0)
+    fastest = min(seconds(ahead) for ahead in _GATHERED_AHEAD)
+    return num_bytes / fastest / 1e9 if num_bytes else 0.0

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from powerinfer import LLM
-from powerinfer.bench.operators import (
+from powerinfer.loading.step import TokenSequence
+from timing.operators import (
     DOWN,
     HEAD,
     NEURONS,
@@ -18,7 +19,6 @@ from powerinfer.bench.operators import (
     TimedOps,
     measure_operators,
 )
-from powerinfer.loading.step import TokenSequence
 from tiny_models import TINY_EXPERTS, write_model
 
 TOKENS = [1, 5, 9, 20, 33]

@@ -1,0 +1,1 @@
+"""Clocks for parts of a step: what `operators.py` is made of."""
