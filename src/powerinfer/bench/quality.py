@@ -164,7 +164,6 @@ def measure_quality(
     """Measure every setting, the dense model first, and yield each result at once.
 
     Args:
-        path: model, see `loading.loader.load`.
         options: engine options; `sparsity` and the dials are replaced by those of the settings.
         text: UTF-8, not the text used for calibration.
         reference: dense figures of an earlier run; the dense model is then not measured.

@@ -47,7 +47,6 @@ class QualityRow:
     """Figures of one setting; tuples hold a value per layer or per repeat.
 
     Attributes:
-        sparsity: sparsity that ran.
         decode_tokens_per_s: median over the repeats for the dense model; for others that rate times
             their speedup, so that the two cannot contradict each other on a machine whose speed
             changes. `decode_s` has the raw times.

@@ -80,9 +80,7 @@ class SpeedResult:
         prefill_s: prompt length to seconds.
         decode_s: seconds per step, averaged over the steps of a repeat.
         native_s: the native core's part of it; empty if not counted.
-        read_s: seconds of a plain read of the weights.
         read_way: the fastest settings of the plain read on this machine.
-        read_bytes: bytes of that read.
         decode_bytes: bytes a decode step read, averaged.
         active_share: share of the FFN neurons used in decoding; None without decode.
         predicted_share: share selected by predictors; None without predictors.
@@ -155,7 +153,6 @@ def measure_speed(
 
     Args:
         llm: loaded with a context of at least `plan.context_length`.
-        progress: called with (repeats done, repeats in all).
 
     Raises:
         PromptError: the context is too short for the plan, or it measures nothing.

@@ -79,9 +79,6 @@ class ModelPath(PathType):
 def model_file(model: Path | None) -> Path:
     """Path of a model file, fetched from the Hub if needed, with a progress bar.
 
-    Args:
-        model: value of a `ModelPath`; None for the bundled model.
-
     Raises:
         PowerInferError: there is no such model, or it cannot be fetched.
     """
@@ -146,11 +143,7 @@ def strip_final_newline(content: bytes) -> bytes:
 
 
 def check_folder(path: Path) -> None:
-    """Check that a folder, which may not exist yet, can be written to.
-
-    Raises:
-        click.ClickException: it cannot be written to.
-    """
+    """Check that a folder, which may not exist yet, can be written to."""
     import tempfile  # heavy, and few commands write
 
     try:

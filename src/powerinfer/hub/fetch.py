@@ -38,7 +38,6 @@ class FetchedModel:
 
     Attributes:
         path: GGUF file, or its first part.
-        num_bytes: size of all files.
         fetched_bytes: bytes downloaded by the call that returned this.
     """
 
@@ -60,7 +59,6 @@ def fetch_model(
 
     Args:
         text: `hf:ORG/NAME[:QUANT][@REVISION]`.
-        progress: called during downloads.
         renews: ask the Hub for the revision's current commit, unless it is one.
         fetches: False to refuse a model that is incomplete.
 

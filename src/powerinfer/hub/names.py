@@ -15,7 +15,7 @@ _SCHEME = "hf:"
 # huggingface_hub would cost every local `hf:` model the import of an HTTP client.
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?")
 _LONGEST_NAME = 96
-# What git allows in names of branches and tags, less what a URL would have to escape.
+# Git's rules for names of branches and tags, without characters that a URL has to escape.
 _REVISION = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._/+-]*[A-Za-z0-9_+-])?")
 _QUANT = re.compile(r"[^\x00-\x1f\x7f\\:@]+")
 _COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -27,7 +27,6 @@ class Option:
             or a PowerInferError. Checking a result again changes nothing.
         usage: flags and metavar as help shows them, such as `-t --threads N` or
             `--mmap/--no-mmap`; empty for an option that only Python has.
-        help: text for `--help`.
         variable: environment variable that the command line reads.
         none: number that stands for None on the command line.
     """
@@ -56,8 +55,6 @@ class Option:
         """Check and convert a value.
 
         Args:
-            name: of the option, for messages.
-            value: from a Python caller or a flag.
             what: noun for the option in messages.
 
         Raises:
@@ -91,7 +88,7 @@ class OptionTable:
         for field in fields(self):
             hint, option = get_args(field.type)
             value = as_python(getattr(self, field.name))
-            # Where the type allows None, no check needs to know it.
+            # Checks need not know None where the type allows it.
             if value is not None or NoneType not in get_args(hint):
                 value = option.read(field.name, value, self._what)
             object.__setattr__(self, field.name, value)

@@ -38,8 +38,6 @@ class ServedModel:
     """A loaded model.
 
     Attributes:
-        engine: computes requests.
-        tokenizer: tokenizer of the model.
         context_length: most tokens of a prompt and its answer.
         loaded: everything about the model; None in tests with a fake engine.
     """
@@ -55,10 +53,8 @@ class ServerContext:
     """State of one server, given to all routes and used on the event loop only.
 
     Attributes:
-        metrics: counters and gauges.
         created: start of the server in seconds since 1970.
         error_bodies: by path prefix, how an API other than OpenAI's writes errors.
-        phase: loading, ready or draining.
         public_paths: paths that need no key; those that end with a slash include all paths below.
         num_requests: requests that run or wait.
     """

@@ -23,11 +23,9 @@ class ApiError(Exception):
 
     Attributes:
         message: what was got, and what is wanted.
-        status: HTTP status.
         type: kind of error, as OpenAI names them.
         param: the wrong field of the request, if any.
         code: for programs, if there is one.
-        headers: sent with the answer.
     """
 
     def __init__(
@@ -83,7 +81,6 @@ def from_engine(error: PowerInferError, param: str | None = None) -> ApiError:
     """Convert an error of the engine.
 
     Args:
-        error: as the engine raised it.
         param: field of the request to blame, if the request is wrong.
     """
     if isinstance(error, ContextLengthError):

@@ -12,7 +12,7 @@ from powerinfer.serve.errors import bad_request, error_body
 
 __all__ = ["protocol_class"]
 
-# Of unread data, so that a client that reads nothing is noticed after little text.
+# Unread data kept by the kernel: a client that reads nothing is noticed after little text.
 _SEND_BUFFER_BYTES = 1 << 16
 
 

@@ -21,7 +21,6 @@ class RequestHead:
     """A request without its body.
 
     Attributes:
-        method: HTTP method.
         path: without the query.
         query: part of the address after `?`.
         headers: names in lower case, and values.

@@ -61,16 +61,11 @@ def run_server(
     load: Callable[[], ServedModel],
     announce: Callable[[ServedModel], None],
 ) -> int:
-    """Serve until a signal arrives.
+    """Serve until a signal arrives; returns its number.
 
     Args:
-        context: state of the server.
         listener: an open port; closed at the end.
         load: loads the model in a thread, once the port is open and signals are handled.
-        announce: called when the model is ready.
-
-    Returns:
-        The number of the signal.
 
     Raises:
         PowerInferError: the model cannot be loaded.
@@ -156,12 +151,7 @@ class _Server(uvicorn.Server):
 
 
 class _Signals:
-    """SIGTERM and Ctrl-C: the first asks the server to shut down, a second to do so at once.
-
-    Attributes:
-        first: set by the first signal.
-        second: set by the second signal.
-    """
+    """SIGTERM and Ctrl-C: the first asks the server to shut down, a second to do so at once."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -27,19 +27,7 @@ def load_served(
     calibrating: Progress | None = None,
     placing: "PlacementProgress | None" = None,
 ) -> ServedModel:
-    """Load a model; without `kv_tokens` every text may fill its context.
-
-    Args:
-        path: as for `LLM`.
-        options: as for `LLM`, including `parallel`.
-        progress: as for `LLM`.
-        downloading: called while a model is downloaded.
-        calibrating: called while a model is calibrated.
-        placing: called while a model is placed on a GPU.
-
-    Raises:
-        PowerInferError: as for `LLM`.
-    """
+    """Load a model, as `LLM` does; without `kv_tokens` every text may fill its context."""
     checked = engine_options(**options)
     opened = loader.open_model(path, checked, downloading)
     if checked.kv_tokens is None:

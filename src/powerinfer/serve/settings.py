@@ -12,10 +12,7 @@ class ServerSettings:
     """Flags of `powerinfer serve`, except those of the engine.
 
     Attributes:
-        model_name: name of the model for clients.
         other_names: further names that clients may use.
-        host: address to listen on.
-        port: TCP port.
         parallel: most texts that are computed at once.
         max_queue: most requests that wait; further ones are refused.
         api_keys: keys, one of which requests must have; empty if none is needed.
@@ -23,10 +20,8 @@ class ServerSettings:
         request_timeout_s: how long a request may take; None for no limit.
         cors_origins: origins of web pages that may use the API.
         reuses_answers: share keys and values of answers, too.
-        sampling: defaults of requests.
         max_tokens: default limit of an answer in a chat; None for the rest of the context.
         is_story_model: the model of the package, which continues stories.
-        max_body_bytes: most bytes of a request's body.
         read_timeout_s: how long a client may take to send a head or a body, or to read.
     """
 

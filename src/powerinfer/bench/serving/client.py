@@ -27,7 +27,6 @@ class Stream:
     Attributes:
         started_s: time of the request, by `time.perf_counter`.
         arrivals_s: arrival times of the pieces of text.
-        num_tokens: tokens generated, as the server counts them.
     """
 
     started_s: float

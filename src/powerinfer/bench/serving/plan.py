@@ -36,9 +36,6 @@ class ServingPlan:
     Attributes:
         settings: sparsity settings, a server each; empty for the model's default alone.
         plain: file served by the peer; None for `model`.
-        clients: numbers of concurrent clients.
-        repeats: measured rounds.
-        context: context length per sequence.
         has_scenarios: measure a long prompt during streams, a second turn, a single stream.
     """
 

@@ -108,7 +108,6 @@ def llm_options(flags: Mapping[str, object], vram_budget: VramBudget | None = No
     """Pick the options of `LLM` from a command's parameters.
 
     Args:
-        flags: parameters by name.
         vram_budget: GPU memory to use, if it is a parameter of its own.
     """
     given = {name: flags[name] for name in options_of(EngineOptions) if name in flags}
@@ -122,7 +121,6 @@ def sampling_params(flags: Mapping[str, object], max_tokens: int | None) -> Samp
     """Create sampling parameters from a command's parameters.
 
     Args:
-        flags: parameters by name.
         max_tokens: largest number of tokens to generate, None for no limit; not taken from `flags`.
 
     Raises:

@@ -55,11 +55,8 @@ def option(
     Args:
         usage: flags and metavar as help shows them, such as `-o --output FILE`; without metavar and
             type it is a switch.
-        help: text for `--help`.
         type: converts the value; by default it is a text.
         name: the command's parameter, if it is not named after the flag.
-        default: value if the option is not given.
-        **settings: other arguments of `click.option`.
     """
     words = usage.split()
     names = [word for word in words if word.startswith("-")]

@@ -34,8 +34,6 @@ class FFNStorage:
     """Bytes of the FFN matrices of all layers, those of all experts included.
 
     Attributes:
-        bytes: all matrices.
-        down_bytes: down projections.
         plain_down_bytes: down projections stored by columns, of which nothing can be skipped.
         plain_down_formats: their formats, sorted.
         expert_bytes: matrices of experts, without shared ones.

@@ -37,9 +37,7 @@ class MachineReport:
     Attributes:
         cpu_features: instruction-set extensions found and usable.
         available_kernels: best first.
-        selected_kernels: those that a run would use.
         products: what multiplies prompts: quantized weights, F16 and F32, and BF16.
-        threads: that a run would use.
         read_ways: measured prefetch settings by format; None: the kernels are not ours.
     """
 

@@ -27,7 +27,6 @@ class ProgressBar:
         """Show nothing yet.
 
         Args:
-            what: text before the bar.
             unit: unit of the numbers, `bytes` or a plural noun; without one, a percentage.
             shown_from: smallest total that gets a bar.
             delay_s: seconds from the first report before the bar appears.

@@ -62,8 +62,6 @@ class QualityJob:
     """Measurements of a model.
 
     Attributes:
-        plan: settings, sizes and repeats.
-        tasks: tasks for each setting.
         text: UTF-8; None takes the bundled text.
         output: file that keeps the results; None for none.
     """

@@ -45,7 +45,6 @@ class QualityResults:
     Attributes:
         subject: facts that runs with the same file must share, by name.
         top_ids: i64[num_scored], the dense model's likeliest tokens; empty before it was measured.
-        settings: in the order of measuring.
     """
 
     subject: Mapping[str, str]

@@ -36,7 +36,6 @@ def print_table(
         rows: cells, the same number in each row; headings are a row.
         left: indices of left-aligned columns; the others are right-aligned.
         indent: spaces before each row.
-        err: print on stderr.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     width = line_width(err=err)

@@ -29,7 +29,6 @@ class _Block:
     """A block that may still grow.
 
     Attributes:
-        type: as the API names it.
         call: first piece of the call in a block of tool use; None in other blocks.
         text: text, reasoning, or the JSON of a tool's input.
     """

@@ -22,14 +22,7 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class MessagesRequest:
-    """A request to `/v1/messages`.
-
-    Attributes:
-        model: name to answer with.
-        chat: messages, tools and sampling parameters.
-        stop_sequences: given by the client.
-        is_streamed: answer with events.
-    """
+    """A request to `/v1/messages`."""
 
     model: str
     chat: Chat
@@ -43,12 +36,7 @@ def read_request(
     """Read a body; unknown fields are ignored.
 
     Args:
-        body: parsed JSON.
-        context: server that got the request.
         needs_limit: `max_tokens` is required.
-
-    Raises:
-        ApiError: a field is missing, or has the wrong type or range.
     """
     fields = Fields(body)
     fields.required("model")

@@ -22,8 +22,6 @@ class BatchRequest:
     Attributes:
         line: number, from 1.
         custom_id: the caller's name for it; None if there is no readable one.
-        url: path of the route that answers it.
-        body: JSON for the route.
         error: reason why it cannot be answered; None if it can.
     """
 

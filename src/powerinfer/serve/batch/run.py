@@ -37,9 +37,7 @@ def run_batch(
     """Answer the requests that have no answer yet; answers are written as they arrive.
 
     Args:
-        requests: all lines.
         answers: opened file; requests that it answers are skipped.
-        settings: settings of the server.
         load: loads the model; not called if nothing is left to compute.
         progress: called with (answered, total), earlier answers included.
 

@@ -25,7 +25,6 @@ class Chat:
 
     Attributes:
         params: sampling parameters, including the grammar of a response format.
-        tools: tools that the answer may call.
         must_call: names of tools, one of which the answer must call; empty if it need not.
         parallel_tool_calls: the answer may call several tools.
         template_variables: further variables of the chat template (`enable_thinking` ...).
@@ -46,7 +45,6 @@ class ChatPlan:
     """Everything needed to answer a chat.
 
     Attributes:
-        prompt_ids: token ids of the prompt.
         params: sampling parameters, including stop strings and the form of the answer.
         new_parser: makes the parser of one answer.
     """

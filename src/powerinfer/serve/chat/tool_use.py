@@ -26,9 +26,7 @@ class AnswerForm:
     """The form of an answer.
 
     Attributes:
-        tool_format: format of tool calls.
         is_harmony: reasoning and text are parts of the format, too.
-        tools: tools that may be called.
         only_one: only the first call counts.
         is_forced: the model writes nothing but a call.
         marks: opening and closing mark of reasoning; None if the model has none.

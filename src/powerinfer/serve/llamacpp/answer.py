@@ -26,8 +26,6 @@ class _Text:
     """A text that is generated.
 
     Attributes:
-        index: number of the text in the answer.
-        stream: outputs of its request.
         first_at: arrival time of its first token.
     """
 

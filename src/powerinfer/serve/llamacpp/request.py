@@ -24,16 +24,13 @@ class NativeRequest:
     """A request to `/completion`.
 
     Attributes:
-        prompts: token ids of each prompt.
         is_list: the answer is a list.
-        params: sampling parameters of the client.
         computed: sampling parameters for the engine.
         num_top: number of alternatives to list for each token.
         after_filters: report the probabilities that the sampler draws from.
         with_prompt_probabilities: also report the probabilities of the prompt's tokens.
         reuses_prefix: may use keys and values of earlier requests.
         returns_tokens: also return token ids if the answer is not streamed.
-        is_streamed: answer with events.
     """
 
     prompts: list[list[int]]
@@ -62,11 +59,7 @@ class NativeRequest:
 
 
 def read_native(body: JSONObject, context: ServerContext) -> NativeRequest:
-    """Read a body and tokenize its prompts, which is slow; unknown fields are ignored.
-
-    Raises:
-        ApiError: a field is missing, or has the wrong type or range, or a prompt is too long.
-    """
+    """Read a body and tokenize its prompts, which is slow; unknown fields are ignored."""
     fields = Fields(body)
     fields.refuse("image_data", "lora", "input_prefix", "input_suffix")
     check_samplers(fields)
@@ -96,11 +89,7 @@ def read_native(body: JSONObject, context: ServerContext) -> NativeRequest:
 
 
 def read_prompts(fields: Fields, context: ServerContext) -> tuple[list[list[int]], bool]:
-    """Read the token ids of each prompt, and whether the request has a list of prompts.
-
-    Raises:
-        ApiError: the prompt has another type, is empty or too long.
-    """
+    """Read the token ids of each prompt, and whether the request has a list of prompts."""
     value = fields.required("prompt")
     if not isinstance(value, list) or not _holds_prompts(value):
         return [_prompt(value, fields, context)], False

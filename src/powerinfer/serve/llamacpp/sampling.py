@@ -30,11 +30,7 @@ _NEUTRAL: Mapping[str, Callable[[float], bool]] = {
 
 
 def read_params(fields: Fields, context: ServerContext) -> SamplingParams:
-    """Read sampling parameters; defaults are the server's.
-
-    Raises:
-        ApiError: a value has the wrong type or range.
-    """
+    """Read sampling parameters; defaults are the server's."""
     top_p, top_k = fields.number("top_p", -_LARGE, _LARGE), fields.whole("top_k", -1, MAX_TOKENS)
     named: dict[str, object] = {
         "temperature": _at_least(0.0, fields.number("temperature", -_LARGE, _LARGE)),

@@ -31,11 +31,7 @@ def generation_settings(params: SamplingParams) -> dict[str, object]:
 
 
 def server_properties(context: ServerContext) -> dict[str, object]:
-    """Build the object of `/props`.
-
-    Raises:
-        ApiError: 503, the model is not loaded yet.
-    """
+    """Build the object of `/props`."""
     model, settings = context.model, context.settings
     tokenizer = model.tokenizer
     return {

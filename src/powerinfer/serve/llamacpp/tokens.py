@@ -12,11 +12,7 @@ __all__ = ["detokenize", "tokenize"]
 
 
 def tokenize(body: JSONObject, context: ServerContext) -> dict[str, object]:
-    """Turn a text into token ids, with their pieces if requested.
-
-    Raises:
-        ApiError: a field has the wrong type.
-    """
+    """Turn a text into token ids, with their pieces if requested."""
     fields, tokenizer = Fields(body), context.tokenizer
     token_ids = tokenizer.encode(
         fields.required_text("content"),
@@ -29,11 +25,7 @@ def tokenize(body: JSONObject, context: ServerContext) -> dict[str, object]:
 
 
 def detokenize(body: JSONObject, context: ServerContext) -> dict[str, str]:
-    """Turn token ids into text, including names of special tokens.
-
-    Raises:
-        ApiError: an item is not a token id.
-    """
+    """Turn token ids into text, including names of special tokens."""
     fields, tokenizer = Fields(body), context.tokenizer
     try:
         token_ids = read_ids(fields.items("tokens") or [], tokenizer.vocab_size)

@@ -27,10 +27,7 @@ class _Choice:
     """One of the `n` answers.
 
     Attributes:
-        index: number of the answer.
-        parser: parser of its text.
         logprobs: log probabilities of tokens that were not sent yet.
-        calls: tool calls so far.
     """
 
     index: int

@@ -22,13 +22,7 @@ _OWN_VARIABLES = ("messages", "tools", "bos_token", "eos_token", "add_generation
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A request to `/v1/chat/completions`.
-
-    Attributes:
-        model: name to answer with.
-        chat: messages, tools and sampling parameters.
-        streaming: how to send the answer.
-    """
+    """A request to `/v1/chat/completions`."""
 
     model: str
     chat: Chat
@@ -36,11 +30,7 @@ class ChatRequest:
 
 
 def read_chat(body: JSONObject, context: ServerContext) -> ChatRequest:
-    """Read a body; unknown fields are ignored.
-
-    Raises:
-        ApiError: a field is missing, or has the wrong type or range.
-    """
+    """Read a body; unknown fields are ignored."""
     fields = Fields(body)
     model = check_model(fields, context)
     messages = read_messages(fields)

@@ -25,9 +25,7 @@ class CompletionPrompt:
     """A prompt.
 
     Attributes:
-        token_ids: tokens to compute.
         num_added: number of leading tokens that do not belong to the text: BOS.
-        text: text of the prompt.
     """
 
     token_ids: list[int]
@@ -40,10 +38,7 @@ class CompletionRequest:
     """A request to `/v1/completions`.
 
     Attributes:
-        model: name to answer with.
-        params: sampling parameters of all prompts.
         echo: texts begin with their prompts.
-        streaming: how to send the answer.
     """
 
     model: str
@@ -54,11 +49,7 @@ class CompletionRequest:
 
 
 def read_completion(body: JSONObject, context: ServerContext) -> CompletionRequest:
-    """Read a body and tokenize its prompts, which is slow; unknown fields are ignored.
-
-    Raises:
-        ApiError: a field is missing, or has the wrong type or range, or a prompt is too long.
-    """
+    """Read a body and tokenize its prompts, which is slow; unknown fields are ignored."""
     fields = Fields(body)
     model = check_model(fields, context)
     streaming = read_streaming(fields)
@@ -77,11 +68,7 @@ def read_completion(body: JSONObject, context: ServerContext) -> CompletionReque
 
 
 def read_prompts(fields: Fields, context: ServerContext) -> list[CompletionPrompt]:
-    """Read a text, a list of token ids, or a list of either.
-
-    Raises:
-        ApiError: the prompt has another type, is empty or too long.
-    """
+    """Read a text, a list of token ids, or a list of either."""
     value = fields.required("prompt")
     path = fields.path("prompt")
     if not isinstance(value, list):

@@ -21,7 +21,6 @@ class _Choice:
     """A text that is generated.
 
     Attributes:
-        index: number of the choice.
         logprobs: collected log probabilities; None if not requested.
         needs_prompt: the prompt must still be repeated.
     """

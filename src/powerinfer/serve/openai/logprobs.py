@@ -92,6 +92,6 @@ class CompletionLogprobs:
             pairs.append((entry.token_id, entry.logprob))
         top: dict[str, float] = {}
         for token_id, logprob in pairs:
-            # Of two tokens with the same text, the likelier one counts.
+            # The likelier one counts if two tokens have the same text.
             top.setdefault(token_text(self._tokenizer, token_id), logprob)
         return top

@@ -21,11 +21,7 @@ _LEAST_TOP_P = 1e-9
 
 
 def read_sampling(fields: Fields, context: ServerContext, **given: object) -> SamplingParams:
-    """Read sampling parameters; defaults are the server's, `given` were read by the caller.
-
-    Raises:
-        ApiError: a value is out of range.
-    """
+    """Read sampling parameters; defaults are the server's, `given` were read by the caller."""
     top_p = fields.number("top_p", 0, 1)
     named: dict[str, object] = {
         "temperature": fields.number("temperature", 0, 2),
@@ -98,11 +94,7 @@ def _read_top_k(fields: Fields) -> int | None:
 
 
 def read_response_format(fields: Fields) -> dict[str, object]:
-    """Read the sampling parameter that enforces the format; empty for plain text.
-
-    Raises:
-        ApiError: it is malformed or of an unknown type.
-    """
+    """Read the sampling parameter that enforces the format; empty for plain text."""
     wanted = fields.object("response_format")
     if wanted is None:
         return {}

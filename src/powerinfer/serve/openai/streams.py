@@ -19,7 +19,6 @@ class Streams:
     """Streams of several prompts, read together.
 
     Attributes:
-        streams: one for each prompt.
         num_tokens: tokens generated so far in all texts.
     """
 
@@ -89,7 +88,6 @@ async def opened(
     """Submit requests; leaving the context cancels what has not ended.
 
     Args:
-        context: state of the server.
         prompt_field: field of the body with the prompts.
         form_field: field of the body that sets the form of the answers, if there is one.
 

@@ -81,8 +81,6 @@ class PageFile:
     """A file as the server sends it.
 
     Attributes:
-        content: bytes of the file.
-        media_type: for `Content-Type`.
         headers: all other headers, including `ETag`.
     """
 

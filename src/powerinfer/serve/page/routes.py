@@ -63,9 +63,6 @@ def panel_figures(context: ServerContext) -> dict[str, object]:
     Returns:
         `model` (name), `time` (seconds of a monotonic clock), the counts named above, and
         `layers`: `active` and `union`, each a share for every layer, see `LayerShares`.
-
-    Raises:
-        ApiError: 503, the model is not loaded yet.
     """
     statistics = context.model.engine.statistics()
     return {

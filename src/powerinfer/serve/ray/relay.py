@@ -21,8 +21,6 @@ class Relayed:
     """An answer that has begun.
 
     Attributes:
-        status: HTTP status.
-        headers: names and values.
         chunks: of the body, to be read to the end or closed.
     """
 

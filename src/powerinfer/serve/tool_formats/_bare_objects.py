@@ -24,7 +24,6 @@ class BareObjects:
         Args:
             call_format: gives calls their ids.
             tools: names of the functions; an object with another name is text.
-            arguments_key: key of the arguments.
             mark: optional mark before a call.
         """
         self._pieces = Pieces(call_format.new_id)

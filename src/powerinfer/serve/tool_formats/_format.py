@@ -37,7 +37,6 @@ class Tool:
 
     Attributes:
         parameters: JSON schema of its arguments, an object.
-        description: purpose of the function.
     """
 
     name: str

@@ -50,7 +50,6 @@ class CallObject:
     """Reads a streamed `{"name": ..., "arguments": {...}}`, with its keys in any order.
 
     Attributes:
-        name: name of the function, once it was read.
         is_done: the object was read to its end.
         is_broken: it is no such object; `raw` ends with the character that shows it.
         is_begun: for whoever passes the call on, whether its beginning was.
@@ -62,7 +61,6 @@ class CallObject:
         """Start before the object.
 
         Args:
-            argument_keys: possible keys of the arguments.
             other_keys: further keys that a call may have; None allows all.
         """
         self.name: str | None = None
