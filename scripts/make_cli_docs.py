@@ -4,9 +4,8 @@ from pathlib import Path
 
 import click
 
-from powerinfer.cli.main import HelpContext
+from powerinfer.cli.main import HelpContext, parts_of
 from powerinfer.cli.main import main as program
-from powerinfer.cli.parts import parts_of
 
 FOLDER = Path("docs/cli")
 WIDTH = 96

@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from pathlib import Path
@@ -24,7 +24,6 @@ import click
 from powerinfer import _plugins
 from powerinfer._version import __version__
 from powerinfer.cli.flags.arguments import check_arguments
-from powerinfer.cli.parts import parts_of
 from powerinfer.cli.report.progress import clear_line
 from powerinfer.cli.signals import (
     TerminatedError,
@@ -33,7 +32,7 @@ from powerinfer.cli.signals import (
 )
 from powerinfer.errors import PowerInferError
 
-__all__ = ["HelpContext", "WarningFormatter", "main"]
+__all__ = ["CommandWithParts", "HelpContext", "WarningFormatter", "main", "parts_of"]
 
 _NON_BREAKING_HYPHEN = "\N{NON-BREAKING HYPHEN}"
 
@@ -84,6 +83,19 @@ class HelpContext(click.Context):
 
 def _whole(text: str) -> str:
     return text.replace("-", _NON_BREAKING_HYPHEN)
+
+
+class CommandWithParts(click.Command):
+    """A command whose first argument may name one of its parts."""
+
+    def __init__(self, *args: Any, parts: Mapping[str, click.Command], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.parts = parts
+
+
+def parts_of(command: click.Command) -> Mapping[str, click.Command]:
+    """The parts of a command by name; most have none."""
+    return command.parts if isinstance(command, CommandWithParts) else {}
 
 
 class CommandFolder(click.Group):

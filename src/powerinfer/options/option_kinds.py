@@ -8,14 +8,13 @@ so it must import quickly.
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
 
 from powerinfer import _plugins
 from powerinfer.errors import PromptError
-from powerinfer.options.token_bias import TokenBias
 
 __all__ = [
     "SOLVER_NAMES",
@@ -43,6 +42,28 @@ SOLVER_NAMES = ", ".join(_SOLVERS)
 _DEVICE = re.compile(r"cpu|auto|cuda(:\d{1,3})?")
 # Exceeds any logit, and a sum with it is still a finite f32.
 _LARGEST_BIAS = 1e9
+
+
+class TokenBias(Mapping[int, float]):
+    """Numbers by token id; equal to a dictionary of the same content, and can be pickled."""
+
+    __slots__ = ("_by_id",)
+
+    def __init__(self, by_id: dict[int, float]) -> None:
+        """Take a dictionary over, which nobody may change from now on."""
+        self._by_id = by_id
+
+    def __getitem__(self, token_id: int) -> float:
+        return self._by_id[token_id]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._by_id)
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __repr__(self) -> str:
+        return repr(self._by_id)
 
 
 def as_python(value: object) -> object:

@@ -17,8 +17,7 @@ import pytest
 
 from command_line import invoke
 from pages import PAGES, ROOT, Command, inline_commands, page_name, shell_commands
-from powerinfer.cli.main import main
-from powerinfer.cli.parts import parts_of
+from powerinfer.cli.main import main, parts_of
 from tiny_models import TINY_MODELS, write_model
 
 # How a command begins, and why no test runs it.

@@ -23,7 +23,7 @@ from powerinfer.cli.flags.options import (
     read_tasks,
     task_options,
 )
-from powerinfer.cli.parts import CommandWithParts
+from powerinfer.cli.main import CommandWithParts
 from powerinfer.cli.report.progress import ProgressBar
 from powerinfer.cli.report.tables import percent, print_paragraph, print_table
 
