@@ -106,7 +106,7 @@ def _of_routing(request: Request, error: HTTPException) -> ApiError:
 
 
 def _unexpected() -> ApiError:
-    return ApiError("the server failed on this request", status=500, type="server_error")
+    return ApiError("the server failed on this request", status=500)
 
 
 def _status_router(context: ServerContext) -> APIRouter:

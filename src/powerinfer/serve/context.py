@@ -142,7 +142,6 @@ class ServerContext:
             raise ApiError(
                 f"too many requests: {self.settings.max_queue} others wait already",
                 status=429,
-                type="server_error",
                 code="queue_full",
                 headers={"Retry-After": "2"},
             )
@@ -165,6 +164,4 @@ class ServerContext:
 
 def unavailable(message: str, code: str) -> ApiError:
     """503: the client should retry later."""
-    return ApiError(
-        message, status=503, type="server_error", code=code, headers={"Retry-After": "5"}
-    )
+    return ApiError(message, status=503, code=code, headers={"Retry-After": "5"})

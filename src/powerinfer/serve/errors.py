@@ -15,15 +15,13 @@ from powerinfer.errors import (
 
 __all__ = ["ApiError", "EndingError", "ErrorBody", "bad_request", "error_body", "from_engine"]
 
-_INVALID = "invalid_request_error"
-
 
 class ApiError(Exception):
     """An error of a request, or of the server that should answer it.
 
     Attributes:
         message: what was got, and what is wanted.
-        type: kind of error, as OpenAI names them.
+        type: kind of error, as OpenAI names them; by default, who is to blame for the status.
         param: the wrong field of the request, if any.
         code: for programs, if there is one.
     """
@@ -33,7 +31,7 @@ class ApiError(Exception):
         message: str,
         *,
         status: int = 400,
-        type: str = _INVALID,  # noqa: A002  as the API calls it
+        type: str | None = None,  # noqa: A002  as the API calls it
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
@@ -41,7 +39,8 @@ class ApiError(Exception):
         super().__init__(message)
         self.message = message
         self.status = status
-        self.type = type
+        is_ours = status >= 500 or status == 429
+        self.type = type or ("server_error" if is_ours else "invalid_request_error")
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
@@ -89,6 +88,6 @@ def from_engine(error: PowerInferError, param: str | None = None) -> ApiError:
     if isinstance(error, PromptError | UnsupportedError | TokenizerError):
         return bad_request(error.message or str(error), param)
     if isinstance(error, EndingError):
-        return ApiError(error.message, status=503, type="server_error", code="shutting_down")
+        return ApiError(error.message, status=503, code="shutting_down")
     code = "numerics_error" if isinstance(error, NumericsError) else None
-    return ApiError(error.message or str(error), status=500, type="server_error", code=code)
+    return ApiError(error.message or str(error), status=500, code=code)

@@ -146,7 +146,6 @@ class _Answer(Response):
             raise ApiError(
                 f"the answer took longer than {limit or 0:g} s",
                 status=504,
-                type="server_error",
                 code="timeout",
                 # Another attempt would take as long.
                 headers={"x-should-retry": "false"},

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ from powerinfer.errors import UnsupportedError
 from powerinfer.serve.errors import ApiError, error_body
 from powerinfer.serve.ray import RayOptions, build
 from powerinfer.serve.ray.prefix import preferred, prefix_key
-from powerinfer.serve.ray.relay import Relay
+from powerinfer.serve.ray.relay import relay
 
 
 class LostError(Exception):
@@ -91,8 +91,9 @@ def relayed(
             yield each
 
     async def run() -> tuple[int, str]:
-        opened = await Relay((LostError,)).open(ask, error_body, lambda: asyncio.sleep(0))
-        return opened.status, b"".join([chunk async for chunk in opened.chunks]).decode()
+        response = await relay(ask, error_body, lambda: asyncio.sleep(0), (LostError,))
+        chunks = [cast("bytes", chunk) async for chunk in response.body_iterator]
+        return response.status_code, b"".join(chunks).decode()
 
     return asyncio.run(run())
 

@@ -37,7 +37,7 @@ class Streams:
             if output.error is not None:
                 raise output.error
             if output.finish_reason is FinishReason.CANCELLED:
-                raise ApiError("the answer was cancelled", status=503, type="server_error")
+                raise ApiError("the answer was cancelled", status=503)
             self.num_tokens += len(output.token_ids)
             yield number, output
 

@@ -2,100 +2,83 @@
 
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable
 
+from starlette.responses import StreamingResponse
 from starlette.types import Message
 
 from powerinfer.serve.errors import ApiError, ErrorBody
 
-__all__ = ["Relay", "Relayed"]
+__all__ = ["relay"]
 
 _log = logging.getLogger(__name__)
 
 _EVENTS = b"text/event-stream"
+# Most replicas that are asked for one answer.
+_ATTEMPTS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Relayed:
-    """An answer that has begun.
+async def relay(
+    ask: Callable[[], AsyncIterator[Message]],
+    error_body: ErrorBody,
+    wait: Callable[[], Awaitable[None]],
+    lost: tuple[type[BaseException], ...],
+) -> StreamingResponse:
+    """Ask replicas until one answers, and wait for the first bytes of its answer.
 
-    Attributes:
-        chunks: of the body, to be read to the end or closed.
-    """
-
-    status: int
-    headers: Sequence[tuple[bytes, bytes]]
-    chunks: AsyncGenerator[bytes, None]
-
-
-@dataclass(frozen=True, slots=True)
-class Relay:
-    """Asks replicas until one answers.
-
-    Attributes:
+    Args:
+        ask: sends the request to a replica, to another one each time.
+        error_body: writes errors in the form of the request's path.
+        wait: waits before another replica is asked.
         lost: errors that mean that a replica died.
-        attempts: most replicas to ask for one request.
+
+    Raises:
+        ApiError: 503, all replicas that were asked died.
     """
-
-    lost: tuple[type[BaseException], ...]
-    attempts: int = 3
-
-    async def open(
-        self,
-        ask: Callable[[], AsyncIterator[Message]],
-        error_body: ErrorBody,
-        wait: Callable[[], Awaitable[None]],
-    ) -> Relayed:
-        """Ask for an answer and wait for its first bytes.
-
-        Args:
-            ask: sends the request to a replica, to another one each time.
-            error_body: writes errors in the form of the request's path.
-            wait: waits before another replica is asked.
-
-        Raises:
-            ApiError: 503, all replicas that were asked died.
-        """
-        for attempt in range(self.attempts):
-            if attempt:
-                await wait()
-            messages = ask()
-            try:
-                # The client gets nothing before there are bytes of the body.
-                start = await anext(messages)
-                first = await anext(messages)
-            except self.lost as error:
-                _log.warning("a replica was lost before it answered: %s", type(error).__name__)
-                continue
-            headers = [(bytes(name), bytes(value)) for name, value in start["headers"]]
-            has_events = any(
-                name == b"content-type" and value.startswith(_EVENTS) for name, value in headers
-            )
-            chunks = self._chunks(first, messages, error_body if has_events else None)
-            return Relayed(start["status"], headers, chunks)
-        raise _lost()
-
-    async def _chunks(
-        self, first: Message, messages: AsyncIterator[Message], error_body: ErrorBody | None
-    ) -> AsyncGenerator[bytes, None]:
-        yield first.get("body", b"")
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            await wait()
+        messages = ask()
         try:
-            async for message in messages:
-                yield message.get("body", b"")
-        except self.lost as error:
-            _log.warning("a replica was lost while it answered: %s", type(error).__name__)
-            if error_body is None:
-                # An answer without events cannot report an error: the connection breaks.
-                raise
-            yield _error_event(error_body)
+            # The client gets nothing before there are bytes of the body.
+            start = await anext(messages)
+            first = await anext(messages)
+        except lost as error:
+            _log.warning("a replica was lost before it answered: %s", type(error).__name__)
+            continue
+        headers = [(bytes(name), bytes(value)) for name, value in start["headers"]]
+        has_events = any(
+            name == b"content-type" and value.startswith(_EVENTS) for name, value in headers
+        )
+        chunks = _chunks(first, messages, error_body if has_events else None, lost)
+        response = StreamingResponse(chunks, start["status"])
+        response.raw_headers = headers
+        return response
+    raise _lost()
+
+
+async def _chunks(
+    first: Message,
+    messages: AsyncIterator[Message],
+    error_body: ErrorBody | None,
+    lost: tuple[type[BaseException], ...],
+) -> AsyncIterator[bytes]:
+    yield first.get("body", b"")
+    try:
+        async for message in messages:
+            yield message.get("body", b"")
+    except lost as error:
+        _log.warning("a replica was lost while it answered: %s", type(error).__name__)
+        if error_body is None:
+            # An answer without events cannot report an error: the connection breaks.
+            raise
+        yield _error_event(error_body)
 
 
 def _lost() -> ApiError:
     return ApiError(
         "the replica that computed the answer was lost; try again",
         status=503,
-        type="server_error",
         code="replica_lost",
         headers={"Retry-After": "5"},
     )
