@@ -1,7 +1,7 @@
 """Plan of `powerinfer.bench.quality`, and the figures of one setting."""
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from powerinfer.sidecar import Field
 
@@ -95,13 +95,9 @@ class QualityRow:
         """FFN error of the layer that loses most."""
         return max((value for value in self.ffn_error if value is not None), default=None)
 
-    def as_json(self) -> dict[str, object]:
-        """All figures as JSON values."""
-        return asdict(self)
-
 
 def read_row(found: Field) -> QualityRow:
-    """Read a row written by `QualityRow.as_json`, ignoring unknown keys.
+    """Read a row from the values of its fields, ignoring unknown keys.
 
     Raises:
         PowerInferError: the file's own error type; a value is missing or invalid.

@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from powerinfer._files import cache_folder, cache_root
 from powerinfer._replacing import abandoned_files
@@ -26,21 +25,11 @@ _IDENTITY = re.compile(r"[0-9a-f]{64}")
 _OLD_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.part", re.DOTALL)
 
 
-class _Kind(Protocol):
-    """The part of a `Sidecar` that does not depend on its content."""
-
-    @property
-    def folder(self) -> str: ...
-    @property
-    def suffix(self) -> str: ...
-
-
-def _suffixes(*kinds: _Kind) -> dict[str, tuple[str, ...]]:
-    return {kind.folder: (kind.suffix,) for kind in kinds}
-
-
 FOLDERS = {
-    **_suffixes(CALIBRATION, PROFILE, CPU_SPEEDS.sidecar, MODEL),
+    CALIBRATION.folder: (CALIBRATION.suffix,),
+    PROFILE.folder: (PROFILE.suffix,),
+    CPU_SPEEDS.sidecar.folder: (CPU_SPEEDS.sidecar.suffix,),
+    MODEL.folder: (MODEL.suffix,),
     PLAN.folder: (PLAN.suffix, gpu_index.SUFFIX),
 }
 """Suffixes of file names by folder; each kind of file has a folder."""

@@ -124,23 +124,16 @@ class DeviceReport(TypedDict):
 
 def device_report(loaded: "LoadedModel") -> DeviceReport:
     """See `DeviceReport`."""
-    placement = loaded.placement
-    if placement is None or not placement.plan.has_anything:
-        return {
-            "device": "cpu",
-            "vram_budget_bytes": None,
-            "gpu_bytes": None,
-            "gpu_share": None,
-            "predicted_tokens_per_s": None,
-            "handoff": None,
-        }
+    found = loaded.placement
+    if found is not None and not found.plan.has_anything:
+        found = None
     return {
-        "device": loaded.device,
-        "vram_budget_bytes": placement.problem.budget_bytes,
-        "gpu_bytes": placement.gpu_bytes,
-        "gpu_share": placement.gpu_share,
-        "predicted_tokens_per_s": placement.predicted_tokens_per_s,
-        "handoff": placement.handoff,
+        "device": loaded.device if found else "cpu",
+        "vram_budget_bytes": found.problem.budget_bytes if found else None,
+        "gpu_bytes": found.gpu_bytes if found else None,
+        "gpu_share": found.gpu_share if found else None,
+        "predicted_tokens_per_s": found.predicted_tokens_per_s if found else None,
+        "handoff": found.handoff if found else None,
     }
 
 

@@ -14,8 +14,9 @@ from powerinfer.cli.flags.options import json_option, model_option, option, prin
 from powerinfer.cli.report.tables import line_width, print_paragraph, print_table
 
 if TYPE_CHECKING:
-    from powerinfer.cli.report.summary import JSON, FFNSummary, Summary
+    from powerinfer.cli.report.summary import FFNSummary, Summary
     from powerinfer.gguf import GGUFFile
+    from powerinfer.values import JSON
 
 __all__ = ["COMMAND"]
 

@@ -101,10 +101,10 @@ accepted and listed.
 @llama_server_flags
 def serve(model: Path | None, **flags: object) -> int:
     """Serve a model to many clients at once."""
-    taken = take_llama_server_flags(flags)
+    meaningless, without_effect = take_llama_server_flags(flags)
     for names, what in (
-        (taken.meaningless, "that mean nothing here and are ignored"),
-        (taken.without_effect, "that change answers there, but have no effect here"),
+        (meaningless, "that mean nothing here and are ignored"),
+        (without_effect, "that change answers there, but have no effect here"),
     ):
         if names:
             click.echo(f"flags of llama-server {what}: {', '.join(names)}", err=True)

@@ -1,13 +1,12 @@
 """Flags of llama-server that `serve` accepts and ignores, so that it can replace it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import click
 
 from powerinfer.cli.flags.flags import Command, add_flags
 
-__all__ = ["Taken", "llama_server_flags", "take_llama_server_flags"]
+__all__ = ["llama_server_flags", "take_llama_server_flags"]
 
 _PREFIX = "ignored_"
 
@@ -117,19 +116,6 @@ _WITHOUT_EFFECT = """
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """Flags of llama-server that were given, by their names.
-
-    Attributes:
-        meaningless: there is nothing to set for them here.
-        without_effect: they change the answers of llama-server, but none here.
-    """
-
-    meaningless: tuple[str, ...]
-    without_effect: tuple[str, ...]
-
-
 def llama_server_flags(command: Command) -> Command:
     """Add all of them to a command, hidden from its help."""
     return add_flags(
@@ -141,17 +127,18 @@ def llama_server_flags(command: Command) -> Command:
     )
 
 
-def take_llama_server_flags(flags: dict[str, object]) -> Taken:
-    """Remove them from the parameters of a command; return those that were given."""
-    found = []
-    for name in [each for each in flags if each.startswith(_PREFIX)]:
-        value = flags.pop(name)
-        if value not in (None, False, ()):
-            found.append(name)
+def take_llama_server_flags(flags: dict[str, object]) -> tuple[list[str], list[str]]:
+    """Remove them from the parameters of a command.
+
+    Returns:
+        Those given that mean nothing here, and those that change the answers of llama-server only.
+    """
+    given = {name: flags.pop(name) for name in list(flags) if name.startswith(_PREFIX)}
+    found = [name for name, value in given.items() if value not in (None, False, ())]
     silent = {_name(line) for line in _lines(_WITHOUT_EFFECT)}
-    return Taken(
-        tuple(_SHOWN[name] for name in found if name not in silent),
-        tuple(_SHOWN[name] for name in found if name in silent),
+    return (
+        [_SHOWN[name] for name in found if name not in silent],
+        [_SHOWN[name] for name in found if name in silent],
     )
 
 

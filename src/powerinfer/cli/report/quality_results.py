@@ -72,7 +72,7 @@ class QualityResults:
         tasks = {name: self.task_rows(name) for name in names}
         return [
             {
-                **each.row.as_json(),
+                **asdict(each.row),
                 "tasks": {name: asdict(rows[each.row.setting]) for name, rows in tasks.items()},
             }
             for each in self.settings

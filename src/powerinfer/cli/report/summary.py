@@ -6,7 +6,7 @@ run (another architecture, a vocabulary alone) is summarized too and says why.
 
 import math
 import re
-from typing import TypeAlias, TypedDict, cast
+from typing import TypedDict, cast
 
 import numpy as np
 
@@ -16,15 +16,13 @@ from powerinfer.errors import PowerInferError
 from powerinfer.gguf import GGUFFile, Tensor, keys, model_identity
 from powerinfer.models.architecture import architecture_of
 from powerinfer.models.config import ModelConfig, read_config
+from powerinfer.values import JSON
 
-__all__ = ["JSON", "Summary", "summarize", "tensor_rows"]
+__all__ = ["Summary", "summarize", "tensor_rows"]
 
 # Longer arrays (vocabularies) are summarized by type and length.
 _LONGEST_ARRAY = 16
 _PREDICTOR = re.compile(r"blk\.\d+\.fc1\.weight")
-
-
-JSON: TypeAlias = "str | int | float | bool | list[JSON] | dict[str, JSON] | None"
 
 
 class FFNSummary(TypedDict):
