@@ -7,13 +7,19 @@ from powerinfer.prompts.long_prompts import encode_prompt
 from powerinfer.prompts.messages import message_ids, with_chat_stop
 from powerinfer.prompts.reasoning import ends_within
 from powerinfer.sampling.sampling_params import SamplingParams
-from powerinfer.serve.chat.deltas import ChatOutputParser
+from powerinfer.serve.chat.deltas import ChatDelta, ChatOutputParser, PlainOutput
 from powerinfer.serve.chat.messages import ChatMessage, FunctionTool
-from powerinfer.serve.chat.reasoning import reasoning_marks
-from powerinfer.serve.chat.tool_use import AnswerForm, read_tool
+from powerinfer.serve.chat.reasoning import ReasoningMarks, ReasoningOutput, reasoning_marks
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import bad_request
-from powerinfer.serve.tool_formats import ForcedCall, ToolFormat, find_format, load_format
+from powerinfer.serve.tool_formats import (
+    NO_PARAMETERS,
+    ForcedCall,
+    Tool,
+    ToolFormat,
+    find_format,
+    load_format,
+)
 from powerinfer.store.default_model import story_text
 
 __all__ = ["Chat", "ChatPlan", "plan_chat"]
@@ -63,9 +69,9 @@ def plan_chat(context: ServerContext, chat: Chat) -> ChatPlan:
     """
     tokenizer = context.model.tokenizer
     template = tokenizer.chat_template or ""
-    is_story = context.settings.is_story_model
-    tools = [read_tool(tool) for tool in chat.tools]
-    written_as = load_format("harmony") if tokenizer.is_harmony else find_format(template)
+    is_story, is_harmony = context.settings.is_story_model, tokenizer.is_harmony
+    tools = [_read_tool(tool) for tool in chat.tools]
+    written_as = load_format("harmony") if is_harmony else find_format(template)
     must_call = [tool for tool in tools if tool.name in chat.must_call]
     forced = written_as.forced(must_call, template) if must_call else None
     params = chat.params if is_story else with_chat_stop(tokenizer, chat.params)
@@ -73,21 +79,38 @@ def plan_chat(context: ServerContext, chat: Chat) -> ChatPlan:
         params = _forced(params, forced)
     prompt_ids = _story_ids(context, chat) if is_story else _chat_ids(context, chat, written_as)
     marks = None if is_story else reasoning_marks(template)
-    form = AnswerForm(
-        tool_format=written_as,
-        is_harmony=tokenizer.is_harmony,
-        # A story has only the calls that a grammar enforces.
-        tools=() if is_story and forced is None else tools,
-        only_one=not chat.parallel_tool_calls,
-        is_forced=forced is not None,
-        marks=marks,
-        is_reasoning_open=marks is not None and ends_within(tokenizer, prompt_ids, marks[0]),
-    )
+    is_open = marks is not None and ends_within(tokenizer, prompt_ids, marks[0])
+    prefix = ""
     if params.has_form or chat.prefill:
-        form = replace(form, prefix=_prefix(form, forced))
-    if begun := form.prefix + chat.prefill:
+        prefix = _prefix(marks if is_open else None, forced, is_harmony=is_harmony)
+    if begun := prefix + chat.prefill:
         prompt_ids += tokenizer.encode(begun, add_bos=False, parse_special=True)
-    return ChatPlan(prompt_ids=prompt_ids, params=params, new_parser=form.new_parser)
+    # A story has only the calls that a grammar enforces.
+    names = [] if is_story and forced is None else [tool.name for tool in tools]
+
+    def new_parser() -> ChatOutputParser:
+        said: ChatOutputParser = PlainOutput()
+        if is_harmony or names:
+            said = written_as.new_parser(names)
+        if forced is not None:
+            said = _Filtered(said, _is_no_text)
+        if marks is not None and not is_harmony:
+            said = ReasoningOutput(said, marks, is_open=is_open)
+        if not chat.parallel_tool_calls:
+            said = _Filtered(said, _is_no_further_call)
+        return _Primed(said, prefix) if prefix else said
+
+    return ChatPlan(prompt_ids=prompt_ids, params=params, new_parser=new_parser)
+
+
+def _read_tool(tool: FunctionTool) -> Tool:
+    """Convert a tool of OpenAI's API, whose form was checked."""
+    function = tool["function"]
+    return Tool(
+        function["name"],
+        function.get("parameters", NO_PARAMETERS),
+        function.get("description", ""),
+    )
 
 
 def _story_ids(context: ServerContext, chat: Chat) -> list[int]:
@@ -101,7 +124,7 @@ def _chat_ids(context: ServerContext, chat: Chat, written_as: ToolFormat) -> lis
     variables = dict(chat.template_variables)
     if chat.tools and written_as.is_of_template:
         variables["tools"] = list(chat.tools)
-    messages = written_as.messages(chat.messages, [read_tool(tool) for tool in chat.tools])
+    messages = written_as.messages(chat.messages, [_read_tool(tool) for tool in chat.tools])
     return message_ids(context.tokenizer, messages, context.model.context_length, **variables)
 
 
@@ -117,9 +140,56 @@ def _forced(params: SamplingParams, forced: ForcedCall) -> SamplingParams:
     return replace(params, json_schema=dict(forced.schema))
 
 
-def _prefix(form: AnswerForm, forced: ForcedCall | None) -> str:
+def _prefix(
+    open_marks: ReasoningMarks | None, forced: ForcedCall | None, *, is_harmony: bool
+) -> str:
     """Text written for the model, so that it goes on with text or a call and not with reasoning."""
-    if form.is_harmony:
+    if is_harmony:
         return "<|channel|>final<|message|>" if forced is None else forced.prefix
-    closing = f"\n{form.marks[1]}\n\n" if form.marks and form.is_reasoning_open else ""
+    closing = f"\n{open_marks[1]}\n\n" if open_marks else ""
     return closing + ("" if forced is None else forced.prefix)
+
+
+class _Primed:
+    """Parses an answer whose beginning is in the prompt."""
+
+    def __init__(self, reader: ChatOutputParser, prefix: str) -> None:
+        self._reader = reader
+        self._first = reader.push(prefix)
+
+    def push(self, text: str) -> list[ChatDelta]:
+        """Parse on."""
+        return self._take() + self._reader.push(text)
+
+    def finish(self) -> list[ChatDelta]:
+        """Return what was held back, at the end of the answer."""
+        return self._take() + self._reader.finish()
+
+    def _take(self) -> list[ChatDelta]:
+        first, self._first = self._first, []
+        return first
+
+
+class _Filtered:
+    """Drops some of the pieces that another parser finds."""
+
+    def __init__(self, reader: ChatOutputParser, keeps: Callable[[ChatDelta], bool]) -> None:
+        self._reader = reader
+        self._keeps = keeps
+
+    def push(self, text: str) -> list[ChatDelta]:
+        """Parse on."""
+        return list(filter(self._keeps, self._reader.push(text)))
+
+    def finish(self) -> list[ChatDelta]:
+        """Return what was held back, at the end of the answer."""
+        return list(filter(self._keeps, self._reader.finish()))
+
+
+def _is_no_text(delta: ChatDelta) -> bool:
+    """Drop the beginning of a forced call that a limit cut off before its name."""
+    return not delta.content
+
+
+def _is_no_further_call(delta: ChatDelta) -> bool:
+    return delta.tool_call is None or delta.tool_call.index == 0
