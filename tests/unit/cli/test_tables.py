@@ -12,7 +12,7 @@ from command_line import invoke
 from powerinfer.bench.read_bandwidth import PLAIN_READ_SETTINGS, PlainReader
 from powerinfer.calibration.recall import LayerRecall
 from powerinfer.cli.report import machine
-from powerinfer.cli.report.calibration import Written, print_report
+from powerinfer.cli.report.calibration import print_report
 from powerinfer.cli.report.placement import print_budgets, print_layers, print_parts
 from powerinfer.cli.report.sparsity import print_recall
 from powerinfer.cli.report.tables import print_paragraph, print_table
@@ -115,7 +115,7 @@ def test_calibrations(capsys: pytest.CaptureFixture[str]) -> None:
         for number in range(NUM_LAYERS)
     )
     found = Calibration("0" * 64, "drelu", "some text", 4096, DEFAULT_DIAL, layers)
-    print_report(found, Written(Path("m.calibration.json")))
+    print_report(found, Path("m.calibration.json"), [], [])
     shown = capsys.readouterr().out
     _assert_narrow(shown)
     rows = [line for line in shown.splitlines() if line.split()[:1] == ["79"]]

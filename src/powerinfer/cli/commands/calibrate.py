@@ -3,7 +3,6 @@
 The result is stored next to the model, where other commands find it.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -192,25 +191,27 @@ def _report(
     as_json: bool,
 ) -> None:
     """Write tables and plots, then print the report, which appears even if writing fails."""
-    from powerinfer.cli.report.calibration import Written, as_report, print_report
+    from powerinfer.cli.report.calibration import as_report, print_report
 
-    written, problem = Written(stored), None
+    exports: list[Path] = []
+    drawn: list[Path] = []
+    problem = None
     try:
         if export is not None:
             from powerinfer.calibration.export import export_calibration
 
-            written = replace(written, exports=export_calibration(found, export))
+            exports = export_calibration(found, export)
         if plots is not None:
             from powerinfer.bench.calibration_plots import draw_plots
 
-            written = replace(written, plots=draw_plots(found, plots, model=name))
+            drawn = draw_plots(found, plots, model=name)
     except CalibrationError as error:
         problem = f"{in_flags(error)}; the calibration itself is stored in {stored}"
     try:
         if as_json:
-            print_json(as_report(found, written))
+            print_json(as_report(found, stored, exports, drawn))
         else:
-            print_report(found, written)
+            print_report(found, stored, exports, drawn)
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             raise

@@ -1,7 +1,6 @@
 """Output of `powerinfer calibrate`: tables of layers and kinds with a summary, or JSON."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
@@ -12,7 +11,7 @@ from powerinfer.cli.report.tables import percent, print_paragraph, print_table
 if TYPE_CHECKING:
     from powerinfer.predictors.calibration import Calibration, CurvePoint, LayerCalibration
 
-__all__ = ["Written", "as_report", "print_report"]
+__all__ = ["as_report", "print_report"]
 
 _HEAD = (
     "layer",
@@ -57,16 +56,9 @@ class LayerReport(TypedDict):
     time: float
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """The files that a calibration was written to; `stored` is the calibration itself."""
-
-    stored: Path
-    exports: Sequence[Path] = ()
-    plots: Sequence[Path] = ()
-
-
-def as_report(calibration: "Calibration", written: Written) -> dict[str, object]:
+def as_report(
+    calibration: "Calibration", stored: Path, exports: Sequence[Path], plots: Sequence[Path]
+) -> dict[str, object]:
     """Create the object of `calibrate --json`.
 
     `time` is the predicted time of the FFN relative to `exact`; `hot_share` the share of the
@@ -77,9 +69,9 @@ def as_report(calibration: "Calibration", written: Written) -> dict[str, object]
     of the experts that a token uses.
     """
     return {
-        "path": str(written.stored),
-        "exports": [str(path) for path in written.exports],
-        "plots": [str(path) for path in written.plots],
+        "path": str(stored),
+        "exports": [str(path) for path in exports],
+        "plots": [str(path) for path in plots],
         "model": calibration.model_identity,
         "activation": calibration.activation,
         "text": calibration.text_name,
@@ -92,7 +84,9 @@ def as_report(calibration: "Calibration", written: Written) -> dict[str, object]
     }
 
 
-def print_report(calibration: "Calibration", written: Written) -> None:
+def print_report(
+    calibration: "Calibration", stored: Path, exports: Sequence[Path], plots: Sequence[Path]
+) -> None:
     """Print the tables and the summary on stdout."""
     print_table([_HEAD, *(_row(_layer(calibration, n)) for n in range(len(calibration.layers)))])
     click.echo()
@@ -116,10 +110,10 @@ def print_report(calibration: "Calibration", written: Written) -> None:
             f"a token uses {calibration.num_experts_used} of {calibration.num_experts} experts: "
             "shares count the neurons of those, hot 80 % the neurons of all"
         )
-    click.echo(f"stored in {written.stored}")
-    for path in written.exports:
+    click.echo(f"stored in {stored}")
+    for path in exports:
         click.echo(f"exported: {path}")
-    for path in written.plots:
+    for path in plots:
         click.echo(f"drawn: {path}")
 
 
