@@ -1,16 +1,19 @@
 """Measurements of `powerinfer bench serve`, from server commands to figures."""
 
+import asyncio
+import itertools
 import json
+import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from powerinfer.bench.machine import describe_machine
+from powerinfer.bench.serving.client import Stream, complete, random_prompt
 from powerinfer.bench.serving.rounds import Load, Progress, byte_bound, measure_sides, ratio
-from powerinfer.bench.serving.scenarios import SCENARIO_CONTEXT, measure_scenarios
 from powerinfer.bench.serving.server import (
     missing_instruction_sets,
     our_command,
@@ -23,10 +26,14 @@ from powerinfer.gguf import GGUFFile, open_gguf
 
 __all__ = ["PEER", "ServingPlan", "measure_serving"]
 
+_LONG_PROMPT = 1500
+_SCENARIO_CONTEXT = 2048
+_NUM_STREAMS = 3
+_CHAT, _TURN = 1000, 40
+_FEW = 4
 PEER = "llama-server"
 _SCENARIO_PARALLEL = 4
 _TELLING = "4"
-_NOTHING: Callable[[int, int], None] = lambda done, total: None  # noqa: E731
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +77,7 @@ class ServingPlan:
         return found
 
 
-def measure_serving(plan: ServingPlan, progress: Progress = _NOTHING) -> dict[str, Any]:
+def measure_serving(plan: ServingPlan, progress: Progress) -> dict[str, Any]:
     """Run the plan and return a JSON report.
 
     Raises:
@@ -132,9 +139,10 @@ def _compared(file: GGUFFile, sides: Mapping[str, dict[str, Any]]) -> dict[str, 
 
 
 def _scenarios(plan: ServingPlan, kind: str, vocab_size: int) -> dict[str, Any]:
-    command = plan.command(kind, _SCENARIO_PARALLEL, SCENARIO_CONTEXT)
+    command = plan.command(kind, _SCENARIO_PARALLEL, _SCENARIO_CONTEXT)
     with running(command) as server:
-        found = measure_scenarios(server.address, vocab_size, plan.max_tokens)
+        measuring = _measure_scenarios(server.address, vocab_size, plan.max_tokens)
+        found = asyncio.run(measuring)
     found["bench_tokens_per_s"] = _bench_rate(plan, kind)
     return found
 
@@ -149,3 +157,60 @@ def _bench_rate(plan: ServingPlan, kind: str) -> float:
     if done.returncode != 0:
         raise PowerInferError(f"powerinfer bench failed: {done.stderr.strip()[-300:]}")
     return float(json.loads(done.stdout)["decode_tokens_per_s"])
+
+
+async def _measure_scenarios(address: str, vocab_size: int, max_tokens: int) -> dict[str, Any]:
+    """Measure latency of streams during a long prompt, and the cost of a second chat turn."""
+
+    def prompt(number: int, length: int) -> list[int]:
+        return random_prompt((7, number), length, vocab_size)
+
+    await complete(address, prompt(0, 32), 8)
+    single = await complete(address, prompt(1, 32), max_tokens)
+    alone = await complete(address, prompt(2, _LONG_PROMPT), _FEW)
+    beside, quiet, gaps = await _long_beside_streams(address, prompt)
+    first = prompt(30, _CHAT)
+    fresh = await complete(address, prompt(31, _CHAT + _TURN), _FEW)
+    await complete(address, first, _FEW)
+    second = await complete(address, [*first, *prompt(32, _TURN)], _FEW)
+    return {
+        "single_tokens_per_s": (len(single.arrivals_s) - 1)
+        / (single.arrivals_s[-1] - single.arrivals_s[0]),
+        "long_prompt": {
+            "first_token_alone_s": alone.first_token_s,
+            "first_token_beside_s": beside.first_token_s,
+            "streams_gap_before_s": quiet,
+            "streams_largest_gap_s": max(gaps),
+        },
+        "second_turn": {
+            "first_token_s": second.first_token_s,
+            "first_token_of_fresh_prompt_s": fresh.first_token_s,
+        },
+    }
+
+
+async def _long_beside_streams(address: str, prompt: Any) -> tuple[Stream, float, Sequence[float]]:
+    """Send a long prompt while streams run.
+
+    Returns its stream, the median gap of the others before it, and their gaps during it.
+    """
+    stop = asyncio.Event()
+    room = _SCENARIO_CONTEXT - 64
+    tasks = [
+        asyncio.create_task(complete(address, prompt(10 + i, 32), room, stop=stop))
+        for i in range(_NUM_STREAMS)
+    ]
+    await asyncio.sleep(3.0)
+    long = await complete(address, prompt(20, _LONG_PROMPT), _FEW)
+    stop.set()
+    streams = await asyncio.gather(*tasks)
+    begin, end = long.started_s, long.arrivals_s[0]
+    quiet, beside = [], []
+    for stream in streams:
+        times = stream.arrivals_s
+        for earlier, later in itertools.pairwise(times):
+            if later < begin:
+                quiet.append(later - earlier)
+            elif earlier < end:
+                beside.append(later - earlier)
+    return long, statistics.median(quiet) if quiet else 0.0, beside or [end - begin]
