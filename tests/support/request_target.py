@@ -15,7 +15,7 @@ from powerinfer.serve.chat.plan import plan_chat
 from powerinfer.serve.context import ServedModel, ServerContext
 from powerinfer.serve.errors import ApiError
 from powerinfer.serve.llamacpp.request import read_native
-from powerinfer.serve.llamacpp.tokens import detokenize, tokenize
+from powerinfer.serve.llamacpp.routes import detokenize, tokenize
 from powerinfer.serve.openai.chat_request import read_chat
 from powerinfer.serve.openai.completion_request import read_completion
 
