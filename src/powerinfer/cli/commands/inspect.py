@@ -57,8 +57,7 @@ def inspect(
             raise click.UsageError(f"--machine describes this machine: leave it or {what} out")
         from powerinfer.cli.report.machine import machine_report
 
-        report = machine_report(kernels)
-        _show(report.as_json() if as_json else report.rows(), as_json=as_json)
+        _show(machine_report(kernels, as_json=as_json), as_json=as_json)
         return
     from powerinfer.cli.report.summary import summarize, tensor_rows
     from powerinfer.gguf import open_gguf

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from powerinfer.ops.cpu.prefetch_settings import PlainReadSettings, PrefetchSettings
 
-__all__ = ["Lines", "MachineReport", "machine_report"]
+__all__ = ["Lines", "machine_report"]
 
 # More than caches hold; settings are compared on a part, so that it takes a fraction of a second.
 _READ_BYTES = 384 << 20
@@ -30,99 +30,10 @@ class _PlainRead:
     problem: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MachineReport:
-    """See `machine_report`.
-
-    Attributes:
-        cpu_features: instruction-set extensions found and usable.
-        available_kernels: best first.
-        products: what multiplies prompts: quantized weights, F16 and F32, and BF16.
-        read_ways: measured prefetch settings by format; None: the kernels are not ours.
-    """
-
-    cpu_features: tuple[str, ...]
-    available_kernels: tuple[str, ...]
-    selected_kernels: str
-    products: tuple[str, str, str]
-    threads: int
-    read: _PlainRead
-    read_ways: "dict[str, PrefetchSettings] | None"
-    gpus: tuple[str, ...]
-
-    def as_json(self) -> dict[str, object]:
-        """The object of `inspect --machine --json`."""
-        quantized, floats, bf16 = self.products
-        return {
-            "cpu_features": self.cpu_features,
-            "available_kernels": self.available_kernels,
-            "selected_kernels": self.selected_kernels,
-            "products": {"quantized": quantized, "floats": floats, "bf16": bf16},
-            "threads": self.threads,
-            "read_gb_per_s": self.read.gb_per_s,
-            "read_way": None if self.read.settings is None else asdict(self.read.settings),
-            "read_problem": self.read.problem,
-            "read_ways": self._settings_as_json(),
-            "gpus": self.gpus,
-        }
-
-    def rows(self) -> dict[str, object]:
-        """Names and values of a table for people."""
-        read = (
-            f"not measured: {self.read.problem}"
-            if self.read.problem
-            else f"{self.read.gb_per_s} GB/s, measured now: "
-            f"{self.threads} threads, {self.read.settings}"
-        )
-        return {
-            "cpu_features": self.cpu_features,
-            "available_kernels": self.available_kernels,
-            "selected_kernels": self.selected_kernels,
-            "products": self._product_lines(),
-            "plain_read": read,
-            "read_ways": self._settings_lines() or None,
-            "gpus": self.gpus,
-        }
-
-    def _product_lines(self) -> Lines:
-        quantized, floats, bf16 = self.products
-        lines = [f"{quantized} for prompts of quantized weights"]
-        if bf16 == floats:
-            lines.append(f"{floats} for prompts of F16, BF16 and F32 weights")
-        else:
-            lines.append(f"{floats} for prompts of F16 and F32 weights")
-            lines.append(f"{bf16} for prompts of BF16 weights")
-        return Lines(lines)
-
-    def _settings_as_json(self) -> list[dict[str, object]]:
-        from powerinfer.ops.cpu.prefetch_settings import PrefetchSettings
-
-        if self.read_ways is None:
-            return []
-        measured = [*((name, True, each) for name, each in self.read_ways.items())]
-        return [
-            {"format": name, "threads": self.threads, "is_measured": is_measured, **asdict(each)}
-            for name, is_measured, each in (*measured, (None, False, PrefetchSettings()))
-        ]
-
-    def _settings_lines(self) -> Lines:
-        """The default, and what was measured to be faster."""
-        from powerinfer.ops.cpu.prefetch_settings import PrefetchSettings
-
-        if self.read_ways is None:
-            return Lines()
-        usual = PrefetchSettings()
-        faster = (
-            f"{name}: {each} (measured with {self.threads} threads, for models of 1 GiB or more "
-            f"whose weights are mostly {name})"
-            for name, each in self.read_ways.items()
-            if each != usual
-        )
-        return Lines((f"{usual} (default)", *faster))
-
-
-def machine_report(kernels: str | None) -> MachineReport:
+def machine_report(kernels: str | None, *, as_json: bool) -> dict[str, object]:
     """Report the processor, the kernels that a run with this flag would use, and the GPUs.
+
+    Names and values, for `inspect --machine --json` or for a table for people.
 
     Raises:
         DeviceError: there are no such kernels.
@@ -142,16 +53,73 @@ def machine_report(kernels: str | None) -> MachineReport:
     _, selected = make_ops(kernels, threads=1)
     is_native = selected != REFERENCE_KERNELS
     info = native.machine_info()
-    return MachineReport(
-        cpu_features=info.cpu_features,
-        available_kernels=info.available_kernels,
-        selected_kernels=selected,
-        products=native.product_names(selected) if is_native else ("numpy",) * 3,
-        threads=threads,
-        read=_plain_read(threads),
-        read_ways=stored_prefetch_settings(threads, selected) if is_native else None,
-        gpus=tuple(describe_gpus()),
+    # Each multiplies prompts: of quantized weights, of F16 and F32, of BF16.
+    products = native.product_names(selected) if is_native else ("numpy",) * 3
+    read = _plain_read(threads)
+    # By format; None: the kernels are not ours.
+    ways = stored_prefetch_settings(threads, selected) if is_native else None
+    report: dict[str, object] = {
+        "cpu_features": info.cpu_features,
+        "available_kernels": info.available_kernels,
+        "selected_kernels": selected,
+    }
+    if as_json:
+        report |= {
+            "products": dict(zip(("quantized", "floats", "bf16"), products, strict=True)),
+            "threads": threads,
+            "read_gb_per_s": read.gb_per_s,
+            "read_way": None if read.settings is None else asdict(read.settings),
+            "read_problem": read.problem,
+            "read_ways": _settings_as_json(ways, threads),
+        }
+    else:
+        rate = f"{read.gb_per_s} GB/s, measured now: {threads} threads, {read.settings}"
+        report |= {
+            "products": _product_lines(*products),
+            "plain_read": f"not measured: {read.problem}" if read.problem else rate,
+            "read_ways": _settings_lines(ways, threads) or None,
+        }
+    return {**report, "gpus": tuple(describe_gpus())}
+
+
+def _product_lines(quantized: str, floats: str, bf16: str) -> Lines:
+    lines = [f"{quantized} for prompts of quantized weights"]
+    if bf16 == floats:
+        lines.append(f"{floats} for prompts of F16, BF16 and F32 weights")
+    else:
+        lines.append(f"{floats} for prompts of F16 and F32 weights")
+        lines.append(f"{bf16} for prompts of BF16 weights")
+    return Lines(lines)
+
+
+def _settings_as_json(
+    ways: "dict[str, PrefetchSettings] | None", threads: int
+) -> list[dict[str, object]]:
+    from powerinfer.ops.cpu.prefetch_settings import PrefetchSettings
+
+    if ways is None:
+        return []
+    measured = [*((name, True, each) for name, each in ways.items())]
+    return [
+        {"format": name, "threads": threads, "is_measured": is_measured, **asdict(each)}
+        for name, is_measured, each in (*measured, (None, False, PrefetchSettings()))
+    ]
+
+
+def _settings_lines(ways: "dict[str, PrefetchSettings] | None", threads: int) -> Lines:
+    """The default, and what was measured to be faster."""
+    from powerinfer.ops.cpu.prefetch_settings import PrefetchSettings
+
+    if ways is None:
+        return Lines()
+    usual = PrefetchSettings()
+    faster = (
+        f"{name}: {each} (measured with {threads} threads, for models of 1 GiB or more "
+        f"whose weights are mostly {name})"
+        for name, each in ways.items()
+        if each != usual
     )
+    return Lines((f"{usual} (default)", *faster))
 
 
 def _plain_read(threads: int) -> _PlainRead:
