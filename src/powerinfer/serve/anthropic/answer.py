@@ -99,12 +99,11 @@ async def _send(reply: Reply, name: str, values: Mapping[str, object]) -> None:
 
 def _usage(streams: Streams) -> dict[str, int]:
     """Count tokens; cached tokens of the prompt are counted apart from its other tokens."""
-    usage = streams.usage
     return {
-        "input_tokens": usage.prompt - usage.cached,
+        "input_tokens": streams.num_prompt_tokens - streams.num_cached_tokens,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": usage.cached,
-        "output_tokens": usage.completion,
+        "cache_read_input_tokens": streams.num_cached_tokens,
+        "output_tokens": streams.num_tokens,
     }
 
 

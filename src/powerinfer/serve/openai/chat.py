@@ -123,7 +123,7 @@ class ChatAnswer:
                 **self._head,
                 "object": "chat.completion",
                 "choices": written,
-                "usage": streams.usage.as_json(),
+                "usage": streams.usage(),
             }
         )
 
@@ -139,7 +139,7 @@ class ChatAnswer:
                 reason = choice.finish_reason
                 await self._chunk(reply, choice, {}, with_logprobs=True, finish_reason=reason)
         if self._request.streaming.includes_usage:
-            usage = streams.usage.as_json()
+            usage = streams.usage()
             await reply.event({**self._chunk_head(), "choices": [], "usage": usage})
         await reply.event("[DONE]")
         await reply.end()

@@ -113,7 +113,7 @@ class CompletionAnswer:
         async for number, output in streams.outputs():
             self._read(streams, choices, number, output)
         written = [self._written(choice, choice.text, is_whole=True) for choice in choices]
-        usage = streams.usage.as_json()
+        usage = streams.usage()
         await reply.json({**self._head, "choices": written, "usage": usage})
 
     async def _stream(self, reply: Reply, streams: Streams, choices: list[_Choice]) -> None:
@@ -130,7 +130,7 @@ class CompletionAnswer:
                 chunk["usage"] = None
             await reply.event(chunk)
         if includes_usage:
-            await reply.event({**self._head, "choices": [], "usage": streams.usage.as_json()})
+            await reply.event({**self._head, "choices": [], "usage": streams.usage()})
         await reply.event("[DONE]")
         await reply.end()
 

@@ -1,4 +1,4 @@
-"""Fields of all of OpenAI's requests: model and streaming; usage of tokens."""
+"""Fields of all of OpenAI's requests: model and streaming."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import ApiError
 from powerinfer.serve.fields import Fields
 
-__all__ = ["Streaming", "Usage", "check_model", "read_streaming"]
+__all__ = ["Streaming", "check_model", "read_streaming"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +56,3 @@ def unknown_model(name: str, context: ServerContext, param: str | None = None) -
         param=param,
         code="model_not_found",
     )
-
-
-@dataclass(slots=True)
-class Usage:
-    """Token counts of an answer."""
-
-    prompt: int = 0
-    cached: int = 0
-    completion: int = 0
-
-    def as_json(self) -> dict[str, object]:
-        """Build the object of the API."""
-        return {
-            "prompt_tokens": self.prompt,
-            "completion_tokens": self.completion,
-            "total_tokens": self.prompt + self.completion,
-            "prompt_tokens_details": {"cached_tokens": self.cached},
-        }

@@ -10,7 +10,6 @@ from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.engine_thread import RequestStream
 from powerinfer.serve.errors import ApiError, from_engine
-from powerinfer.serve.openai.options import Usage
 
 __all__ = ["Streams", "opened"]
 
@@ -42,14 +41,23 @@ class Streams:
             yield number, output
 
     @property
-    def usage(self) -> Usage:
-        """Token counts of all prompts, and of the texts so far."""
-        handles = [stream.handle for stream in self.streams]
-        return Usage(
-            prompt=sum(handle.num_prompt_tokens for handle in handles),
-            cached=sum(handle.num_cached_tokens for handle in handles),
-            completion=self.num_tokens,
-        )
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(stream.handle.num_prompt_tokens for stream in self.streams)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens of all prompts whose keys and values were cached."""
+        return sum(stream.handle.num_cached_tokens for stream in self.streams)
+
+    def usage(self) -> dict[str, object]:
+        """Build OpenAI's object of token counts, of the texts so far."""
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_tokens,
+            "total_tokens": self.num_prompt_tokens + self.num_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
+        }
 
     async def _merged(self) -> AsyncIterator[tuple[int, Output]]:
         if len(self.streams) == 1:
