@@ -70,7 +70,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: str) ->
     "one stream against `powerinfer bench`.",
 )
 @json_option
-def bench_serve(  # noqa: PLR0913  click passes every flag as an argument
+def bench_serve(
     model: Path | None,
     settings: tuple[str, ...],
     peer: Path | None,
@@ -81,8 +81,8 @@ def bench_serve(  # noqa: PLR0913  click passes every flag as an argument
     repeats: int,
     context: int,
     threads: int | None,
-    scenarios: bool,  # noqa: FBT001
-    as_json: bool,  # noqa: FBT001
+    scenarios: bool,
+    as_json: bool,
 ) -> None:
     """Measure how a server answers many clients at once."""
     from powerinfer.bench.serving.plan import ServingPlan, measure_serving

@@ -62,13 +62,7 @@ out.jsonl to retry the request.
 @engine_options
 @sampling_options
 @json_option
-def batch(
-    model: Path | None,
-    source: Path,
-    target: Path,
-    as_json: bool,  # noqa: FBT001
-    **flags: object,
-) -> None:
+def batch(model: Path | None, source: Path, target: Path, as_json: bool, **flags: object) -> None:
     """Answer a file of requests in OpenAI's batch format, several at a time."""
     from powerinfer.serve.batch import AnswerFile, read_requests, run_batch
     from powerinfer.serve.settings import ServerSettings

@@ -143,12 +143,12 @@ def _errors(
 )
 @engine_options
 @json_option
-def bench(  # noqa: PLR0913  click passes every flag as an argument
+def bench(
     model: Path | None,
     prefill_lengths: tuple[int, ...],
     decode_steps: int,
     repeats: int,
-    quality: bool,  # noqa: FBT001
+    quality: bool,
     file: Path | None,
     settings: tuple[str, ...],
     errors: tuple[float | None, ...],
@@ -157,7 +157,7 @@ def bench(  # noqa: PLR0913  click passes every flag as an argument
     limit: int | None,
     output: Path | None,
     num_windows: int,
-    as_json: bool,  # noqa: FBT001
+    as_json: bool,
     **flags: object,
 ) -> None:
     """Measure how fast a model runs on this machine, and what sparsity costs in quality."""

@@ -40,11 +40,7 @@ files yourself.
 @option("-m --model PATH", "Only files of this model. [default: files of all models]", ModelPath())
 @option("--clear", "Delete the files.")
 @json_option
-def cache(
-    model: Path | None,
-    clear: bool,  # noqa: FBT001
-    as_json: bool,  # noqa: FBT001
-) -> None:
+def cache(model: Path | None, clear: bool, as_json: bool) -> None:
     """Show what the cache holds and for which models, or empty it."""
     from powerinfer._files import cache_root
     from powerinfer.cli.cached_files import cached_files, ignored_setting

@@ -135,18 +135,18 @@ def _kind(text: str) -> str:
 )
 @flags("activation", "threads", "kernels")
 @json_option
-def calibrate(  # noqa: PLR0913  click passes every flag as an argument
+def calibrate(
     model: Path | None,
     file: Path | None,
     num_tokens: int | None,
     max_ffn_error: float | None,
     recall: float | None,
     kinds: tuple[str, ...] | None,
-    is_inside: bool,  # noqa: FBT001
+    is_inside: bool,
     output: Path | None,
     export: Path | None,
     plots: Path | None,
-    as_json: bool,  # noqa: FBT001
+    as_json: bool,
     **flags: object,
 ) -> None:
     """Measure which neurons fire, and choose a predictor for each layer."""

@@ -54,7 +54,7 @@ def chat(
     model: Path | None,
     system: str | None,
     max_tokens: int | None,
-    context_shift: bool,  # noqa: FBT001
+    context_shift: bool,
     **flags: object,
 ) -> None:
     """Talk with a model; remembers the conversation until you leave."""

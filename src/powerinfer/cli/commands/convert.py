@@ -52,8 +52,8 @@ def convert(
     output: Path,
     outtype: str,
     predictors: Path | None,
-    plain: bool,  # noqa: FBT001
-    as_json: bool,  # noqa: FBT001
+    plain: bool,
+    as_json: bool,
 ) -> None:
     """Write the Hugging Face checkpoint SOURCE as one model file."""
     from powerinfer.convert.convert import convert as convert_checkpoint

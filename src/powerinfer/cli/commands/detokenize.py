@@ -38,8 +38,8 @@ def detokenize(
     ids: tuple[str, ...],
     file: Path | None,
     model: Path | None,
-    special: bool,  # noqa: FBT001
-    as_json: bool,  # noqa: FBT001
+    special: bool,
+    as_json: bool,
 ) -> None:
     """Print the text of IDS, or of the ids in a file or on standard input."""
     content = read_content(" ".join(ids) if ids else None, file, "ids")

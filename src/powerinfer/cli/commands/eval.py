@@ -65,7 +65,7 @@ def evaluate(
     limit: int | None,
     settings: tuple[str, ...],
     file: Path | None,
-    as_json: bool,  # noqa: FBT001
+    as_json: bool,
     **flags: object,
 ) -> None:
     """Measure accuracy on tasks, and how much of it sparsity costs."""

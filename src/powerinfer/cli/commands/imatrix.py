@@ -58,7 +58,7 @@ def imatrix(
     output: Path,
     chunks: int | None,
     context_length: int,
-    as_json: bool,  # noqa: FBT001
+    as_json: bool,
     **flags: object,
 ) -> None:
     """Measure how important the weights of a model are, for quantize."""

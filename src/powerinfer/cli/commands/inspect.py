@@ -42,10 +42,10 @@ _LONGEST_VALUE = 60
 def inspect(
     path: Path | None,
     model: Path | None,
-    tensors: bool,  # noqa: FBT001
-    machine: bool,  # noqa: FBT001
+    tensors: bool,
+    machine: bool,
     kernels: str | None,
-    as_json: bool,  # noqa: FBT001
+    as_json: bool,
 ) -> None:
     """Show what MODEL contains: architecture, sizes, formats, tokenizer, sparsity."""
     if path is not None and model is not None:

@@ -53,7 +53,7 @@ class ModelRow(TypedDict):
 
 @click.command("list", epilog=_EPILOG)
 @json_option
-def list_models(as_json: bool) -> None:  # noqa: FBT001
+def list_models(as_json: bool) -> None:
     """List the models in the caches."""
     from powerinfer.hub.caches import library_cache, our_cache
     from powerinfer.hub.held import held_models

@@ -60,7 +60,7 @@ def pack(
     layout: str,
     activation: str | None,
     predictors: Path | None,
-    as_json: bool,  # noqa: FBT001
+    as_json: bool,
 ) -> None:
     """Write MODEL in a layout that lets inactive neurons be skipped completely.
 

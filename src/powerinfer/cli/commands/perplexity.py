@@ -52,7 +52,7 @@ def perplexity(
     model: Path | None,
     file: Path,
     context_length: int,
-    as_json: bool,  # noqa: FBT001
+    as_json: bool,
     **flags: object,
 ) -> None:
     """Measure how well a model predicts a text (perplexity; lower is better)."""

@@ -82,9 +82,9 @@ def plan(
     model: Path | None,
     gpu_index: Path | None,
     output: Path | None,
-    write_gpu_index: bool | None,  # noqa: FBT001
+    write_gpu_index: bool | None,
     plots: Path | None,
-    as_json: bool,  # noqa: FBT001
+    as_json: bool,
     **flags: object,
 ) -> None:
     """Plan which neurons go to the GPU, and predict the speed; generates no text."""

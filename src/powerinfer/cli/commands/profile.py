@@ -95,7 +95,7 @@ def profile(
     output: Path | None,
     compare: Path | None,
     plots: Path | None,
-    as_json: bool,  # noqa: FBT001
+    as_json: bool,
     **flags: object,
 ) -> None:
     """Count how often each neuron fires over any amount of text."""

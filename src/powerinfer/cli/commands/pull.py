@@ -40,10 +40,7 @@ as in huggingface_hub.
 @click.command(epilog=_EPILOG)
 @click.argument("model")
 @json_option
-def pull(
-    model: str,
-    as_json: bool,  # noqa: FBT001
-) -> None:
+def pull(model: str, as_json: bool) -> None:
     """Fetch MODEL from the Hugging Face Hub and print its path."""
     from powerinfer.hub.fetch import fetch_model
 

@@ -70,7 +70,7 @@ differences over the summed squares. `powerinfer perplexity` measures the model'
 @flag("threads", help="CPU threads. [default: physical cores]")
 @flag("kernels", help="Instruction set of the encoders; all write the same bytes.")
 @json_option
-def quantize(  # noqa: PLR0913  click passes every flag as an argument
+def quantize(
     model: Path,
     output: Path,
     file_type: str,
@@ -78,7 +78,7 @@ def quantize(  # noqa: PLR0913  click passes every flag as an argument
     kept: tuple[str, ...],
     threads: int | None,
     kernels: str | None,
-    as_json: bool,  # noqa: FBT001
+    as_json: bool,
 ) -> None:
     """Write the model IN as OUT, with weights of TYPE."""
     from powerinfer.convert.quantize.file_types import find_file_type

@@ -32,10 +32,7 @@ of huggingface_hub are removed by its own command, `hf cache rm`; other files ar
 @click.command(epilog=_EPILOG)
 @click.argument("models", metavar="MODEL...", nargs=-1, required=True)
 @json_option
-def rm(
-    models: tuple[str, ...],
-    as_json: bool,  # noqa: FBT001
-) -> None:
+def rm(models: tuple[str, ...], as_json: bool) -> None:
     """Remove each MODEL from the cache."""
     from powerinfer.hub.held import held_models, remove
     from powerinfer.store.memory import format_bytes

@@ -61,16 +61,16 @@ begins with a hyphen.
 @flags("context_shift", "keep_tokens", *FORMS)
 @json_option
 @flag("logprobs")
-def run(  # noqa: PLR0913  click passes every flag as an argument
+def run(
     words: tuple[str, ...],
     model: Path | None,
     prompt: str | None,
     file: Path | None,
     max_tokens: int | None,
     vram_budget: "VramBudget | None",
-    escape: bool,  # noqa: FBT001
-    no_display_prompt: bool,  # noqa: FBT001
-    as_json: bool,  # noqa: FBT001
+    escape: bool,
+    no_display_prompt: bool,
+    as_json: bool,
     **flags: object,
 ) -> None:
     """Generate text from a prompt with a GGUF model."""

@@ -98,7 +98,7 @@ def sparsify(
     output: Path,
     activation: Literal["drelu", "relu"],
     device: str,
-    as_json: bool,  # noqa: FBT001
+    as_json: bool,
     **numbers: float,
 ) -> None:
     """Continue training CHECKPOINT with an activation that makes most neurons zero."""

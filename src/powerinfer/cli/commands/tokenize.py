@@ -50,10 +50,10 @@ def tokenize(
     text: str | None,
     file: Path | None,
     model: Path | None,
-    bos: bool,  # noqa: FBT001
-    parse_special: bool,  # noqa: FBT001
-    ids: bool,  # noqa: FBT001
-    as_json: bool,  # noqa: FBT001
+    bos: bool,
+    parse_special: bool,
+    ids: bool,
+    as_json: bool,
 ) -> None:
     """Print the token ids of TEXT, of a file or of standard input."""
     content = read_content(text, file, "a text")

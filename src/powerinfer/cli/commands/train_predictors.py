@@ -111,7 +111,7 @@ Use text like what the model will read, some hundred thousand tokens of it.
 )
 @flags("threads", "activation", "kernels")
 @json_option
-def train_predictors(  # noqa: PLR0913  click passes every flag as an argument
+def train_predictors(
     model: Path | None,
     files: tuple[Path, ...],
     output: Path,
@@ -123,7 +123,7 @@ def train_predictors(  # noqa: PLR0913  click passes every flag as an argument
     packed: Path | None,
     seed: int,
     device: str,
-    as_json: bool,  # noqa: FBT001
+    as_json: bool,
     **flags: object,
 ) -> None:
     """Train predictors of the neurons that fire, layer by layer."""
