@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING
 
-from powerinfer.tokenizer.stream import IncrementalDecoder
+from powerinfer.tokenizer.pieces import IncrementalDecoder
 from powerinfer.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

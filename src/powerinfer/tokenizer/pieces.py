@@ -1,8 +1,12 @@
-"""Bytes of each token, and the byte alphabet of GPT-2's vocabularies."""
+"""Bytes of each token, and decoding of ids into text, all at once or one by one."""
 
+import codecs
+from collections.abc import Iterable, Sequence
+
+from powerinfer.errors import TokenizerError
 from powerinfer.tokenizer.vocabulary import BYTE_LEVEL, TokenType, Vocabulary, byte_value
 
-__all__ = ["BYTE_CHARACTERS", "Pieces"]
+__all__ = ["BYTE_CHARACTERS", "Detokenizer", "IncrementalDecoder", "Pieces"]
 
 
 def _byte_characters() -> tuple[str, ...]:
@@ -61,6 +65,90 @@ class Pieces:
             value = byte_value(text)
             return _utf8(text) if value is None else bytes((value,))
         return _utf8(text.replace(_SPACE_SIGN, " "))
+
+
+class Detokenizer:
+    """Bytes of token sequences, without special tokens and the added first space."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """Wrap `vocabulary`, which must not change."""
+        self._vocabulary = vocabulary
+        self.pieces = Pieces(vocabulary)
+
+    def step(self, token_id: int, *, at_start: bool, skip_special: bool) -> tuple[bytes, bool]:
+        """Return the bytes of a token, and whether the next one is still at the start of the text.
+
+        Raises:
+            TokenizerError: the id is outside the vocabulary.
+        """
+        if not 0 <= token_id < len(self._vocabulary):
+            raise TokenizerError(
+                f"token id {token_id} is outside the vocabulary, 0 to {len(self._vocabulary) - 1}"
+            )
+        is_special = self._vocabulary.is_special(token_id)
+        if is_special:
+            return (b"" if skip_special else self.pieces[token_id]), at_start
+        piece = self.pieces[token_id]
+        # Encoding adds a space before the text, but not before a user-defined token.
+        is_user_defined = self._vocabulary.types[token_id] is TokenType.USER_DEFINED
+        if at_start and self._vocabulary.add_space_prefix and not is_user_defined:
+            piece = piece.removeprefix(b" ")
+        return piece, False
+
+    def decode_bytes(self, token_ids: Iterable[int], *, skip_special: bool) -> bytes:
+        """Return the bytes of a whole sequence."""
+        out: list[bytes] = []
+        at_start = True
+        for token_id in token_ids:
+            piece, at_start = self.step(int(token_id), at_start=at_start, skip_special=skip_special)
+            out.append(piece)
+        return b"".join(out)
+
+
+class IncrementalDecoder:
+    """Incremental decoding of tokens into whole characters.
+
+    The results of `push` and `finish`, concatenated, are the text that decoding all ids at once
+    would add to that of the prompt. Bytes that are not part of a character become U+FFFD.
+    """
+
+    def __init__(
+        self, detokenizer: Detokenizer, prompt_ids: Sequence[int], *, skip_special: bool
+    ) -> None:
+        """Start after `prompt_ids`, whose text is not returned."""
+        self._detokenizer = detokenizer
+        self._skip_special = skip_special
+        self._at_start = True
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        for token_id in prompt_ids:
+            self.push(token_id)
+
+    def push(self, token_id: int) -> str:
+        """Add a token and return the characters that are now complete, possibly none.
+
+        Raises:
+            TokenizerError: the id is outside the vocabulary; nothing is added.
+        """
+        piece, self._at_start = self._detokenizer.step(
+            int(token_id), at_start=self._at_start, skip_special=self._skip_special
+        )
+        return self._utf8.decode(piece)
+
+    @property
+    def state(self) -> tuple[bool, tuple[bytes, int]]:
+        """State after the tokens so far, which can be restored later."""
+        return self._at_start, self._utf8.getstate()
+
+    @state.setter
+    def state(self, kept: tuple[bool, tuple[bytes, int]]) -> None:
+        self._at_start, undecoded = kept
+        self._utf8.setstate(undecoded)
+
+    def finish(self) -> str:
+        """Return U+FFFD for an unfinished character, else nothing, and reset."""
+        rest = self._utf8.decode(b"", final=True)
+        self._utf8.reset()
+        return rest
 
 
 def _byte_level(text: str) -> bytes:

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from powerinfer.errors import TokenizerError
 from powerinfer.gguf import GGUFFile
+from powerinfer.tokenizer.pieces import Detokenizer, IncrementalDecoder
 from powerinfer.tokenizer.special_tokens import SpecialTokens
-from powerinfer.tokenizer.stream import Detokenizer, IncrementalDecoder
 from powerinfer.tokenizer.vocabulary import SENTENCEPIECE, Vocabulary, load_vocabulary
 
 __all__ = ["Tokenizer"]
