@@ -10,6 +10,7 @@ from backends import BACKENDS, using
 from native_cases import given_rows
 from powerinfer.gguf import open_gguf
 from powerinfer.models import Model, load_model
+from powerinfer.models.blocks import scale_logits
 from powerinfer.ops.backend import Activations, Backend
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.values import FloatArray
@@ -54,7 +55,7 @@ def test_logits_are_the_output_head_of_the_states(folder: Path, name: str, backe
         states = states_of(model)
         cache = model.new_cache(64)
         logits = model.forward(cache.batch([(0, TOKEN_IDS, 0)], [True]), cache)
-        expected = model.config.scales.of_logits(head(model, states))
+        expected = scale_logits(model.config.scales, head(model, states))
         np.testing.assert_array_equal(logits, expected)
     assert states.shape == (len(TOKEN_IDS), TINY_MODELS[name].hidden_size)
 

@@ -16,6 +16,7 @@ from powerinfer.errors import GGUFError
 from powerinfer.models.architecture import NormKind
 from powerinfer.models.attention import AttentionOptions
 from powerinfer.models.config import ModelConfig
+from powerinfer.models.scales import Scales
 from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
 from powerinfer.ops.backend import Activations, Backend, KVLayer, SomeFFN
 from powerinfer.values import Batch, BoolArray, ByteArray, FloatArray, IntArray
@@ -36,6 +37,7 @@ __all__ = [
     "normalize",
     "normalize_output",
     "output_logits",
+    "scale_logits",
     "select_rows",
     "start_ffn_block",
 ]
@@ -132,7 +134,10 @@ def embed_tokens(
 
     Position p has row p + `position_offset` of the learned table; None without one.
     """
-    x = config.scales.of_embedding(ops.embed(weights.embedding, batch.token_ids))
+    x = ops.embed(weights.embedding, batch.token_ids)
+    scale = config.scales.embedding / config.scales.residual
+    if scale != 1.0:
+        x = x * np.float32(scale)
     if position_offset is None:
         return x
     table = weights.position_embedding
@@ -350,3 +355,14 @@ def output_logits(
     if not len(x):
         return np.empty((0, config.vocab_size), np.float32)
     return ops.linear(final_states(ops, config, weights, x), (weights.output,), is_prompt)[0]
+
+
+def scale_logits(scales: Scales, logits: FloatArray) -> FloatArray:
+    """Scale and cap the output of the head to the model's logits."""
+    with np.errstate(all="ignore"):  # NaN of damaged models is reported elsewhere
+        if scales.logits != 1.0:
+            logits = logits / np.float32(scales.logits)
+        if scales.logit_soft_cap is not None:
+            cap = np.float32(scales.logit_soft_cap)
+            logits = np.tanh(logits / cap) * cap
+    return logits

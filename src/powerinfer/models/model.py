@@ -19,6 +19,7 @@ from powerinfer.models.blocks import (
     final_states,
     marks_of,
     output_logits,
+    scale_logits,
 )
 from powerinfer.models.config import ModelConfig
 from powerinfer.models.paused_step import PausedStep
@@ -119,7 +120,7 @@ class Model:
             observe: receives the stages of each layer, see `blocks.Observer`.
         """
         logits = self._step(batch, cache, output_logits, logits_for, observe)
-        return self.config.scales.of_logits(logits)
+        return scale_logits(self.config.scales, logits)
 
     def begin(
         self,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import cast
 
+from powerinfer.models.blocks import scale_logits
 from powerinfer.models.scales import Scales
 from powerinfer.ops.backend import Activations
 from powerinfer.ops.protocol import LayerProgram
@@ -48,4 +49,4 @@ class PausedStep:
         self.num_done = last
         if self.num_left:
             return None
-        return self.scales.of_logits(cast("FloatArray", self.program.end(self._x)))
+        return scale_logits(self.scales, cast("FloatArray", self.program.end(self._x)))

@@ -4,11 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-import numpy as np
-
 from powerinfer.gguf import keys
 from powerinfer.models.metadata import Metadata
-from powerinfer.values import FloatArray
 
 __all__ = ["DefaultScales", "Scales", "Sizes", "read_scales", "usual_scales"]
 
@@ -47,21 +44,6 @@ class Scales:
     logits: float = 1.0
     attention_soft_cap: float | None = None
     logit_soft_cap: float | None = None
-
-    def of_embedding(self, x: FloatArray) -> FloatArray:
-        """Scale rows of the embedding to the start of the residual stream."""
-        scale = self.embedding / self.residual
-        return x if scale == 1.0 else x * np.float32(scale)
-
-    def of_logits(self, logits: FloatArray) -> FloatArray:
-        """Scale the output of the head to the model's logits."""
-        with np.errstate(all="ignore"):  # NaN of damaged models is reported elsewhere
-            if self.logits != 1.0:
-                logits = logits / np.float32(self.logits)
-            if self.logit_soft_cap is not None:
-                cap = np.float32(self.logit_soft_cap)
-                logits = np.tanh(logits / cap) * cap
-        return logits
 
     def stream_epsilon(self, eps: float) -> float:
         """Epsilon of norms of the stored residual stream."""
