@@ -9,9 +9,7 @@ while nobody waits.
 import os
 import secrets
 import time
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 
 from powerinfer.engine.costs import StepCosts
 from powerinfer.engine.policy import Begun, Limits, Policy, PolicyState, StepPlan
@@ -41,7 +39,7 @@ _UNREAD = (
     "no max_tokens"
 )
 
-# Pause while no text can run because direct sequences hold the KV cache.
+# Pause while no text can run because the direct sequence holds the KV cache.
 _LOOK_AGAIN_S = 0.002
 
 
@@ -79,10 +77,6 @@ class Engine:
         self._steps = FairLock(
             "a callback used the LLM that was calling it; callbacks must not use that LLM"
         )
-        # One call with a sequence of its own at a time, so that each gets all the room it needs.
-        self._direct_calls = FairLock()
-        # Sequences lent by `own_sequence`: Ctrl-C may keep them from being given back.
-        self._lent: list[tuple[weakref.ref[TokenSequence], Callable[[], None]]] = []
         self._policy = Policy()
         self._costs = StepCosts()
         self._undelivered: dict[RequestHandle, None] = {}
@@ -288,8 +282,8 @@ class Engine:
         """Compute one step under the lock; return False if no text could go on."""
         self._check_open()
         queue = self._queue
-        if queue.num_waiting:
-            self._take_back()
+        if queue.num_waiting and self._direct is not None and self._direct.token_ids:
+            self._direct.abandon()
         try:
             self.run_step()
             self._end_endless()
@@ -399,15 +393,15 @@ class Engine:
             begun = self._begin_prefill(plan)
         if begun is None:
             return
-        logits = begun.run(plan.num_slices or begun.num_left)
-        if logits is None:
+        rows = begun.run(plan.num_slices or begun.num_left)
+        if rows is None:
             self._begun = begun
             return
         end = 0
         started = time.perf_counter()
         for chunk in begun.chunks:
             start, end = end, end + chunk.num_wanted
-            self._has_computed(chunk, logits[start:end])
+            self._has_computed(chunk, rows[start:end])
         self._costs.record_prompt(begun.sizes, begun.seconds + time.perf_counter() - started)
 
     def _begin_prefill(self, plan: StepPlan) -> Prefill | None:
@@ -415,20 +409,22 @@ class Engine:
         texts = [text for text in self._queue.running if text.id in counts and not text.is_over]
         found = [self._prefiller.next_chunk(text, counts[text.id]) for text in texts]
         chunks = [chunk for chunk in found if chunk is not None]
+        # A step gives logits or hidden states: those that the first text wants.
+        chunks = [each for each in chunks if each.text.wants_states == chunks[0].text.wants_states]
         chunks.sort(key=lambda chunk: not chunk.is_prompt)
         return self._prefiller.begin(chunks) if chunks else None
 
-    def _has_computed(self, chunk: Chunk, logits: FloatArray) -> None:
-        """Take the f32[num_wanted, vocab_size] logits of a computed chunk."""
+    def _has_computed(self, chunk: Chunk, rows: FloatArray) -> None:
+        """Take the f32[num_wanted, columns] rows of a computed chunk."""
         text = chunk.text
         sequence = text.sequence
-        text.note_prompt(sequence.num_computed + len(chunk.token_ids), logits)
+        text.note_prompt(sequence.num_computed + len(chunk.token_ids), rows)
         if sequence.is_decoding or sequence.num_pending > len(chunk.token_ids):
             sequence.num_computed += len(chunk.token_ids)
             return
-        self._queue.prompt_is_computed(text, logits[-1])
+        self._queue.prompt_is_computed(text, rows[-1])
         if not text.is_over:
-            text.advance(logits[-1], self._length_limit)
+            text.advance(rows[-1], self._length_limit)
         self._pool.keep(text)
 
     def direct_sequence(self) -> TokenSequence:
@@ -438,73 +434,13 @@ class Engine:
             PowerInferError: see `check_usable`.
         """
         self.check_usable()
-        with self._exclusive():
-            if self._direct is None:
-                self._direct = self._new_sequence(self._steps.held)
-            self._direct.abandon()
-            return self._direct
-
-    @contextmanager
-    def own_sequence(self, num_tokens: int) -> Iterator[TokenSequence]:
-        """Lend an empty sequence with room for `num_tokens`, until the block ends.
-
-        Other callers of this wait meanwhile; texts go on.
-
-        Raises:
-            PromptError: the whole cache has less room.
-            PowerInferError: see `check_usable`; also raised by steps after closing.
-        """
-        self.check_usable()
-        with self._direct_calls.held_until(lambda: self.is_closed):
-            with self._exclusive():
-                sequence = self._new_sequence(self._exclusive)
-            self._lent.append((weakref.ref(sequence), sequence.freeing))
-            try:
-                self._make_room(sequence, num_tokens)
-                yield sequence
-            finally:
-                if self.is_of_this_process:
-                    with self._steps.held():
-                        sequence.abandon()
-
-    def _make_room(self, sequence: TokenSequence, num_tokens: int) -> None:
-        """Reserve room as running texts free it; no text is admitted before there is enough."""
-        has_all = False
-        while not has_all:
-            with self._exclusive():
-                self._take_back()
-                cache = self._pool.cache
-                size, needed = cache.block_size, cache.num_blocks_for(num_tokens)
-                has_all = needed <= sequence.num_reserved + cache.num_available_blocks
-                if has_all or not self._queue.running:
-                    sequence.reserve(num_tokens)
-                    return
-                sequence.reserve(size * (sequence.num_reserved + cache.num_available_blocks))
-                most, self.max_unread = self.max_unread, None
-                try:
-                    self.run_step()
-                finally:
-                    self.max_unread = most
-            self.notify()
-
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
         with self._steps.held_until(lambda: self.is_closed):
             self._check_open()
-            yield
-
-    def _new_sequence(self, exclusive: Callable[[], AbstractContextManager[None]]) -> TokenSequence:
-        return self._loaded.sequence_on(self._pool.cache, self._progress, exclusive)
-
-    def _take_back(self) -> None:
-        """Free the direct sequence and lent ones that an interrupt left behind."""
-        direct = self._direct
-        if direct is not None and direct.token_ids:
-            direct.abandon()
-        for sequence, free in self._lent:
-            if sequence() is None:
-                free()
-        self._lent = [each for each in self._lent if each[0]() is not None]
+            if self._direct is None:
+                held = self._steps.held
+                self._direct = self._loaded.sequence_on(self._pool.cache, self._progress, held)
+            self._direct.abandon()
+            return self._direct
 
 
 def _check(request: Request, most_tokens: int, vocab_size: int) -> None:

@@ -1,15 +1,17 @@
 """Public class of the engine: loads a model, generates, streams, chats and scores."""
 
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn, Self, Unpack
+from typing import TYPE_CHECKING, Literal, NoReturn, Self, TypeVar, Unpack
+
+import numpy as np
 
 from powerinfer.calibration.observing import FFNObserver, observable, observed
 from powerinfer.calibration.recall import with_recall_meter
+from powerinfer.engine.calls import run_all
 from powerinfer.engine.engine import MAX_UNREAD, Engine
-from powerinfer.engine.request import Request, RequestHandle
+from powerinfer.engine.request import PromptRows, Request, RequestHandle
 from powerinfer.engine.text_stream import (
     AsyncTextStream,
     Generation,
@@ -47,6 +49,8 @@ __all__ = ["LLM", "Prompt"]
 # Queued texts of one call, as a multiple of those that run at once: some are ready when others end,
 # and texts of other callers come between.
 _WINDOW = 2
+
+_Result = TypeVar("_Result")
 
 
 class LLM:
@@ -349,12 +353,11 @@ class LLM:
             PromptError: as for `generate`, or `last` is not between 1 and the number of tokens.
             NumericsError: the model produced NaN or infinity; names the layer.
         """
-        from powerinfer.scoring.scoring import prompt_logits
+        from powerinfer.scoring.scoring import num_wanted
 
-        loaded = self.loaded
-        token_ids = prompt_ids(loaded, prompt)
-        with self._engine.own_sequence(len(token_ids)) as sequence:
-            return prompt_logits(loaded, sequence, token_ids, last)
+        token_ids = prompt_ids(self.loaded, prompt)
+        request = _for_rows(token_ids, PromptRows.LOGITS, num_wanted(last, len(token_ids)))
+        return self._run_all([request], _rows)[0]
 
     def score(self, texts: "Scorable | Iterable[Scorable]") -> "list[Score]":
         """Score texts, or continuations of contexts, by their log probabilities.
@@ -382,11 +385,12 @@ class LLM:
         items = read_scorables(self.loaded, texts)
         # Sorted, so that texts of one context follow each other and reuse its keys and values.
         order = sorted(set(items))
-        done = self._run_all([_scoring(item) for item in order], _have_other_contexts)
-        scores = {
-            item: score_of(handle.prompt_logprobs or ())
-            for item, (handle, _) in zip(order, done, strict=True)
-        }
+        found = self._run_all(
+            [_scoring(item) for item in order],
+            lambda handle, _: score_of(handle.prompt_logprobs or ()),
+            _have_other_contexts,
+        )
+        scores = dict(zip(order, found, strict=True))
         return [scores[item] for item in items]
 
     def embed(
@@ -412,13 +416,23 @@ class LLM:
             NumericsError: the model produced NaN or infinity; names the layer.
         """
         from powerinfer.prompts.texts import read_texts
-        from powerinfer.scoring.embedding import check_pooling, embed_texts
+        from powerinfer.scoring.embedding import check_pooling, num_pooled, pooled
 
         check_pooling(pooling)
         loaded = self.loaded
-        read = read_texts(loaded, texts)
-        with self._engine.own_sequence(max(map(len, read), default=0)) as sequence:
-            return embed_texts(loaded, sequence, read, pooling, normalize=normalize)
+        bos_id = loaded.tokenizer.bos_id
+        is_native_cpu = loaded.placement is None and loaded.kernels != loader.REFERENCE_KERNELS
+        requests = [
+            _for_rows(token_ids, PromptRows.STATES, num_pooled(token_ids, pooling, bos_id))
+            for token_ids in read_texts(loaded, texts)
+        ]
+        vectors = self._run_all(
+            requests,
+            lambda handle, texts: pooled(_rows(handle, texts), normalize=normalize),
+            # Elsewhere roundings depend on what else is in a step.
+            lambda _one, _other: is_native_cpu,
+        )
+        return np.array(vectors, np.float32).reshape(-1, loaded.model.config.hidden_size)
 
     def _reader(
         self, prompt: Prompt, params: SamplingParams | None, is_prompt: Sequence[bool] | None
@@ -455,80 +469,35 @@ class LLM:
 
     def _generate(self, requests: Sequence[Request]) -> list[Generation]:
         """Generate the texts of the requests, `n` of each, in order."""
-        return [text.generation for _, texts in self._run_all(requests) for text in texts]
+        found = self._run_all(requests, lambda _, texts: [text.generation for text in texts])
+        return [generation for of_request in found for generation in of_request]
 
     def _run_all(
         self,
         requests: Sequence[Request],
+        result: Callable[[RequestHandle, list[TextSoFar]], _Result],
         may_overlap: Callable[[Request, Request], bool] = lambda _one, _other: True,
-    ) -> list[tuple[RequestHandle, list[TextSoFar]]]:
-        """Compute all texts of the requests, side by side with those of other callers.
-
-        All requests are checked before the first is computed. `may_overlap` tells whether two of
-        them may run at the same time.
-
-        Returns:
-            The handle and the `n` texts of each request, in order.
-
-        Raises:
-            PromptError: a request can never run.
-            PowerInferError: the model was closed meanwhile.
-            NumericsError: the model produced NaN or infinity; names the layer.
-        """
-        engine, num_at_once = self._engine, _WINDOW * self.loaded.options.parallel
-        engine.check_usable()
-        handles = [engine.prepare(request) for request in requests]
-        texts = {
-            handle: [TextSoFar(handle, index) for index in range(handle.request.params.n)]
-            for handle in handles
-        }
-
-        def may_join(handle: RequestHandle) -> bool:
-            return sum(each.request.params.n for each in running) < num_at_once and all(
-                may_overlap(handle.request, each.request) for each in running
-            )
-
-        todo, running = deque(handles), list[RequestHandle]()
-        try:
-            while todo or running:
-                while todo and may_join(todo[0]):
-                    handle = todo.popleft()
-                    running.append(handle)
-                    engine.enter(handle)
-                _wait_for_any(engine, running)
-                for handle in running:
-                    _take(handle, texts[handle])
-                running = _unfinished(running, texts)
-        except BaseException:
-            for handle in handles:
-                handle.is_cancelled = True
-            raise
-        return [(handle, texts[handle]) for handle in handles]
+    ) -> list[_Result]:
+        most_texts = _WINDOW * self.loaded.options.parallel
+        return run_all(self._engine, requests, result, may_overlap, most_texts)
 
 
-def _wait_for_any(engine: Engine, handles: Sequence[RequestHandle]) -> None:
-    engine.wait(lambda: any(handle.unread for handle in handles))
+def _for_rows(token_ids: list[int], kind: PromptRows, num_rows: int) -> Request:
+    """Make the request for logits or hidden states of the last tokens of a prompt."""
+    params = SamplingParams(max_tokens=0)
+    return Request(
+        prompt_ids=token_ids,
+        params=params,
+        prompt_rows=kind,
+        num_rows=num_rows,
+        reuses_prefix=False,
+    )
 
 
-def _unfinished(
-    handles: Sequence[RequestHandle], texts: Mapping[RequestHandle, Sequence[TextSoFar]]
-) -> list[RequestHandle]:
-    # A separate function for the same reason as `powerinfer.engine.queue._without`.
-    return [each for each in handles if not all(text.is_over for text in texts[each])]
-
-
-def _take(handle: RequestHandle, texts: Sequence[TextSoFar]) -> None:
-    """Take all unread outputs.
-
-    Raises:
-        PowerInferError: a text ended without a result.
-    """
-    while handle.unread:
-        output = handle.unread.popleft()
-        text = texts[output.index]
-        text.add(output)
-        del output
-        text.raise_error()
+def _rows(handle: RequestHandle, _texts: object) -> FloatArray:
+    """Return the rows of a computed prompt."""
+    assert handle.prompt_rows is not None  # noqa: S101  for types: the request asks for them
+    return handle.prompt_rows
 
 
 def _scoring(item: "ContextAndContinuation") -> Request:
@@ -543,7 +512,7 @@ def _scoring(item: "ContextAndContinuation") -> Request:
 
 def _have_other_contexts(one: Request, other: Request) -> bool:
     """Tell whether two requests score continuations of different contexts."""
-    contexts = [each.prompt_ids[: (each.first_scored or 0) + 1] for each in (one, other)]
+    contexts = [each.prompt_ids[: (each.first_wanted or 0) + 1] for each in (one, other)]
     return contexts[0] != contexts[1]
 
 

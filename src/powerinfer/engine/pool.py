@@ -115,7 +115,7 @@ class Pool:
         Tokens whose logits are wanted are always computed.
         """
         sequence, request = text.sequence, text.handle.request
-        first = request.first_scored
+        first = request.first_wanted
         limit = len(sequence.token_ids) - 1 if first is None else first
         if not request.reuses_prefix or not limit:
             return 0

@@ -29,7 +29,7 @@ class Chunk:
         text: the text that the prompt belongs to.
         token_ids: at least one.
         is_prompt: kind of the tokens.
-        num_wanted: number of tokens at the end whose logits are wanted.
+        num_wanted: number of tokens at the end whose rows are wanted: logits or hidden states.
     """
 
     text: RunningText
@@ -59,11 +59,11 @@ class Prefiller:
 
     def next_chunk(self, text: RunningText, count: int) -> Chunk | None:
         """Return the next tokens of a prompt, at most `count`; None if it is computed."""
-        sequence, first = text.sequence, text.first_scored
+        sequence, first = text.sequence, text.first_wanted
         if not sequence.num_pending:
             return None
         start = sequence.num_computed
-        if first is not None:
+        if first is not None and not text.wants_states:
             count = min(count, max(first - start, 0) + self._most_rows)
         token_ids, is_prompt = sequence.pending_run(count)
         is_last = not sequence.is_decoding and len(token_ids) == sequence.num_pending
@@ -73,7 +73,10 @@ class Prefiller:
         return Chunk(text, token_ids, is_prompt, num_wanted)
 
     def begin(self, chunks: Sequence[Chunk]) -> "Prefill":
-        """Prepare the computation of chunks; those of one kind stand next to each other."""
+        """Prepare the computation of chunks; those of one kind stand next to each other.
+
+        All of them want logits, or all hidden states, which are computed without a pause.
+        """
         sequences = [chunk.text.sequence for chunk in chunks]
         parts = [
             (sequence.key, chunk.token_ids, sequence.num_computed)
@@ -86,10 +89,14 @@ class Prefiller:
         observe = self._progress.begin(start, num_tokens, total)
         model, cache, wanted = self._model, self._cache, _wanted(chunks)
         whole = partial(model.forward, batch, cache, logits_for=wanted, observe=observe)
+        num_slices = self.num_slices
+        if chunks[0].text.wants_states:
+            whole = partial(model.hidden_states, batch, cache, states_for=wanted, observe=observe)
+            num_slices = 1
         begin = partial(model.begin, batch, cache, logits_for=wanted, observe=observe)
         is_end = start + num_tokens == total
         has_ended = partial(self._progress.end, total) if is_end else None
-        return Prefill(chunks, whole, begin, self.num_slices, self._held, has_ended)
+        return Prefill(chunks, whole, begin, num_slices, self._held, has_ended)
 
 
 class Prefill:
@@ -134,10 +141,10 @@ class Prefill:
         return not any(chunk.text.is_over for chunk in self.chunks)
 
     def run(self, num_slices: int) -> FloatArray | None:
-        """Compute at least one slice; at the end return the logits in the order of the chunks.
+        """Compute at least one slice; at the end return the rows in the order of the chunks.
 
         Returns:
-            f32[sum of num_wanted, vocab_size]; None before the end.
+            f32[sum of num_wanted, vocab_size or hidden_size]; None before the end.
         """
         with self._held():
             started = time.perf_counter()
@@ -159,7 +166,7 @@ class Prefill:
 
 
 def _wanted(chunks: Sequence[Chunk]) -> IntArray:
-    """Return the rows of the step whose logits are wanted."""
+    """Return the numbers of the tokens whose rows are wanted."""
     rows: list[int] = []
     end = 0
     for chunk in chunks:

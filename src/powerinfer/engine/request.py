@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from powerinfer.errors import PowerInferError
 from powerinfer.models import LayerShares
@@ -11,8 +12,16 @@ from powerinfer.models.metrics import CostMeter, Metrics
 from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.sampling.logprobs import TokenLogprob
 from powerinfer.sampling.sampling_params import SamplingParams
+from powerinfer.values import FloatArray
 
-__all__ = ["EngineStatistics", "Output", "Request", "RequestHandle", "Times"]
+__all__ = ["EngineStatistics", "Output", "PromptRows", "Request", "RequestHandle", "Times"]
+
+
+class PromptRows(StrEnum):
+    """Numbers that a request may ask for at positions of its prompt."""
+
+    LOGITS = "logits"
+    STATES = "hidden states"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +38,9 @@ class Request:
         scored_ids: tokens to report `prompt_logprobs` for; the last one follows the prompt, so
             this many positions at its end are reported. None: all tokens of the prompt but its
             first. Tokens before these are computed without logits, or reused.
+        prompt_rows: kind of the rows to report for the last `num_rows` positions of the prompt, in
+            place of log probabilities; None: report none.
+        num_rows: see `prompt_rows`.
         reuses_prefix: reuse keys and values of earlier requests with the same beginning.
         shares_answers: also reuse those of generated tokens; the bits then depend on it.
     """
@@ -38,12 +50,16 @@ class Request:
     is_prompt: Sequence[bool] | None = None
     prompt_logprobs: int | None = None
     scored_ids: Sequence[int] | None = None
+    prompt_rows: PromptRows | None = None
+    num_rows: int = 0
     reuses_prefix: bool = True
     shares_answers: bool = False
 
     @property
-    def first_scored(self) -> int | None:
-        """First position whose logits are reported; None without `prompt_logprobs`."""
+    def first_wanted(self) -> int | None:
+        """First position of the prompt with an output; None if there is none."""
+        if self.prompt_rows is not None:
+            return len(self.prompt_ids) - self.num_rows
         if self.prompt_logprobs is None:
             return None
         return 0 if self.scored_ids is None else len(self.prompt_ids) - len(self.scored_ids)
@@ -107,6 +123,7 @@ class RequestHandle:
         unread: outputs that nobody has taken yet.
         num_cached_tokens: prompt tokens whose keys and values were in the cache.
         prompt_logprobs: see `Request.prompt_logprobs`; None until the prompt is computed.
+        prompt_rows: f32[num_rows, columns], see `Request.prompt_rows`; None likewise.
         is_cancelled: the engine should end the texts.
         times: times of its events.
     """
@@ -119,6 +136,7 @@ class RequestHandle:
     unread: deque[Output] = field(default_factory=deque)
     num_cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_rows: FloatArray | None = None
     is_cancelled: bool = False
     times: Times = field(default_factory=Times)
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 from operator import length_hint
 from typing import NamedTuple
 
-from powerinfer.engine.request import Output, Request, RequestHandle
+from powerinfer.engine.prompt_outputs import prompt_outputs
+from powerinfer.engine.request import Output, PromptRows, RequestHandle
 from powerinfer.engine.sequence import RunningSequence
 from powerinfer.errors import NumericsError, PowerInferError, PromptError
 from powerinfer.loading.loader import LoadedModel
@@ -14,12 +15,11 @@ from powerinfer.models.metrics import CostMeter
 from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.sampling.logprobs import TokenLogprob, token_logprob
 from powerinfer.sampling.new_sampler import new_sampler
-from powerinfer.sampling.sampler import SamplerState, check_finite
+from powerinfer.sampling.sampler import SamplerState
 from powerinfer.sampling.stop import StopMatcher
-from powerinfer.tokenizer import Tokenizer
 from powerinfer.values import FloatArray
 
-__all__ = ["PromptLogprobs", "RunningText"]
+__all__ = ["RunningText"]
 
 
 class RunningText:
@@ -59,15 +59,19 @@ class RunningText:
         self._decoder = tokenizer.new_stream(known)
         self._token_ids = list(request.prompt_ids)
         self._num_prompt = len(self._token_ids)
-        wants = index == 0 and request.prompt_logprobs is not None
-        self._prompt_logprobs = PromptLogprobs(request, tokenizer) if wants else None
+        self._prompt_outputs = prompt_outputs(handle, tokenizer) if index == 0 else None
 
     @property
-    def first_scored(self) -> int | None:
-        """First position of the prompt whose logits are reported; None: only those at its end."""
-        if self._prompt_logprobs is None or self.sequence.is_decoding:
+    def first_wanted(self) -> int | None:
+        """First position of the prompt with an output; None: only its end gives logits."""
+        if self._prompt_outputs is None or self.sequence.is_decoding:
             return None
-        return self._prompt_logprobs.first
+        return self._prompt_outputs.first
+
+    @property
+    def wants_states(self) -> bool:
+        """True if its prompt gives hidden states instead of logits."""
+        return self.handle.request.prompt_rows is PromptRows.STATES
 
     @property
     def cost(self) -> CostMeter:
@@ -79,23 +83,23 @@ class RunningText:
         """Number of generated tokens."""
         return len(self._token_ids) - self._num_prompt
 
-    def note_prompt(self, end: int, logits: FloatArray) -> None:
-        """Collect the prompt's log probabilities if the request asks for them.
+    def note_prompt(self, end: int, rows: FloatArray) -> None:
+        """Collect the prompt's outputs if the request asks for any.
 
         Args:
-            end: position after the last of the logits.
-            logits: f32[num_positions, vocab_size].
+            end: position after the last of the rows.
+            rows: f32[num_positions, columns].
         """
-        found = self._prompt_logprobs
-        if found is None or self.sequence.is_decoding or not len(logits):
+        outputs = self._prompt_outputs
+        if outputs is None or self.sequence.is_decoding or not len(rows):
             return
         try:
-            logprobs = found.add(end - len(logits), logits)
+            outputs.add(end - len(rows), rows)
         except NumericsError as error:
             self.fail(self._explained(error, end))
             return
         if end == self._num_prompt:
-            self.handle.prompt_logprobs = logprobs
+            outputs.hand_over()
 
     def advance(
         self, logits: FloatArray, length_limit: int | None, started: float | None = None
@@ -256,36 +260,3 @@ class _State(NamedTuple):
     sampler: SamplerState
     stops: tuple[str, str | None]
     decoder: tuple[bool, tuple[bytes, int]]
-
-
-class PromptLogprobs:
-    """Collects the log probabilities of prompt tokens from logits that come in chunks.
-
-    Attributes:
-        first: position of the logits that predict the first scored token.
-    """
-
-    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
-        scored = request.scored_ids
-        self.first = request.first_scored or 0
-        self._token_ids = list(request.prompt_ids[1:] if scored is None else scored)
-        self._num_top = request.prompt_logprobs or 0
-        self._piece = tokenizer.piece
-        self._found: list[TokenLogprob] = []
-
-    def add(self, start: int, logits: FloatArray) -> tuple[TokenLogprob, ...]:
-        """Add f32[num_positions, vocab_size] logits from position `start`; return all so far.
-
-        Raises:
-            NumericsError: a logit is NaN or infinite.
-        """
-        at = start - self.first
-        followers = self._token_ids[at : at + len(logits)]
-        rows = logits[: len(followers)]
-        if len(rows):
-            check_finite(rows)
-        self._found[at:] = [
-            token_logprob(row, token_id, self._num_top, self._piece)
-            for row, token_id in zip(rows, followers, strict=True)
-        ]
-        return tuple(self._found)

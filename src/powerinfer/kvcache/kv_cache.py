@@ -166,11 +166,6 @@ class KVCache:
         table = self._tables.get(sequence)
         return [] if table is None else [int(block) for block in table.held]
 
-    def num_reserved(self, sequence: Hashable) -> int:
-        """Return the number of blocks that a sequence has or was promised."""
-        table = self._tables.get(sequence)
-        return 0 if table is None else max(table.num_blocks, table.num_reserved)
-
     def reserve(self, sequence: Hashable, num_positions: int, num_to_share: int = 0) -> None:
         """Promise `sequence` all blocks it will need for `num_positions` positions.
 

@@ -1,12 +1,11 @@
 """One sequence on one model: the tokens in its KV cache and the steps that extend it.
 
-It computes logits and hidden states; `powerinfer.engine.engine` generates texts.
+It computes logits; `powerinfer.engine.engine` generates texts.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from typing import TypeAlias
 
@@ -114,24 +113,6 @@ class TokenSequence:
         with self._exclusive():
             self._cache.truncate(self._cache_key, length)
 
-    def reserve(self, num_tokens: int) -> None:
-        """Reserve room (`KVCache.reserve`); the caller must have the cache to itself.
-
-        Raises:
-            PromptError: there is less room.
-        """
-        self._cache.reserve(self._cache_key, num_tokens)
-
-    @property
-    def num_reserved(self) -> int:
-        """Number of blocks that it holds or has reserved."""
-        return self._cache.num_reserved(self._cache_key)
-
-    @property
-    def freeing(self) -> Callable[[], None]:
-        """Function that frees all room without keeping this sequence alive."""
-        return partial(self._cache.free, self._cache_key)
-
     def abandon(self) -> None:
         """Forget all tokens and free all room; the caller must have the cache to itself."""
         del self.token_ids[:]
@@ -183,18 +164,6 @@ class TokenSequence:
         scored = [self._step(part, self._logits, counting) for part in parts]
         return np.concatenate(scored) if len(scored) > 1 else scored[0]
 
-    def extend_states(self, token_ids: Sequence[int], num_wanted: int) -> FloatArray:
-        """Append prompt tokens and return the hidden states of the last `num_wanted` of them.
-
-        Returns:
-            f32[num_wanted, hidden_size], inputs of the output head.
-
-        Raises:
-            PromptError: as for `extend`.
-        """
-        parts = self._parts(token_ids, num_wanted)
-        return np.concatenate([self._step(part, self._states) for part in parts])
-
     def _parts(
         self, token_ids: Sequence[int], num_wanted: int, is_prompt: Sequence[bool] | None = None
     ) -> Iterator[_Part]:
@@ -241,6 +210,3 @@ class TokenSequence:
 
     def _logits(self, batch: Batch, wanted: IntArray, observe: Observer | None) -> FloatArray:
         return self._model.forward(batch, self._cache, logits_for=wanted, observe=observe)
-
-    def _states(self, batch: Batch, wanted: IntArray, observe: Observer | None) -> FloatArray:
-        return self._model.hidden_states(batch, self._cache, states_for=wanted, observe=observe)

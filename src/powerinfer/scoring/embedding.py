@@ -5,13 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.errors import NumericsError
-from powerinfer.loading.loader import LoadedModel
-from powerinfer.loading.step import TokenSequence
 from powerinfer.options.option_kinds import Choice
 from powerinfer.values import FloatArray
 
-__all__ = ["check_pooling", "embed_texts"]
+__all__ = ["check_pooling", "num_pooled", "pooled"]
 
 _MEAN, _LAST = "mean", "last"
 _POOLINGS = Choice("pooling", (_MEAN, _LAST))
@@ -26,40 +23,19 @@ def check_pooling(pooling: object) -> None:
     _POOLINGS(pooling)
 
 
-def embed_texts(
-    loaded: LoadedModel,
-    sequence: TokenSequence,
-    texts: Sequence[Sequence[int]],
-    pooling: str,
-    *,
-    normalize: bool,
-) -> FloatArray:
-    """Embed each text as a vector: f32[num_texts, hidden_size].
+def num_pooled(token_ids: Sequence[int], pooling: str, bos_id: int | None) -> int:
+    """Return how many tokens at the end of a text are pooled.
 
-    Args:
-        texts: token ids, each with at least one besides BOS at the beginning; see `read_texts`.
-        pooling: `mean` of the states of all tokens except BOS at the beginning, which says nothing
-            about the text; `last` takes that of the last token, which has seen all others.
-        normalize: scale each vector to length 1, so that products are cosines.
-
-    Raises:
-        NumericsError: the model produced NaN or infinity; names the layer.
+    For `mean` all tokens except BOS at the beginning, which says nothing about the text; for `last`
+    the last token, which has seen all others.
     """
-    bos_id = loaded.tokenizer.bos_id
-    vectors = np.empty((len(texts), loaded.model.config.hidden_size), np.float32)
-    for vector, token_ids in zip(vectors, texts, strict=True):
-        sequence.truncate(0)
-        num_pooled = 1 if pooling == _LAST else len(token_ids) - int(token_ids[0] == bos_id)
-        states = sequence.extend_states(token_ids, num_pooled)
-        if not np.isfinite(states).all():
-            error = NumericsError("hidden states are NaN or infinite")
-            raise loaded.explain_non_finite(sequence.token_ids, error)
-        pooled = states.mean(axis=0, dtype=np.float64)
-        vector[:] = _with_length_one(pooled) if normalize else pooled
-    return vectors
+    return 1 if pooling == _LAST else len(token_ids) - int(token_ids[0] == bos_id)
 
 
-def _with_length_one(vector: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Scale a vector to length 1; zeros stay."""
+def pooled(states: FloatArray, *, normalize: bool) -> FloatArray:
+    """Pool f32[num_pooled, hidden_size] states to a vector, of length 1 if wanted; zeros stay."""
+    vector: npt.NDArray[np.float64] = states.mean(axis=0, dtype=np.float64)
     length = float(np.linalg.norm(vector))
-    return vector / length if length > 0 else vector
+    if normalize and length > 0:
+        vector = vector / length
+    return vector.astype(np.float32)

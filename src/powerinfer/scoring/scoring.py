@@ -4,15 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from powerinfer.errors import NumericsError, PromptError
-from powerinfer.loading.loader import LoadedModel
-from powerinfer.loading.step import TokenSequence
+from powerinfer.errors import PromptError
 from powerinfer.options.option_kinds import WholeNumber, as_python
 from powerinfer.sampling.logprobs import TokenLogprob
-from powerinfer.sampling.sampler import check_finite
-from powerinfer.values import FloatArray
 
-__all__ = ["Score", "prompt_logits", "score_of"]
+__all__ = ["Score", "num_wanted", "score_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,32 +42,18 @@ class Score:
         return len(self.token_ids)
 
 
-def prompt_logits(
-    loaded: LoadedModel, sequence: TokenSequence, token_ids: Sequence[int], last: object
-) -> FloatArray:
-    """Compute the logits after each of the last tokens of a prompt: f32[num_wanted, vocab_size].
-
-    Args:
-        token_ids: tokens of the prompt.
-        last: number of positions wanted; None for all.
+def num_wanted(last: object, num_tokens: int) -> int:
+    """Return how many tokens at the end of a prompt `last` selects; None selects all.
 
     Raises:
         PromptError: `last` is not between 1 and the number of tokens.
-        NumericsError: the model produced NaN or infinity; names the layer.
     """
-    num_wanted = len(token_ids)
-    if last is not None:
-        try:
-            check = WholeNumber(1, len(token_ids), ", the length of the prompt")
-            num_wanted = check(as_python(last))
-        except ValueError as error:
-            raise PromptError(f"last must be {error}, got {repr(last)[:60]}") from None
-    logits = sequence.extend_scored(token_ids, num_wanted)
+    if last is None:
+        return num_tokens
     try:
-        check_finite(logits)
-    except NumericsError as error:
-        raise loaded.explain_non_finite(sequence.token_ids, error) from error
-    return logits
+        return WholeNumber(1, num_tokens, ", the length of the prompt")(as_python(last))
+    except ValueError as error:
+        raise PromptError(f"last must be {error}, got {repr(last)[:60]}") from None
 
 
 def score_of(logprobs: Sequence[TokenLogprob]) -> Score:

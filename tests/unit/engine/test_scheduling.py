@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from powerinfer import LLM, NumericsError, PromptError, SamplingParams
-from powerinfer.engine.request import Request
+from powerinfer.engine.request import PromptRows, Request
 from powerinfer.engine.sequence import RunningSequence
 from powerinfer.kvcache.kv_cache import BLOCK_SIZE
 from powerinfer.loading.loader import LoadedModel
@@ -260,6 +260,37 @@ def test_log_probabilities_of_a_prompt(llm: LLM, num_top: int) -> None:
     assert {len(each.top) for each in found} == {num_top}
     assert handles[1].prompt_logprobs is None
     assert text_of(outputs[handles[0], 0]) == alone(llm.loaded, request)
+
+
+@pytest.mark.parametrize("is_slicing", [False, True])
+def test_rows_of_prompts_are_those_alone(llm: LLM, is_slicing: bool) -> None:
+    """Logits and hidden states, which never share a step, beside texts that decode."""
+    engine = new_engine(llm, is_slicing=is_slicing, kv_tokens=1024, batch_size=48)
+    text = engine.submit(_request([5], max_tokens=30))
+    prompt = list(range(10, 150))
+    asked = [(PromptRows.LOGITS, 70), (PromptRows.STATES, 100), (PromptRows.LOGITS, 1)]
+    handles = [engine.submit(_for_rows(prompt, kind, count)) for kind, count in asked]
+    outputs = run(engine, [text, *handles])
+    model = llm.loaded.model
+    cache = model.new_cache()
+    batch = cache.batch([(0, prompt, 0)], [True])
+    rows = {
+        PromptRows.LOGITS: model.forward(batch, cache),
+        PromptRows.STATES: model.hidden_states(batch, cache),
+    }
+    for handle, (kind, count) in zip(handles, asked, strict=True):
+        assert handle.prompt_rows is not None
+        np.testing.assert_array_equal(handle.prompt_rows, rows[kind][-count:])
+        assert handle.num_generated == 0
+    assert text_of(outputs[text, 0]) == alone(llm.loaded, text.request)
+    engine.check_integrity()
+
+
+def _for_rows(prompt: list[int], kind: PromptRows, count: int) -> Request:
+    params = SamplingParams(max_tokens=0, seed=1)
+    return Request(
+        prompt_ids=prompt, params=params, prompt_rows=kind, num_rows=count, reuses_prefix=False
+    )
 
 
 def test_numbers_that_are_not_finite_end_their_own_text(
