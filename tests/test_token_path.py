@@ -183,19 +183,19 @@ def test_path_on_two_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             pytest.skip(f"{name} is not installed")
     # Imported late: without torch there is nothing to import.
     from placed_models import load, make_plan, place, tiny_file
-    from powerinfer.loading.step import TokenSequence
+    from powerinfer.engine.direct import DirectSequence
     from powerinfer.ops.cpu.ops import NativeOps
 
     trace = _trace(monkeypatch)
     _watch_launches(monkeypatch, trace)
     model = load(tiny_file(tmp_path, "llama-powerinfer"), NativeOps(1))
     placed = place(model, make_plan("SS"))
-    sequence = TokenSequence(placed, placed.new_cache(), batch_size=8)
+    sequence = DirectSequence(placed, placed.new_cache(), batch_size=8)
     sequence.append(5)
     with trace.step():
         sequence.append(17)
     # What asks for steps is the same on every device.
-    asking = {"loading/step.py", "loading/reading.py"}
+    asking = {"engine/direct.py", "engine/prefill.py", "engine/text.py"}
     trace.executed -= asking
     trace.on_stack -= asking
     trace.launching -= asking

@@ -10,9 +10,9 @@ from typing import ParamSpec, TypedDict, TypeVar, cast
 import numpy as np
 
 from powerinfer.bench.read_bandwidth import PlainReader
+from powerinfer.engine.direct import DirectSequence
 from powerinfer.engine.llm import LLM
 from powerinfer.gguf import Tensor
-from powerinfer.loading.step import TokenSequence
 from powerinfer.models import Model
 from powerinfer.ops.backend import Activations, Backend, Matrix, SomeLinear
 from powerinfer.ops.cpu.speed import RowReader
@@ -282,11 +282,11 @@ def measure_operators(llm: LLM, steps: int = 16, seed: int = 0) -> OperatorTimes
     )
 
 
-def _timed_sequence(llm: LLM, timed: TimedOps) -> TokenSequence:
+def _timed_sequence(llm: LLM, timed: TimedOps) -> DirectSequence:
     """A new sequence whose steps go through the timer."""
     loaded = llm.loaded
     model: Model = replace(loaded.model, ops=cast("Backend", timed))
-    return TokenSequence(model, model.new_cache(kv_type=loaded.kv_type), loaded.options.batch_size)
+    return DirectSequence(model, model.new_cache(kv_type=loaded.kv_type), loaded.options.batch_size)
 
 
 def _dense_ffn_bytes(model: Model) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from powerinfer import LLM
+from powerinfer.engine.direct import DirectSequence
 from powerinfer.engine.engine import Engine
 from powerinfer.engine.policy import Policy, PolicyState, StepPlan
 from powerinfer.engine.request import Output, Request, RequestHandle
@@ -13,7 +14,7 @@ from powerinfer.loading.loader import LoadedModel
 from powerinfer.sampling.logprobs import TokenLogprob, token_logprob
 from powerinfer.sampling.sampler import Sampler
 
-__all__ = ["WholeText", "all_alone", "alone", "new_engine", "run", "text_of"]
+__all__ = ["WholeText", "all_alone", "alone", "new_engine", "new_sequence", "run", "text_of"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,11 @@ def new_engine(
     if is_slicing:
         engine._policy = _SlicingPolicy()
     return engine
+
+
+def new_sequence(loaded: LoadedModel) -> DirectSequence:
+    """A sequence with a KV cache of its own, or the placement's if it is free."""
+    return DirectSequence(loaded.model, loaded.new_pool(), loaded.options.batch_size)
 
 
 def run(
@@ -96,7 +102,7 @@ def alone(loaded: LoadedModel, request: Request, index: int = 0) -> WholeText:
         replace(params, seed=params.seed + index),
         tokenizer.eog_ids if params.ignore_eos else (),
     )
-    sequence, ids = loaded.new_sequence(), list(request.prompt_ids)
+    sequence, ids = new_sequence(loaded), list(request.prompt_ids)
     logits = sequence.extend(ids, is_prompt=request.is_prompt).copy()
     made: list[int] = []
     logprobs: list[TokenLogprob] = []

@@ -12,15 +12,15 @@ import time
 from collections.abc import Callable
 
 from powerinfer.engine.costs import StepCosts
+from powerinfer.engine.direct import DirectSequence
 from powerinfer.engine.policy import Begun, Limits, Policy, PolicyState, StepPlan
 from powerinfer.engine.pool import Pool
-from powerinfer.engine.prefill import Chunk, Prefill, Prefiller
+from powerinfer.engine.prefill import Chunk, Prefill, Prefiller, PrefillProgress
 from powerinfer.engine.queue import Queue
 from powerinfer.engine.request import EngineStatistics, Output, Request, RequestHandle
 from powerinfer.engine.text import RunningText
 from powerinfer.errors import ContextLengthError, PowerInferError, PromptError
 from powerinfer.loading.loader import LoadedModel, Progress
-from powerinfer.loading.step import TokenSequence
 from powerinfer.loading.turns import AsyncLeader, FairLock
 from powerinfer.models.metrics import CostMeter, StepMeter, has_predictors
 from powerinfer.sampling.logit_processors import check_biased_ids
@@ -81,15 +81,17 @@ class Engine:
         self._costs = StepCosts()
         self._undelivered: dict[RequestHandle, None] = {}
         self._num_steps = 0
-        self._progress = progress
+        self._progress = PrefillProgress(
+            progress, loaded.model, watches_layers=loaded.placement is None
+        )
         # `close` drops the attributes from here on.
         self._loaded = loaded
         self._pool = Pool(loaded.new_pool(), loaded.model.context_length)
         self._queue = Queue(loaded, self._pool)
         self._meter = StepMeter(loaded.model, loaded.dense_bytes, self._pool.cache)
-        self._prefiller = Prefiller(loaded, self._pool.cache, progress)
+        self._prefiller = Prefiller(loaded, self._pool.cache, self._progress)
         self._begun: Prefill | None = None
-        self._direct: TokenSequence | None = None
+        self._direct: DirectSequence | None = None
         self._limits = Limits(
             parallel=options.parallel,
             batch_size=options.batch_size,
@@ -282,7 +284,7 @@ class Engine:
         """Compute one step under the lock; return False if no text could go on."""
         self._check_open()
         queue = self._queue
-        if queue.num_waiting and self._direct is not None and self._direct.token_ids:
+        if queue.num_waiting and self._direct is not None:
             self._direct.abandon()
         try:
             self.run_step()
@@ -427,7 +429,7 @@ class Engine:
             text.advance(rows[-1], self._length_limit)
         self._pool.keep(text)
 
-    def direct_sequence(self) -> TokenSequence:
+    def direct_sequence(self) -> DirectSequence:
         """Return an empty sequence, always the same; generating texts takes its tokens away.
 
         Raises:
@@ -437,8 +439,15 @@ class Engine:
         with self._steps.held_until(lambda: self.is_closed):
             self._check_open()
             if self._direct is None:
-                held = self._steps.held
-                self._direct = self._loaded.sequence_on(self._pool.cache, self._progress, held)
+                loaded = self._loaded
+                self._direct = DirectSequence(
+                    loaded.model,
+                    self._pool.cache,
+                    loaded.options.batch_size,
+                    steps=loaded.steps,
+                    progress=self._progress,
+                    exclusive=self._steps.held,
+                )
             self._direct.abandon()
             return self._direct
 

@@ -10,6 +10,7 @@ import numpy as np
 from powerinfer.calibration.observing import FFNObserver, observable, observed
 from powerinfer.calibration.recall import with_recall_meter
 from powerinfer.engine.calls import run_all
+from powerinfer.engine.direct import DirectSequence
 from powerinfer.engine.engine import MAX_UNREAD, Engine
 from powerinfer.engine.request import PromptRows, Request, RequestHandle
 from powerinfer.engine.text_stream import (
@@ -22,7 +23,6 @@ from powerinfer.engine.text_stream import (
 from powerinfer.errors import PowerInferError, PromptError, UnsupportedError
 from powerinfer.loading import loader
 from powerinfer.loading.loader import LoadedModel, Progress
-from powerinfer.loading.step import TokenSequence
 from powerinfer.options.llm_options import LLMOptions
 from powerinfer.options.options import CPU, engine_options
 from powerinfer.prompts.messages import Message, message_ids, with_chat_stop
@@ -196,7 +196,7 @@ class LLM:
 
             give_memory_back(device)
 
-    def new_sequence(self) -> TokenSequence:
+    def new_sequence(self) -> DirectSequence:
         """Return an empty sequence for computing logits directly, always the same one.
 
         It is for one thread that generates nothing meanwhile, since texts take its room.

@@ -4,8 +4,7 @@ import logging
 from collections.abc import Iterable
 
 from powerinfer.engine.request import RequestHandle
-from powerinfer.engine.sequence import RunningSequence
-from powerinfer.engine.text import RunningText
+from powerinfer.engine.text import RunningText, TokenSequence
 from powerinfer.kvcache import KVCache
 from powerinfer.kvcache.prefix_tree import PrefixTree
 from powerinfer.values import FloatArray
@@ -28,20 +27,20 @@ class SharedPrompt:
         """Start with all texts but the first, which computes the prompt."""
         self.not_begun = list(texts)
         self.logits: FloatArray | None = None
-        self.spare: RunningSequence | None = None
-        self._holders: list[RunningSequence] = []
+        self.spare: TokenSequence | None = None
+        self._holders: list[TokenSequence] = []
 
-    def join(self, sequence: RunningSequence) -> None:
+    def join(self, sequence: TokenSequence) -> None:
         """Add a running sequence that begins with the prompt."""
         self._holders.append(sequence)
 
-    def leave(self, sequence: RunningSequence) -> None:
+    def leave(self, sequence: TokenSequence) -> None:
         """Remove a sequence that is over."""
         if sequence in self._holders:
             self._holders.remove(sequence)
 
     @property
-    def holder(self) -> RunningSequence | None:
+    def holder(self) -> TokenSequence | None:
         """A running sequence whose blocks still begin with the prompt; None if there is none."""
         return next((each for each in self._holders if not each.num_shifts), None)
 
@@ -131,7 +130,7 @@ class Pool:
         text.handle.num_cached_tokens = num_found
         return num_found
 
-    def shift(self, sequence: RunningSequence, num_kept: int) -> None:
+    def shift(self, sequence: TokenSequence, num_kept: int) -> None:
         """Make room in a full sequence; its newer half is to be computed again.
 
         Raises:

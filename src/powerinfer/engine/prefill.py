@@ -11,14 +11,60 @@ import numpy as np
 from powerinfer.engine.text import RunningText
 from powerinfer.kvcache import KVCache
 from powerinfer.loading.loader import LoadedModel, Progress
-from powerinfer.loading.reading import PrefillProgress
+from powerinfer.models import Model
+from powerinfer.models.blocks import Observer, Stage
 from powerinfer.models.paused_step import PausedStep
 from powerinfer.values import FloatArray, IntArray
 
-__all__ = ["Chunk", "Prefill", "Prefiller"]
+__all__ = ["Chunk", "Prefill", "PrefillProgress", "Prefiller"]
 
 # Largest logits of a chunk when all are reported: 110 rows of 152k entries.
 _LOGITS_BYTES = 64 << 20
+
+
+class PrefillProgress:
+    """Reports to a caller's function how many prompt tokens are computed."""
+
+    def __init__(
+        self, progress: Progress | None, model: Model, *, watches_layers: bool = False
+    ) -> None:
+        """Prepare reports.
+
+        Args:
+            progress: called with (tokens computed, tokens in all); None reports nothing.
+            model: model of the steps.
+            watches_layers: report after each layer; else after each step, as watching a layer that
+                runs on a GPU takes time.
+        """
+        self._progress = progress
+        self._num_layers = model.config.num_layers
+        # A step has one observer, and the model's own comes first.
+        self._watches_layers = watches_layers and model.observer is None
+
+    def begin(self, start: int, count: int, total: int) -> Observer | None:
+        """Report the beginning of a step; return an observer for it if layers are watched.
+
+        Args:
+            start: number of tokens computed before.
+            count: number of tokens of the step.
+            total: number of tokens in all; a single one is not reported.
+        """
+        progress, num_layers = self._progress, self._num_layers
+        if progress is None or total == 1:
+            return None
+        progress(start, total)
+
+        def observe(stage: Stage, layer: int, _stream: FloatArray) -> None:
+            if stage is Stage.FFN:
+                # Without the last token, so that the end is reported once, after the output head.
+                progress(start + (count * (layer + 1) - 1) // num_layers, total)
+
+        return observe if self._watches_layers else None
+
+    def end(self, total: int) -> None:
+        """Report that all tokens are computed."""
+        if self._progress is not None and total > 1:
+            self._progress(total, total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +87,12 @@ class Chunk:
 class Prefiller:
     """Prepares chunks of prompts; changes nothing but the cache."""
 
-    def __init__(self, loaded: LoadedModel, cache: KVCache, progress: Progress | None) -> None:
-        """Prepare; `progress` is called with (tokens computed, tokens in all)."""
+    def __init__(self, loaded: LoadedModel, cache: KVCache, progress: PrefillProgress) -> None:
         self._model = loaded.model
         self._held = loaded.steps.held
         self._cache = cache
         self._most_rows = max(1, _LOGITS_BYTES // (4 * loaded.model.config.vocab_size))
-        # A step has one observer, and the model's own comes first.
-        watches_layers = loaded.placement is None and loaded.model.observer is None
-        num_layers = loaded.model.config.num_layers
-        self._progress = PrefillProgress(progress, num_layers, watches_layers=watches_layers)
+        self._progress = progress
 
     @property
     def num_slices(self) -> int:

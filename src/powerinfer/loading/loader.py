@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -14,7 +13,6 @@ from powerinfer.errors import DeviceError, NumericsError, PromptError
 from powerinfer.gguf import GGUFFile
 from powerinfer.kvcache import KVCache
 from powerinfer.loading.reading_speeds import use_measured_settings
-from powerinfer.loading.step import TokenSequence
 from powerinfer.loading.turns import FairLock
 from powerinfer.models import (
     Model,
@@ -115,36 +113,6 @@ class LoadedModel:
         if cache is None:
             cache = self.model.new_cache(self.options.kv_tokens, kv_type=self.kv_type)
         return cache
-
-    def new_sequence(self, reading: Progress | None = None) -> TokenSequence:
-        """Make an empty sequence with a KV cache of its own, or the placement's if it is free.
-
-        `reading` is called with (tokens computed, tokens in all) while several are computed.
-        """
-        return self.sequence_on(self.new_pool(), reading)
-
-    def sequence_on(
-        self,
-        cache: KVCache,
-        reading: Progress | None = None,
-        exclusive: Callable[[], AbstractContextManager[object]] = nullcontext,
-    ) -> TokenSequence:
-        """Make an empty sequence that takes room of a cache as it grows.
-
-        Args:
-            cache: the cache, perhaps shared.
-            reading: see `new_sequence`.
-            exclusive: context manager entered around each use of a shared cache.
-        """
-        return TokenSequence(
-            self.model,
-            cache,
-            self.options.batch_size,
-            self.steps,
-            reading,
-            watches_layers=self.placement is None,
-            exclusive=exclusive,
-        )
 
     def explain_non_finite(
         self, token_ids: list[int], error: NumericsError, is_prompt: Sequence[bool] | None = None

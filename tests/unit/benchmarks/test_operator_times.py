@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from powerinfer import LLM
-from powerinfer.loading.step import TokenSequence
+from powerinfer.engine.direct import DirectSequence
 from timing.operators import (
     DOWN,
     HEAD,
@@ -24,11 +24,11 @@ from tiny_models import TINY_EXPERTS, write_model
 TOKENS = [1, 5, 9, 20, 33]
 
 
-def _timed(llm: LLM) -> tuple[TimedOps, TokenSequence]:
+def _timed(llm: LLM) -> tuple[TimedOps, DirectSequence]:
     model = llm.loaded.model
     timed = TimedOps(model.ops, model.weights.output.matrix)
     copy = replace(model, ops=cast("Any", timed))
-    return timed, TokenSequence(copy, copy.new_cache(64), 32)
+    return timed, DirectSequence(copy, copy.new_cache(64), 32)
 
 
 def test_timing_changes_no_logits() -> None:

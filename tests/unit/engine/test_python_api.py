@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from powerinfer import LLM, PromptError, SamplingParams, UnsupportedError
-from powerinfer.loading.step import TokenSequence
+from powerinfer.engine.engine import Engine
 from powerinfer.tokenizer import Tokenizer
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -51,7 +51,7 @@ def test_all_is_checked_before_anything_is_computed(
     def computed(*_: object) -> None:
         raise AssertionError("a step was computed")
 
-    monkeypatch.setattr(TokenSequence, "_step", computed)
+    monkeypatch.setattr(Engine, "run_step", computed)
     with pytest.raises(PromptError, match=message):
         llm.generate(prompts, params)
 

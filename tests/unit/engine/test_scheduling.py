@@ -9,12 +9,12 @@ import pytest
 
 from powerinfer import LLM, NumericsError, PromptError, SamplingParams
 from powerinfer.engine.request import PromptRows, Request
-from powerinfer.engine.sequence import RunningSequence
+from powerinfer.engine.text import TokenSequence
 from powerinfer.kvcache.kv_cache import BLOCK_SIZE
 from powerinfer.loading.loader import LoadedModel
 from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.values import FloatArray
-from scheduling_cases import all_alone, alone, new_engine, run, text_of
+from scheduling_cases import all_alone, alone, new_engine, new_sequence, run, text_of
 from tiny_models import TINY_MODELS, write_model
 
 pytestmark = pytest.mark.usefixtures("no_end_tokens")
@@ -379,7 +379,7 @@ def test_a_full_context_is_shifted(tmp_path: Path, name: str, keep_tokens: int) 
 
 
 def test_a_shift_keeps_the_start_and_the_newer_half() -> None:
-    sequence = RunningSequence([1, 10, 11, 12, 13, 14, 15], [True] * 5 + [False] * 2)
+    sequence = TokenSequence([1, 10, 11, 12, 13, 14, 15], [True] * 5 + [False] * 2)
     sequence.num_computed = 7
     sequence.append(16)
     sequence.num_computed = 8
@@ -411,7 +411,7 @@ def _check_shift(llm: LLM, keep_tokens: int) -> None:
 def _shifted_by_hand(loaded: LoadedModel, request: Request) -> list[int]:
     """Greedy decoding; where the context is full, the newer half goes on in a new sequence."""
     num_kept = max(loaded.options.keep_tokens, int(request.prompt_ids[0] == 1))
-    sequence, ids = loaded.new_sequence(), list(request.prompt_ids)
+    sequence, ids = new_sequence(loaded), list(request.prompt_ids)
     is_prompt = [True] * len(ids)
     logits = sequence.extend(ids, is_prompt=is_prompt)
     made: list[int] = []
@@ -420,7 +420,7 @@ def _shifted_by_hand(loaded: LoadedModel, request: Request) -> list[int]:
         if not sequence.num_free:
             first = num_kept + (len(ids) - num_kept + 1) // 2
             ids, is_prompt = ids[:num_kept] + ids[first:], is_prompt[:num_kept] + is_prompt[first:]
-            sequence = loaded.new_sequence()
+            sequence = new_sequence(loaded)
             sequence.extend(ids, is_prompt=is_prompt)
         ids.append(made[-1])
         is_prompt.append(False)

@@ -13,6 +13,7 @@ import pytest
 from backends import NATIVE, using
 from command_line import invoke
 from powerinfer.convert.pack import pack
+from powerinfer.engine.direct import DirectSequence
 from powerinfer.errors import GGUFError, PromptError, UnsupportedError
 from powerinfer.gguf import (
     GGUFFile,
@@ -23,7 +24,6 @@ from powerinfer.gguf import (
     open_gguf,
     write_gguf,
 )
-from powerinfer.loading.step import TokenSequence
 from powerinfer.models import get_architecture, load_model, read_config
 from powerinfer.ops.backend import Backend, as_backend
 from powerinfer.ops.reference.ops import ReferenceOps
@@ -178,7 +178,7 @@ class TestOPT:
     def test_the_last_position_has_an_embedding(self, tmp_path: Path) -> None:
         model = replace(TINY_MODELS["opt"], context_length=6)
         loaded = load_model(rewrite(tmp_path, model), ReferenceOps())
-        sequence = TokenSequence(loaded, loaded.new_cache(), 8)
+        sequence = DirectSequence(loaded, loaded.new_cache(), 8)
         assert np.isfinite(sequence.extend(TOKEN_IDS[:6])).all()
         with pytest.raises(PromptError, match="do not fit"):
             sequence.extend([7])

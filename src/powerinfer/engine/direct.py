@@ -1,0 +1,150 @@
+"""A sequence whose logits are computed at once, for benchmarks; `Engine` computes texts."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+
+from powerinfer.engine.prefill import PrefillProgress
+from powerinfer.engine.text import TokenSequence
+from powerinfer.errors import PromptError
+from powerinfer.kvcache import KVCache
+from powerinfer.loading.turns import FairLock
+from powerinfer.models import Model
+from powerinfer.values import FloatArray
+
+__all__ = ["DirectSequence"]
+
+
+class DirectSequence:
+    """Tokens whose keys and values are in the cache.
+
+    Each token is prompt or generated, and is computed as such. Logits depend on the tokens and
+    these kinds (`Batch.is_prompt`), not on the steps that they were computed in.
+
+    An exception in the middle of a step (Ctrl-C) leaves the sequence as it was before the step.
+
+    Attributes:
+        context_length: most tokens that it may hold.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        cache: KVCache,
+        batch_size: int,
+        *,
+        steps: FairLock | None = None,
+        progress: PrefillProgress | None = None,
+        exclusive: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        """Start an empty sequence.
+
+        Args:
+            model: the loaded model.
+            cache: cache with room for the model's whole context.
+            batch_size: most tokens in one step.
+            steps: lock to hold during a step if other threads use the same weights.
+            progress: reports while several tokens are computed.
+            exclusive: context manager entered around each use of a shared cache.
+        """
+        self._model = model
+        self._cache = cache
+        self._batch_size = batch_size
+        self._held = nullcontext if steps is None else steps.held
+        self._progress = progress or PrefillProgress(None, model)
+        self._exclusive = exclusive
+        self._sequence = TokenSequence()
+        self.context_length = model.context_length
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Tokens in the cache; token_ids[i] is at position i."""
+        return self._sequence.token_ids[: self._sequence.num_computed]
+
+    @property
+    def is_prompt(self) -> list[bool]:
+        """One flag per token: whether it is prompt."""
+        return self._sequence.is_prompt[: self._sequence.num_computed]
+
+    @property
+    def num_free(self) -> int:
+        """Number of tokens that can still be added."""
+        return self.context_length - self._sequence.num_computed
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of keys and values that a decode step at this length reads."""
+        config = self._model.config
+        per_layer = self._cache.bytes_per_position // config.num_layers
+        return per_layer * config.num_attended(self._sequence.num_computed)
+
+    def abandon(self) -> None:
+        """Forget all tokens and free all room; the caller must have the cache to itself."""
+        self._sequence.num_computed = 0
+        self._sequence.read_next((), ())
+        self._cache.free(self._sequence.key)
+
+    def append(self, token_id: int) -> FloatArray:
+        """Append a generated token and return the logits after it, like `extend`."""
+        return self.extend([token_id], is_prompt=[False])
+
+    def extend(
+        self, token_ids: Sequence[int], *, is_prompt: Sequence[bool] | None = None
+    ) -> FloatArray:
+        """Append tokens, in batches, and return the logits after the last: f32[vocab_size].
+
+        Args:
+            token_ids: tokens to append.
+            is_prompt: one flag per token; None if all are prompt.
+
+        Raises:
+            PromptError: there are no tokens, more than fit the context, or `is_prompt` has another
+                length.
+        """
+        logits: FloatArray = self.extend_scored(token_ids, 1, is_prompt=is_prompt)[-1]
+        return logits
+
+    def extend_scored(
+        self, token_ids: Sequence[int], num_scored: int, *, is_prompt: Sequence[bool] | None = None
+    ) -> FloatArray:
+        """Append tokens and return the logits after each of the last `num_scored` of them.
+
+        Returns:
+            f32[num_scored, vocab_size].
+
+        Raises:
+            PromptError: as for `extend`.
+        """
+        sequence, count = self._sequence, len(token_ids)
+        if not count:
+            raise PromptError("there are no tokens to compute; the prompt is empty")
+        if count > self.num_free:
+            raise PromptError(
+                f"{count} tokens do not fit: the context of {self.context_length} tokens "
+                f"holds {sequence.num_computed} already"
+            )
+        if is_prompt is not None and len(is_prompt) != count:
+            raise PromptError(f"is_prompt has {len(is_prompt)} entries, there are {count} tokens")
+        sequence.read_next(token_ids, [True] * count if is_prompt is None else is_prompt)
+        first_scored = len(sequence.token_ids) - num_scored
+        scored = []
+        while sequence.num_pending:
+            scored.append(self._step(sequence, first_scored))
+        self._progress.end(count)
+        return np.concatenate(scored) if len(scored) > 1 else scored[0]
+
+    def _step(self, sequence: TokenSequence, first_scored: int) -> FloatArray:
+        """Compute the next tokens of one kind; a mixed step would be computed by kinds anyway."""
+        start = sequence.num_computed
+        token_ids, kind = sequence.pending_run(self._batch_size)
+        wanted = np.arange(max(0, first_scored - start), len(token_ids), dtype=np.int32)
+        begun = start - sequence.num_reused
+        observe = self._progress.begin(begun, len(token_ids), sequence.num_to_read)
+        with self._exclusive():
+            batch = self._cache.batch([(sequence.key, token_ids, start)], [kind])
+            with self._held():
+                logits = self._model.forward(batch, self._cache, logits_for=wanted, observe=observe)
+            # One assignment, which no interrupt can split, makes them tokens in the cache.
+            sequence.num_computed = start + len(token_ids)
+        return logits
