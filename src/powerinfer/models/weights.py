@@ -70,20 +70,10 @@ class LayerWeights:
     sinks: Vector | None = None
 
     @property
-    def attn_norm(self) -> Norm:
-        """Norm of the attention in most architectures."""
-        return self.norms["attn_norm"]
-
-    @property
     def attention_vectors(self) -> list[Vector]:
         """Vectors the attention reads besides its matrices and `norms`."""
         norms = [] if self.head_norms is None else [self.head_norms.q, self.head_norms.k]
         return norms if self.sinks is None else [*norms, self.sinks]
-
-    @property
-    def ffn_norm(self) -> Norm:
-        """Norm of the FFN in most architectures."""
-        return self.norms["ffn_norm"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,7 +235,7 @@ class TestOPT:
         file = rewrite(tmp_path, TINY_MODELS["opt"], {"powerinfer.post_norm": True})
         post = load_model(file, ReferenceOps())
         assert post.config.is_post_norm
-        assert post.weights.layers[0].ffn_input_norm is post.weights.layers[0].attn_norm
+        assert post.weights.layers[0].ffn_input_norm is post.weights.layers[0].norms["attn_norm"]
         difference = logits_of(file) - logits_of(rewrite(tmp_path, TINY_MODELS["opt"]))
         assert np.abs(difference).max() > 0.1
 

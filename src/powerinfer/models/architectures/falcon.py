@@ -57,7 +57,7 @@ def run_layer(
 ) -> Activations:
     """Run one layer; arguments and result as for `llama.run_layer`."""
     ops, layer = model.ops, model.weights.layers[number]
-    ffn_input = normalize(ops, x, layer.attn_norm)
+    ffn_input = normalize(ops, x, layer.norms["attn_norm"])
     second = layer.norms.get("attn_norm_2")
     attention_input = ffn_input if second is None else normalize(ops, x, second)
     x, ffn_input = (select_rows(ops, part, wanted) for part in (x, ffn_input))

@@ -95,7 +95,7 @@ def run_layer(
         ended the step.
     """
     ops, layer = model.ops, model.weights.layers[number]
-    normed = normalize(ops, x, layer.attn_norm)
+    normed = normalize(ops, x, layer.norms["attn_norm"])
     options = model.attention[number]
     mixed = attention_block(
         ops, layer, number, normed, cache.layers[number], batch, options, observe
@@ -114,7 +114,7 @@ def run_layer(
         ops,
         layer,
         number,
-        normalize(ops, x, layer.ffn_norm),
+        normalize(ops, x, layer.norms["ffn_norm"]),
         raw=x,
         is_prompt=marks_of(batch, wanted),
         observe=observe,

@@ -64,7 +64,7 @@ def run_layer(
     """Run one layer; arguments and result as for `llama.run_layer`."""
     ops, config, layer = model.ops, model.config, model.weights.layers[number]
     before, after = (_keep, normalize) if config.is_post_norm else (normalize, _keep)
-    attention_input = before(ops, x, layer.attn_norm)
+    attention_input = before(ops, x, layer.norms["attn_norm"])
     options = model.attention[number]
     mixed = attention_block(
         ops, layer, number, attention_input, cache.layers[number], batch, options, observe
@@ -73,13 +73,13 @@ def run_layer(
     x = select_rows(ops, x, wanted)
     if not len(x):
         return x
-    x = after(ops, x, layer.attn_norm)
+    x = after(ops, x, layer.norms["attn_norm"])
     if observe is not None:
         observe(Stage.ATTENTION, number, ops.to_host(x))
-    ffn_input = before(ops, x, layer.ffn_norm)
+    ffn_input = before(ops, x, layer.norms["ffn_norm"])
     marks = marks_of(batch, wanted)
     ops.add(x, ffn_block(ops, layer, number, ffn_input, raw=x, is_prompt=marks, observe=observe))
-    x = after(ops, x, layer.ffn_norm)
+    x = after(ops, x, layer.norms["ffn_norm"])
     return x if observe is None else end_of_layer(ops, number, x, observe)
 
 
