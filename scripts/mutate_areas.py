@@ -110,8 +110,8 @@ AREAS = {
         ["properties/test_placement_plan_json.py", "unit/offload/test_plan_files.py"],
     ),
     "gpu_index": Area(["placement/gpu_index.py"], ["unit/placement/test_gpu_index.py"]),
-    "pool": Area(
-        ["engine/pool.py"],
+    "queue": Area(
+        ["engine/queue.py"],
         ["unit/engine/test_scheduling.py", "unit/engine/test_side_by_side.py"],
         chosen="not many_streams and not many_threads and not left_unfinished",
     ),

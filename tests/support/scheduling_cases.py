@@ -53,7 +53,7 @@ def new_engine(
 
 def new_sequence(loaded: LoadedModel) -> DirectSequence:
     """A sequence with a KV cache of its own, or the placement's if it is free."""
-    return DirectSequence(loaded.model, loaded.new_pool(), loaded.options.batch_size)
+    return DirectSequence(loaded.model, loaded.new_cache(), loaded.options.batch_size)
 
 
 def run(

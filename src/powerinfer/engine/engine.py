@@ -14,7 +14,6 @@ from collections.abc import Callable
 from powerinfer.engine.costs import StepCosts
 from powerinfer.engine.direct import DirectSequence
 from powerinfer.engine.policy import Begun, Limits, Policy, PolicyState, StepPlan
-from powerinfer.engine.pool import Pool
 from powerinfer.engine.prefill import Chunk, Prefill, Prefiller, PrefillProgress
 from powerinfer.engine.queue import Queue
 from powerinfer.engine.request import EngineStatistics, Output, Request, RequestHandle
@@ -86,10 +85,10 @@ class Engine:
         )
         # `close` drops the attributes from here on.
         self._loaded = loaded
-        self._pool = Pool(loaded.new_pool(), loaded.model.context_length)
-        self._queue = Queue(loaded, self._pool)
-        self._meter = StepMeter(loaded.model, loaded.dense_bytes, self._pool.cache)
-        self._prefiller = Prefiller(loaded, self._pool.cache, self._progress)
+        self._queue = Queue(loaded)
+        cache = self._queue.cache
+        self._meter = StepMeter(loaded.model, loaded.dense_bytes, cache)
+        self._prefiller = Prefiller(loaded, cache, self._progress)
         self._begun: Prefill | None = None
         self._direct: DirectSequence | None = None
         self._limits = Limits(
@@ -97,7 +96,7 @@ class Engine:
             batch_size=options.batch_size,
             num_slices=self._prefiller.num_slices,
         )
-        self._most_tokens = self._pool.length_limit
+        self._most_tokens = self._queue.length_limit
         self._length_limit = None if options.context_shift else self._most_tokens
 
     @property
@@ -151,7 +150,7 @@ class Engine:
         self.notify()
         with self._steps.held():
             # Free weights, keys and values even if a stream keeps this engine.
-            for name in ("_loaded", "_pool", "_queue", "_meter", "_prefiller", "_begun", "_direct"):
+            for name in ("_loaded", "_queue", "_meter", "_prefiller", "_begun", "_direct"):
                 self.__dict__.pop(name, None)
         self.notify()
         self.async_leader.stop()
@@ -217,7 +216,7 @@ class Engine:
 
     def statistics(self) -> EngineStatistics:
         """Return its state and totals; any thread may call this."""
-        cache, queue = self._pool.cache, self._queue
+        cache, queue = self._queue.cache, self._queue
         return EngineStatistics(
             running=len(queue.running),
             waiting=queue.num_waiting,
@@ -237,7 +236,7 @@ class Engine:
         Raises:
             PowerInferError: a block is lost or in use.
         """
-        cache = self._pool.cache
+        cache = self._queue.cache
         cache.check_integrity()
         if not self.has_work and cache.num_used_blocks:
             raise PowerInferError(f"{cache.num_used_blocks} blocks are in use by no text")
@@ -330,7 +329,7 @@ class Engine:
         state = PolicyState(
             waiting=queue.policy_waiting(self._limits.parallel - len(queue.running)),
             running=queue.policy_running(),
-            free_blocks=self._pool.cache.num_available_blocks,
+            free_blocks=self._queue.cache.num_available_blocks,
             costs=self._costs,
             limits=self._limits,
             begun=None if begun is None else Begun(tuple(begun.sizes), begun.num_left),
@@ -354,7 +353,7 @@ class Engine:
         started = time.perf_counter()
         sequences = [text.sequence for text in texts]
         positions = [each.num_computed for each in sequences]
-        cache, loaded = self._pool.cache, self._loaded
+        cache, loaded = self._queue.cache, self._loaded
         parts = [(each.key, each.token_ids[-1:], each.num_computed) for each in sequences]
         batch = cache.batch(parts, [False] * len(parts))
         with loaded.steps.held(), self._meter.counting():
@@ -373,7 +372,7 @@ class Engine:
             return False
         if sequence.num_computed == self._most_tokens:
             try:
-                self._pool.shift(sequence, self._num_kept(text))
+                self._queue.shift(sequence, self._num_kept(text))
             except PromptError as error:
                 text.fail(error)
         return not sequence.num_pending
@@ -427,7 +426,7 @@ class Engine:
         self._queue.prompt_is_computed(text, rows[-1])
         if not text.is_over:
             text.advance(rows[-1], self._length_limit)
-        self._pool.keep(text)
+        self._queue.keep(text)
 
     def direct_sequence(self) -> DirectSequence:
         """Return an empty sequence, always the same; generating texts takes its tokens away.
@@ -442,7 +441,7 @@ class Engine:
                 loaded = self._loaded
                 self._direct = DirectSequence(
                     loaded.model,
-                    self._pool.cache,
+                    self._queue.cache,
                     loaded.options.batch_size,
                     steps=loaded.steps,
                     progress=self._progress,

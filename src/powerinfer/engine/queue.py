@@ -1,21 +1,24 @@
-"""Waiting and running texts, and the moves between them."""
+"""Waiting and running texts, and their blocks of the KV cache: promised, shared, kept and freed."""
 
+import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from powerinfer.engine.policy import Running, Waiting
-from powerinfer.engine.pool import Pool, SharedPrompt
 from powerinfer.engine.request import RequestHandle
-from powerinfer.engine.text import RunningText
+from powerinfer.engine.text import RunningText, TokenSequence
 from powerinfer.errors import PromptError
+from powerinfer.kvcache import KVCache
+from powerinfer.kvcache.prefix_tree import PrefixTree
 from powerinfer.loading.loader import LoadedModel
 from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.values import FloatArray
 
 __all__ = ["Queue"]
 
+_log = logging.getLogger(__name__)
 _in_order = attrgetter("id")
 
 
@@ -25,24 +28,59 @@ def _without(left: RunningText, texts: Sequence[RunningText]) -> list[RunningTex
     return [text for text in texts if text is not left]
 
 
+class _SharedPrompt:
+    """A prompt shared by the texts of a request, until the last of them has begun.
+
+    Attributes:
+        not_begun: texts that have not been admitted, in order.
+        holders: running sequences that begin with the prompt.
+        logits: f32[vocab_size] after the prompt; None until it is computed.
+        spare: sequence of an ended text, kept because no running text holds the prompt.
+    """
+
+    def __init__(self, texts: Iterable[RunningText]) -> None:
+        """Start with all texts but the first, which computes the prompt."""
+        self.not_begun = list(texts)
+        self.holders: list[TokenSequence] = []
+        self.logits: FloatArray | None = None
+        self.spare: TokenSequence | None = None
+
+    @property
+    def holder(self) -> TokenSequence | None:
+        """A running sequence whose blocks still begin with the prompt; None if there is none."""
+        return next((each for each in self.holders if not each.num_shifts), None)
+
+    def leave(self, sequence: TokenSequence) -> None:
+        """Remove a sequence that is over."""
+        if sequence in self.holders:
+            self.holders.remove(sequence)
+
+
 class Queue:
-    """Turns requests into waiting texts, and waiting texts into running ones.
+    """Turns requests into waiting texts, and waiting texts into running ones, which have blocks.
 
     Lists are replaced and never changed, so that other threads may read them.
 
     Attributes:
+        cache: cache that the blocks belong to.
+        length_limit: most tokens that a sequence may hold.
         waiting: waiting texts in order of arrival; of each request only the first text until the
             prompt is computed.
-        running: admitted texts, which have their blocks.
+        running: admitted texts.
         num_prompt_tokens: prompt tokens of all admitted requests.
         num_cached_tokens: number of these that were found in the cache.
     """
 
-    def __init__(self, loaded: LoadedModel, pool: Pool) -> None:
+    def __init__(self, loaded: LoadedModel) -> None:
+        """Allocate the KV cache, and start without texts."""
         self._loaded = loaded
-        self._pool = pool
+        self.cache: KVCache = loaded.new_cache()
+        # Blocks of earlier texts, for texts with the same beginning.
+        self._tree = PrefixTree(self.cache)
+        num_positions = self.cache.num_blocks * self.cache.block_size
+        self.length_limit = min(loaded.model.context_length, num_positions)
         self._arrivals: deque[list[RunningText]] = deque()
-        self._shared_prompts: dict[RequestHandle, SharedPrompt] = {}
+        self._shared_prompts: dict[RequestHandle, _SharedPrompt] = {}
         self._last_id = 0
         self.waiting: list[RunningText] = []
         self.running: list[RunningText] = []
@@ -90,7 +128,7 @@ class Queue:
             for number, text in enumerate(texts, self._last_id + 1):
                 text.id = number
             if len(texts) > 1:
-                self._shared_prompts[texts[0].handle] = SharedPrompt(texts[1:])
+                self._shared_prompts[texts[0].handle] = _SharedPrompt(texts[1:])
             self.waiting = [*_without(texts[0], self.waiting), texts[0]]
             self._last_id = texts[-1].id
             self._arrivals.popleft()
@@ -123,7 +161,7 @@ class Queue:
         shared = self._shared_prompts.get(text.handle)
         waiting, running = self.waiting, self.running
         try:
-            self._pool.begin(text, shared)
+            self._begin(text, shared)
             if shared is not None:
                 shared.not_begun = _without(text, shared.not_begun)
             self.running = [*running, text]
@@ -131,7 +169,9 @@ class Queue:
         except BaseException:
             # A waiting text that keeps its reservation would keep all others from beginning.
             self.waiting, self.running = waiting, running
-            self._pool.take_back(text, shared)
+            self.cache.free(text.sequence.key)
+            if shared is not None:
+                shared.leave(text.sequence)
             raise
         handle = text.handle
         if handle.times.admitted is None:
@@ -176,7 +216,7 @@ class Queue:
         listed = []
         for text in self.waiting[: max(num_places, 0)]:
             shared = self._shared_prompts.get(text.handle)
-            needs = self._pool.needs(text, shared, is_first=text.handle not in seen)
+            needs = self._num_needed(text, shared, is_first=text.handle not in seen)
             has_logits = shared is not None and shared.logits is not None
             num_pending = 0 if has_logits else text.sequence.num_pending
             listed.append(Waiting(id=text.id, needs_blocks=needs, num_pending=num_pending))
@@ -195,13 +235,13 @@ class Queue:
             for text in self.running
         ]
 
-    def _line_up(self, shared: SharedPrompt) -> None:
+    def _line_up(self, shared: _SharedPrompt) -> None:
         """Add the remaining texts of a computed prompt to the waiting ones."""
         if not all(text in self.waiting for text in shared.not_begun):
             self.waiting = sorted({*self.waiting, *shared.not_begun}, key=_in_order)
 
     def _leave(self, text: RunningText) -> None:
-        self._pool.end(text, self._shared_prompts.get(text.handle))
+        self._free(text, self._shared_prompts.get(text.handle))
         self.running = _without(text, self.running)
         self._num_generated += text.num_generated
         self._forget(text.handle)
@@ -212,5 +252,116 @@ class Queue:
         if shared is None or not (handle.is_over or not shared.not_begun):
             return
         if shared.spare is not None:
-            self._pool.cache.free(shared.spare.key)
+            self.cache.free(shared.spare.key)
         del self._shared_prompts[handle]
+
+    # Blocks.
+
+    def _num_positions(self, handle: RequestHandle) -> int:
+        """Return the most positions that a text of a request can hold."""
+        most = handle.request.params.max_tokens
+        if most is None:
+            return self.length_limit
+        # The last chosen token is never computed.
+        return min(self.length_limit, handle.num_prompt_tokens + max(0, most - 1))
+
+    def _num_needed(
+        self, text: RunningText, shared: _SharedPrompt | None, *, is_first: bool
+    ) -> int:
+        """Return the number of available blocks that a waiting text needs to begin.
+
+        Args:
+            text: the waiting text.
+            shared: prompt of its request; None if it is the only text.
+            is_first: it is the first text of its request to begin in this step.
+        """
+        total = self.cache.num_blocks_for(self._num_positions(text.handle))
+        num_prompt = text.handle.num_prompt_tokens
+        if shared is None or (shared.holder is None and shared.spare is None):
+            return total
+        if shared.holder is None and is_first:
+            return total - self.cache.num_blocks_for(num_prompt)
+        return total - num_prompt // self.cache.block_size
+
+    def _begin(self, text: RunningText, shared: _SharedPrompt | None) -> None:
+        """Reserve the blocks of a text, reusing what is computed of its prompt.
+
+        Raises:
+            PromptError: there is no room for it.
+        """
+        sequence, num_prompt = text.sequence, text.handle.num_prompt_tokens
+        holder = None if shared is None else shared.holder
+        if holder is not None:
+            self.cache.fork(holder.key, sequence.key, num_prompt)
+        elif shared is not None and shared.spare is not None:
+            sequence.key, shared.spare = shared.spare.key, None
+        else:
+            num_prompt = self._reuse(text)
+        self.cache.reserve(sequence.key, self._num_positions(text.handle))
+        sequence.num_computed = sequence.num_reused = num_prompt
+        if shared is not None:
+            shared.holders.append(sequence)
+
+    def _reuse(self, text: RunningText) -> int:
+        """Share blocks of earlier texts; return the number of positions.
+
+        Tokens whose logits are wanted are always computed.
+        """
+        sequence, request = text.sequence, text.handle.request
+        first = request.first_wanted
+        limit = len(sequence.token_ids) - 1 if first is None else first
+        if not request.reuses_prefix or not limit:
+            return 0
+        found = self._tree.match(
+            sequence.token_ids,
+            sequence.is_prompt,
+            shares_answers=request.shares_answers,
+            limit=limit,
+        )
+        num_found = found.num_positions
+        self._tree.share(sequence.key, found)
+        sequence.is_prompt[:num_found] = found.is_prompt
+        text.handle.num_cached_tokens = num_found
+        return num_found
+
+    def shift(self, sequence: TokenSequence, num_kept: int) -> None:
+        """Make room in a full sequence; its newer half is to be computed again.
+
+        Raises:
+            PromptError: `num_kept` leaves nothing to drop.
+        """
+        length = sequence.num_computed
+        sequence.shift(num_kept)
+        _log.info(
+            "context full: dropped %d of %d tokens",
+            length - num_kept - sequence.num_to_read,
+            length,
+        )
+        self.cache.truncate(sequence.key, num_kept)
+
+    def keep(self, text: RunningText, *, is_over: bool = False) -> None:
+        """Let later texts reuse what this one has computed."""
+        sequence = text.sequence
+        if text.handle.request.reuses_prefix and not text.has_failed:
+            length = sequence.num_computed
+            self._tree.insert(
+                sequence.key,
+                sequence.token_ids[:length],
+                sequence.is_prompt[:length],
+                is_over=is_over,
+            )
+
+    def _free(self, text: RunningText, shared: _SharedPrompt | None) -> None:
+        """Free the blocks of an ended text, or keep its prompt for other texts of the request."""
+        sequence, num_prompt = text.sequence, text.handle.num_prompt_tokens
+        if shared is not None:
+            is_whole = not sequence.num_shifts and sequence.num_computed >= num_prompt
+            shared.leave(sequence)
+            if is_whole and shared.not_begun and shared.holder is None:
+                self.cache.truncate(sequence.key, num_prompt)
+                self.cache.reserve(sequence.key, num_prompt)
+                shared.spare = sequence
+                return
+        if self.cache.blocks_of(sequence.key):  # none after an interrupted end
+            self.keep(text, is_over=True)
+        self.cache.free(sequence.key)

@@ -107,7 +107,7 @@ class LoadedModel:
         """Element type of the KV cache."""
         return KVType(self.options.kv_type)
 
-    def new_pool(self) -> KVCache:
+    def new_cache(self) -> KVCache:
         """Make the KV cache of all texts, or take the placement's if it is free."""
         cache = None if self.placement is None else self.placement.take_cache()
         if cache is None:

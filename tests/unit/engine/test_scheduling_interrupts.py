@@ -17,7 +17,7 @@ from scheduling_cases import WholeText, all_alone, new_engine, text_of
 from tiny_models import TINY_MODELS, write_model
 
 FOLDERS = ("powerinfer/engine/", "sampling/stop.py", "sampling/sampler.py", "kvcache/kv_cache.py")
-BEGINNING = ("engine/queue.py", "engine/pool.py", "kvcache/kv_cache.py")
+BEGINNING = ("engine/queue.py", "kvcache/kv_cache.py")
 MOST_STEPS = 200  # far more than any of the requests takes
 REQUESTS = [
     Request(prompt_ids=range(10, 90), params=SamplingParams(seed=1, n=3, max_tokens=4, logprobs=1)),
