@@ -149,11 +149,12 @@ def _files(text: str) -> set[str]:
     return {path.removeprefix("src/powerinfer/") for path in re.findall(r"`([a-z_/]+\.py)`", text)}
 
 
-def _check(trace: Trace, heading: str, limit: int) -> None:
+def _check(trace: Trace, heading: str, *, most_files: int, most_helpers: int) -> None:
     path, launching, helpers = _listed(heading)
     passed = trace.on_stack | ENTRY
     assert path == passed
-    assert len(path) < limit
+    assert len(path) <= most_files
+    assert len(helpers) <= most_helpers
     assert launching == trace.launching - passed
     assert helpers == trace.executed - passed - trace.launching
 
@@ -170,7 +171,7 @@ def test_path_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         with trace.step():
             next(texts)
         num_layers = llm.loaded.model.config.num_layers
-    _check(trace, "The life of one token", 9)
+    _check(trace, "The life of one token", most_files=8, most_helpers=13)
     # Embedding, final norm and output head are no layer's.
     assert len(first_calls) - 3 == 9 * num_layers
     assert trace.calls == ["embed", "StepRecord.run"]
@@ -200,4 +201,4 @@ def test_path_on_two_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     trace.on_stack -= asking
     trace.launching -= asking
     trace.on_stack |= {"engine/text_stream.py", "engine/engine.py"}
-    _check(trace, "Two devices", 15)
+    _check(trace, "Two devices", most_files=14, most_helpers=17)
