@@ -14,7 +14,7 @@ from collections.abc import Callable
 from powerinfer.engine.costs import StepCosts
 from powerinfer.engine.direct import DirectSequence
 from powerinfer.engine.policy import Begun, Limits, Policy, PolicyState, StepPlan
-from powerinfer.engine.prefill import Chunk, Prefill, Prefiller, PrefillProgress
+from powerinfer.engine.prefill import Chunk, Prefill, PrefillProgress, next_chunk, slices_of
 from powerinfer.engine.queue import Queue
 from powerinfer.engine.request import EngineStatistics, Output, Request, RequestHandle
 from powerinfer.engine.text import RunningText
@@ -86,15 +86,13 @@ class Engine:
         # `close` drops the attributes from here on.
         self._loaded = loaded
         self._queue = Queue(loaded)
-        cache = self._queue.cache
-        self._meter = StepMeter(loaded.model, loaded.dense_bytes, cache)
-        self._prefiller = Prefiller(loaded, cache, self._progress)
+        self._meter = StepMeter(loaded.model, loaded.dense_bytes, self._queue.cache)
         self._begun: Prefill | None = None
         self._direct: DirectSequence | None = None
         self._limits = Limits(
             parallel=options.parallel,
             batch_size=options.batch_size,
-            num_slices=self._prefiller.num_slices,
+            num_slices=slices_of(loaded.model),
         )
         self._most_tokens = self._queue.length_limit
         self._length_limit = None if options.context_shift else self._most_tokens
@@ -150,7 +148,7 @@ class Engine:
         self.notify()
         with self._steps.held():
             # Free weights, keys and values even if a stream keeps this engine.
-            for name in ("_loaded", "_queue", "_meter", "_prefiller", "_begun", "_direct"):
+            for name in ("_loaded", "_queue", "_meter", "_begun", "_direct"):
                 self.__dict__.pop(name, None)
         self.notify()
         self.async_leader.stop()
@@ -406,14 +404,17 @@ class Engine:
         self._costs.record_prompt(begun.sizes, begun.seconds + time.perf_counter() - started)
 
     def _begin_prefill(self, plan: StepPlan) -> Prefill | None:
-        counts = dict(plan.chunks)
+        counts, loaded = dict(plan.chunks), self._loaded
         texts = [text for text in self._queue.running if text.id in counts and not text.is_over]
-        found = [self._prefiller.next_chunk(text, counts[text.id]) for text in texts]
+        vocab_size = loaded.model.config.vocab_size
+        found = [next_chunk(text, counts[text.id], vocab_size) for text in texts]
         chunks = [chunk for chunk in found if chunk is not None]
+        if not chunks:
+            return None
         # A step gives logits or hidden states: those that the first text wants.
         chunks = [each for each in chunks if each.text.wants_states == chunks[0].text.wants_states]
         chunks.sort(key=lambda chunk: not chunk.is_prompt)
-        return self._prefiller.begin(chunks) if chunks else None
+        return Prefill(loaded, self._queue.cache, self._progress, chunks)
 
     def _has_computed(self, chunk: Chunk, rows: FloatArray) -> None:
         """Take the f32[num_wanted, columns] rows of a computed chunk."""
