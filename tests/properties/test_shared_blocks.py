@@ -56,7 +56,7 @@ def compute(
     layer.values[blocks, offsets, 0, 0] = -np.concatenate(done)
 
 
-INTERRUPTED = {"append", "truncate", "insert", "free", "share or clear"}
+INTERRUPTED = {"append", "truncate", "insert", "free", "share or reclaim"}
 
 
 def interrupted(work: Callable[[], object], line: int) -> None:
@@ -181,7 +181,9 @@ class SharedBlocks(RuleBasedStateMachine):
         assert shares_answers or list(found.is_prompt) == marks[: found.num_positions]
         assert len(found.blocks) == found.num_positions // 4
         total = len(ids) + 5
-        can_run = self.tree.num_needed(found, total) <= self.cache.num_available_blocks
+        num_unused = sum(map(self.cache.is_unused, found.blocks))
+        needed = self.cache.num_blocks_for(total) - len(found.blocks) + num_unused
+        can_run = needed <= self.cache.num_available_blocks
         try:
             self.tree.share(name, found)
         except PromptError:
@@ -215,21 +217,19 @@ class SharedBlocks(RuleBasedStateMachine):
             interrupted(lambda: self.tree.share(name, found), at)
             self.free(name)
         else:
-            interrupted(self.tree.clear, at)
+            interrupted(self._reclaim_all, at)
 
-    @rule(num_blocks=st.integers(0, 5))
+    def _reclaim_all(self) -> None:
+        with self.cache.changing():
+            self.tree.reclaim(self.cache.num_blocks)
+
+    @rule(num_blocks=st.integers(0, 12))
     def reclaim(self, num_blocks: int) -> None:
         before = self.cache.num_free_blocks, self.cache.num_unused_blocks
         self.tree.reclaim(num_blocks)
         gone = min(num_blocks, before[1])
         assert self.cache.num_free_blocks >= before[0] + gone
         assert self.cache.num_unused_blocks <= before[1] - gone
-
-    @rule()
-    def clear(self) -> None:
-        self.tree.clear()
-        assert not len(self.tree)
-        assert not self.cache.num_unused_blocks
 
     @invariant()
     def everybody_holds_what_is_theirs(self) -> None:

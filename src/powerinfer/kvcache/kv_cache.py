@@ -63,13 +63,11 @@ class _Table:
     Attributes:
         blocks: i32[capacity]; unused entries are -1.
         num_reserved: blocks it is guaranteed to get, including those it has.
-        num_to_share: leading blocks that it will share with another sequence.
     """
 
     blocks: IntArray = field(default_factory=lambda: np.full(4, -1, np.int32))
     num_blocks: int = 0
     num_reserved: int = 0
-    num_to_share: int = 0
 
     @property
     def held(self) -> IntArray:
@@ -77,7 +75,7 @@ class _Table:
 
     @property
     def num_promised(self) -> int:
-        return max(0, self.num_reserved - max(self.num_blocks, self.num_to_share))
+        return max(0, self.num_reserved - self.num_blocks)
 
     def add(self, block: int) -> None:
         if self.num_blocks == len(self.blocks):
@@ -166,21 +164,16 @@ class KVCache:
         table = self._tables.get(sequence)
         return [] if table is None else [int(block) for block in table.held]
 
-    def reserve(self, sequence: Hashable, num_positions: int, num_to_share: int = 0) -> None:
+    def reserve(self, sequence: Hashable, num_positions: int) -> None:
         """Promise `sequence` all blocks it will need for `num_positions` positions.
 
         Others cannot have them until it is freed. A smaller number releases part of the promise.
-
-        Args:
-            sequence: key.
-            num_to_share: leading positions that it will get by `fork`.
 
         Raises:
             PromptError: not enough blocks; nothing was promised.
         """
         table = self._table(sequence)
         wanted = _Table(table.blocks, table.num_blocks, self.num_blocks_for(num_positions))
-        wanted.num_to_share = num_to_share // self.block_size
         room = self._room_of(table)
         if wanted.num_promised > room:
             raise self._full(wanted.num_promised, room)

@@ -65,10 +65,6 @@ class PrefixTree:
         self._nodes: OrderedDict[int, _Node] = OrderedDict()
         cache.set_keeper(self)
 
-    def __len__(self) -> int:
-        """Number of blocks kept, in use or not."""
-        return len(self._nodes)
-
     @property
     def blocks(self) -> Collection[int]:
         """Blocks kept, in use or not."""
@@ -131,11 +127,6 @@ class PrefixTree:
             return self._matched([self._walk(wanted, own)], wanted, own)
         return self._matched(self._walk_all(wanted), wanted, None)
 
-    def num_needed(self, found: PrefixMatch, num_positions: int) -> int:
-        """Return the number of available blocks needed to share a match and grow to a length."""
-        num_unused = sum(map(self._cache.is_unused, found.blocks))
-        return self._cache.num_blocks_for(num_positions) - len(found.blocks) + num_unused
-
     def share(self, sequence: Hashable, found: PrefixMatch) -> None:
         """Start a sequence without blocks with what was found.
 
@@ -146,12 +137,6 @@ class PrefixTree:
         if blocks:
             self._touch(self._nodes[blocks[-1]])
         self._cache.share(sequence, blocks, found.num_positions)
-
-    def clear(self) -> None:
-        """Release all blocks; sequences keep theirs."""
-        with self._cache.changing():
-            for node in list(self._root.children.values()):
-                self._remove(node)
 
     # Called by the cache.
 
