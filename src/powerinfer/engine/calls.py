@@ -1,14 +1,23 @@
-"""The requests of one call, computed to their ends and side by side with those of other callers."""
+"""Requests of one call: made, and computed to their ends side by side with those of others."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from powerinfer.engine.engine import Engine
-from powerinfer.engine.request import Request, RequestHandle
+from powerinfer.engine.request import PromptRows, Request, RequestHandle
 from powerinfer.engine.text_stream import TextSoFar
+from powerinfer.sampling.sampling_params import SamplingParams
+from powerinfer.values import FloatArray
 
-__all__ = ["run_all"]
+if TYPE_CHECKING:
+    from powerinfer.prompts.texts import ContextAndContinuation
+
+__all__ = ["have_other_contexts", "rows_of", "rows_request", "run_all", "scoring_request"]
+
+# Queued texts of one call, as a multiple of those that run at once: some are ready when others end,
+# and texts of other callers come between.
+_WINDOW = 2
 
 _Result = TypeVar("_Result")
 
@@ -44,17 +53,16 @@ def run_all(
     requests: Sequence[Request],
     result: Callable[[RequestHandle, list[TextSoFar]], _Result],
     may_overlap: Callable[[Request, Request], bool],
-    most_texts: int,
+    parallel: int,
 ) -> list[_Result]:
     """Compute all texts of the requests, which are all checked before the first is computed.
 
     Args:
-        engine: computes them.
         requests: in the order in which they are queued.
         result: makes the result of a request from its handle and its `n` texts; nothing else of
             it is kept.
         may_overlap: tells whether two requests may run at the same time.
-        most_texts: most texts that are queued at once, unless one request has more.
+        parallel: most texts that run at once.
 
     Returns:
         The results, in order.
@@ -70,7 +78,7 @@ def run_all(
     results: dict[int, _Result] = {}
     try:
         while todo or running:
-            while todo and _may_join(todo[0][1].request, running, may_overlap, most_texts):
+            while todo and _may_join(todo[0][1].request, running, may_overlap, _WINDOW * parallel):
                 running.append(_Running(*todo.popleft()))
                 engine.enter(running[-1].handle)
             _wait_for_any(engine, running)
@@ -104,3 +112,36 @@ def _wait_for_any(engine: Engine, running: Sequence[_Running]) -> None:
 def _unfinished(running: Sequence[_Running]) -> list[_Running]:
     # A separate function for the same reason as `powerinfer.engine.queue._without`.
     return [each for each in running if not each.is_over]
+
+
+def rows_request(token_ids: list[int], kind: PromptRows, num_rows: int) -> Request:
+    """Make the request for logits or hidden states of the last tokens of a prompt."""
+    return Request(
+        prompt_ids=token_ids,
+        params=SamplingParams(max_tokens=0),
+        prompt_rows=kind,
+        num_rows=num_rows,
+        reuses_prefix=False,
+    )
+
+
+def rows_of(handle: RequestHandle, _texts: object) -> FloatArray:
+    """Return the rows of a computed prompt."""
+    assert handle.prompt_rows is not None  # noqa: S101  for types: the request asks for them
+    return handle.prompt_rows
+
+
+def scoring_request(item: "ContextAndContinuation") -> Request:
+    """Make the request that scores a continuation; its last token is never computed."""
+    return Request(
+        prompt_ids=(*item.context, *item.continuation[:-1]),
+        params=SamplingParams(max_tokens=0),
+        prompt_logprobs=1,
+        scored_ids=item.continuation,
+    )
+
+
+def have_other_contexts(one: Request, other: Request) -> bool:
+    """Tell whether two requests score continuations of different contexts."""
+    contexts = [each.prompt_ids[: (each.first_wanted or 0) + 1] for each in (one, other)]
+    return contexts[0] != contexts[1]

@@ -9,7 +9,13 @@ import numpy as np
 
 from powerinfer.calibration.observing import FFNObserver, observable, observed
 from powerinfer.calibration.recall import with_recall_meter
-from powerinfer.engine.calls import run_all
+from powerinfer.engine.calls import (
+    have_other_contexts,
+    rows_of,
+    rows_request,
+    run_all,
+    scoring_request,
+)
 from powerinfer.engine.direct import DirectSequence
 from powerinfer.engine.engine import MAX_UNREAD, Engine
 from powerinfer.engine.request import PromptRows, Request, RequestHandle
@@ -41,14 +47,10 @@ from powerinfer.values import FloatArray
 
 if TYPE_CHECKING:
     from powerinfer.offload.progress import PlacementProgress
-    from powerinfer.prompts.texts import ContextAndContinuation, Scorable
+    from powerinfer.prompts.texts import Scorable
     from powerinfer.scoring.scoring import Score
 
 __all__ = ["LLM", "Prompt"]
-
-# Queued texts of one call, as a multiple of those that run at once: some are ready when others end,
-# and texts of other callers come between.
-_WINDOW = 2
 
 _Result = TypeVar("_Result")
 
@@ -356,8 +358,8 @@ class LLM:
         from powerinfer.scoring.scoring import num_wanted
 
         token_ids = prompt_ids(self.loaded, prompt)
-        request = _for_rows(token_ids, PromptRows.LOGITS, num_wanted(last, len(token_ids)))
-        return self._run_all([request], _rows)[0]
+        request = rows_request(token_ids, PromptRows.LOGITS, num_wanted(last, len(token_ids)))
+        return self._run_all([request], rows_of)[0]
 
     def score(self, texts: "Scorable | Iterable[Scorable]") -> "list[Score]":
         """Score texts, or continuations of contexts, by their log probabilities.
@@ -386,9 +388,9 @@ class LLM:
         # Sorted, so that texts of one context follow each other and reuse its keys and values.
         order = sorted(set(items))
         found = self._run_all(
-            [_scoring(item) for item in order],
+            [scoring_request(item) for item in order],
             lambda handle, _: score_of(handle.prompt_logprobs or ()),
-            _have_other_contexts,
+            have_other_contexts,
         )
         scores = dict(zip(order, found, strict=True))
         return [scores[item] for item in items]
@@ -423,12 +425,12 @@ class LLM:
         bos_id = loaded.tokenizer.bos_id
         is_native_cpu = loaded.placement is None and loaded.kernels != loader.REFERENCE_KERNELS
         requests = [
-            _for_rows(token_ids, PromptRows.STATES, num_pooled(token_ids, pooling, bos_id))
+            rows_request(token_ids, PromptRows.STATES, num_pooled(token_ids, pooling, bos_id))
             for token_ids in read_texts(loaded, texts)
         ]
         vectors = self._run_all(
             requests,
-            lambda handle, texts: pooled(_rows(handle, texts), normalize=normalize),
+            lambda handle, texts: pooled(rows_of(handle, texts), normalize=normalize),
             # Elsewhere roundings depend on what else is in a step.
             lambda _one, _other: is_native_cpu,
         )
@@ -478,42 +480,7 @@ class LLM:
         result: Callable[[RequestHandle, list[TextSoFar]], _Result],
         may_overlap: Callable[[Request, Request], bool] = lambda _one, _other: True,
     ) -> list[_Result]:
-        most_texts = _WINDOW * self.loaded.options.parallel
-        return run_all(self._engine, requests, result, may_overlap, most_texts)
-
-
-def _for_rows(token_ids: list[int], kind: PromptRows, num_rows: int) -> Request:
-    """Make the request for logits or hidden states of the last tokens of a prompt."""
-    params = SamplingParams(max_tokens=0)
-    return Request(
-        prompt_ids=token_ids,
-        params=params,
-        prompt_rows=kind,
-        num_rows=num_rows,
-        reuses_prefix=False,
-    )
-
-
-def _rows(handle: RequestHandle, _texts: object) -> FloatArray:
-    """Return the rows of a computed prompt."""
-    assert handle.prompt_rows is not None  # noqa: S101  for types: the request asks for them
-    return handle.prompt_rows
-
-
-def _scoring(item: "ContextAndContinuation") -> Request:
-    """Make the request that scores a continuation; its last token is never computed."""
-    return Request(
-        prompt_ids=(*item.context, *item.continuation[:-1]),
-        params=SamplingParams(max_tokens=0),
-        prompt_logprobs=1,
-        scored_ids=item.continuation,
-    )
-
-
-def _have_other_contexts(one: Request, other: Request) -> bool:
-    """Tell whether two requests score continuations of different contexts."""
-    contexts = [each.prompt_ids[: (each.first_wanted or 0) + 1] for each in (one, other)]
-    return contexts[0] != contexts[1]
+        return run_all(self._engine, requests, result, may_overlap, self.loaded.options.parallel)
 
 
 def _checked_kinds(is_prompt: Sequence[bool]) -> list[bool]:
