@@ -41,7 +41,6 @@ class DirectSequence:
         """Start an empty sequence.
 
         Args:
-            model: the loaded model.
             cache: cache with room for the model's whole context.
             batch_size: most tokens in one step.
             steps: lock to hold during a step if other threads use the same weights.
@@ -95,7 +94,6 @@ class DirectSequence:
         """Append tokens, in batches, and return the logits after the last: f32[vocab_size].
 
         Args:
-            token_ids: tokens to append.
             is_prompt: one flag per token; None if all are prompt.
 
         Raises:

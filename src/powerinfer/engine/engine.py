@@ -64,9 +64,7 @@ class Engine:
         """Allocate the KV cache; the engine belongs to this process.
 
         Args:
-            loaded: model, tokenizer and options.
             progress: called with (tokens computed, tokens in all) while prompts are computed.
-            max_unread: see the class.
         """
         options = loaded.options
         self.max_unread = max_unread

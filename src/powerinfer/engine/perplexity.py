@@ -36,8 +36,6 @@ class Perplexity:
     Attributes:
         nll_sum: sum of the negative log likelihoods of the scored tokens.
         nll_square_sum: sum of their squares.
-        num_scored: scored tokens.
-        num_windows: windows computed.
     """
 
     nll_sum: float = 0.0
@@ -91,7 +89,6 @@ def perplexity_windows(llm: LLM, token_ids: Sequence[int], window: int) -> Itera
     Args:
         llm: the model; its context must hold a window.
         token_ids: the tokenized text, with BOS where the vocabulary adds one.
-        window: tokens in a window.
 
     Raises:
         PromptError: the text is shorter than a window.

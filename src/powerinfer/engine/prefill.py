@@ -30,7 +30,6 @@ class PrefillProgress:
 
         Args:
             progress: called with (tokens computed, tokens in all); None reports nothing.
-            model: model of the steps.
             watches_layers: report after each layer; else after each step, as watching a layer that
                 runs on a GPU takes time.
         """

@@ -271,7 +271,6 @@ class Queue:
         """Return the number of available blocks that a waiting text needs to begin.
 
         Args:
-            text: the waiting text.
             shared: prompt of its request; None if it is the only text.
             is_first: it is the first text of its request to begin in this step.
         """

@@ -115,9 +115,7 @@ class RequestHandle:
     """A submitted request and its progress; compared by identity.
 
     Attributes:
-        request: the request as submitted.
         seed: seed of text 0; text number i has `seed` + i.
-        costs: cost of each text.
         lengths: number of generated tokens of each text.
         over: numbers of the texts that have ended.
         unread: outputs that nobody has taken yet.
@@ -125,7 +123,6 @@ class RequestHandle:
         prompt_logprobs: see `Request.prompt_logprobs`; None until the prompt is computed.
         prompt_rows: f32[num_rows, columns], see `Request.prompt_rows`; None likewise.
         is_cancelled: the engine should end the texts.
-        times: times of its events.
     """
 
     request: Request
@@ -168,13 +165,10 @@ class EngineStatistics:
     """State of an engine between two steps, and totals since it was made.
 
     Attributes:
-        running: number of running texts.
-        waiting: number of waiting texts.
         blocks: number of blocks of keys and values.
         blocks_used: blocks used by running texts.
         blocks_cached: blocks kept for prompts with the same beginning; freed when room is needed.
         steps: number of decode steps.
-        generated_tokens: number of generated tokens.
         prompt_tokens: number of prompt tokens, including those found in the cache.
         cached_tokens: number of prompt tokens found in the cache.
         layers: share of the neurons that each layer needed in the last decode step; None before

@@ -124,7 +124,6 @@ class RunningText:
 
     Attributes:
         id: unique among waiting and running texts; ascending in order of arrival.
-        handle: handle of its request.
         index: number of the text in its request.
         sequence: its tokens and their place in the KV cache.
         is_over: nothing more is computed.
@@ -185,7 +184,6 @@ class RunningText:
 
         Args:
             end: position after the last of the rows.
-            rows: f32[num_positions, columns].
         """
         outputs = self._prompt_outputs
         if outputs is None or self.sequence.is_decoding or not len(rows):

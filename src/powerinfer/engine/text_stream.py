@@ -193,11 +193,7 @@ class Reader:
 
 class _Stream:
     def __init__(self, reader: Reader) -> None:
-        """Prepare; nothing is computed before the first piece is asked for.
-
-        Args:
-            reader: reader of the text.
-        """
+        """Prepare; nothing is computed before the first piece is asked for."""
         self._reader = reader
 
     @property

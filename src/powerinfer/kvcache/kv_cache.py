@@ -230,7 +230,6 @@ class KVCache:
         """Start a sequence without blocks with the first `num_positions` of some blocks.
 
         Args:
-            sequence: key.
             blocks: held blocks, as many as the positions need.
             num_positions: if it ends within the last block, the sequence gets a copy of that one:
                 later steps then never need more blocks than the sequence has positions.

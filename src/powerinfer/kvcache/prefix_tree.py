@@ -84,7 +84,6 @@ class PrefixTree:
         now on, and its own is released.
 
         Args:
-            sequence: key in the cache.
             token_ids: tokens whose keys and values are computed.
             is_prompt: whether each token is prompt.
             is_over: keep a partly used last block too; nothing may be written into it any more.
@@ -116,7 +115,6 @@ class PrefixTree:
         """Find the longest cached beginning of a sequence; the result is valid until the next call.
 
         Args:
-            token_ids: tokens of the sequence.
             is_prompt: whether each token is prompt; None if all are.
             shares_answers: accept keys and values however they were computed.
             limit: maximum number of positions to find.

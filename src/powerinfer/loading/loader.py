@@ -55,9 +55,7 @@ class LoadedModel:
     Attributes:
         path: the file, or the first part of a split file.
         file: the open file; the weights are views of it.
-        model: configuration and weights.
         tokenizer: tokenizer of the same file.
-        options: options as given.
         threads: number of threads in use.
         kernels: instruction set in use, `reference` for numpy.
         load_s: duration of the load in seconds.
@@ -120,8 +118,6 @@ class LoadedModel:
         """Name the first layer that is not finite, found by a second pass that checks each.
 
         Args:
-            token_ids: tokens of the sequence.
-            error: the error to explain.
             is_prompt: one flag per token; None if all are prompt.
         """
         # The CPU has all weights, so damaged weights show there, too.
@@ -171,7 +167,6 @@ def load(
 
     Args:
         opened: the file of the model, see `open_model`.
-        options: checked options.
         progress: called with (bytes prepared, bytes in all).
         calibrating: called with (layers done, layers in all) if the model is calibrated now.
         placing: notified of measurements of this machine and of the placement on a GPU.
@@ -238,7 +233,6 @@ def make_ops(
 
     Args:
         kernels: instruction set, `reference` for numpy, None for the best one.
-        threads: number of threads.
         in_place: use weights in the mapped file if the backend can.
         repack: copy weights into faster layouts if the backend has some.
 

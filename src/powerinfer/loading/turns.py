@@ -149,9 +149,6 @@ class AsyncWaiter:
         """Describe the running task.
 
         Args:
-            is_done: see the class.
-            wait: see the class.
-            loop: event loop of the task.
             news: event to set when the task should check `is_done`.
         """
         self.is_done = is_done

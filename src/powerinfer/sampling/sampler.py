@@ -79,7 +79,6 @@ class Sampler:
     """Draws token ids for one sequence.
 
     Attributes:
-        params: sampling parameters.
         seed: seed in use, drawn at random if `params.seed` is None.
         softmax: softmax of the model's own last logits, for log probabilities.
     """

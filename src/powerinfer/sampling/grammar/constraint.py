@@ -28,7 +28,6 @@ class Constraint:
         """Compile the form, which may take a second.
 
         Args:
-            tokenizer: tokenizer of the model.
             params: sampling parameters with a form.
             begins_text: only special tokens precede the text, so that a vocabulary may drop its
                 first space.
