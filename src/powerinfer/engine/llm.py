@@ -254,7 +254,7 @@ class LLM:
         Raises:
             PromptError: as for `generate`, `n` is above 1, or `is_prompt` has another length.
         """
-        return TextStream(self._reader(prompt, params, is_prompt))
+        return TextStream(Reader(self._engine, self._one(prompt, params, is_prompt)))
 
     def astream(
         self,
@@ -273,7 +273,7 @@ class LLM:
         Raises:
             PromptError: as for `stream`.
         """
-        return AsyncTextStream(self._reader(prompt, params, is_prompt))
+        return AsyncTextStream(Reader(self._engine, self._one(prompt, params, is_prompt)))
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Generation:
         """Answer the last of the messages.
@@ -435,14 +435,6 @@ class LLM:
             lambda _one, _other: is_native_cpu,
         )
         return np.array(vectors, np.float32).reshape(-1, loaded.model.config.hidden_size)
-
-    def _reader(
-        self, prompt: Prompt, params: SamplingParams | None, is_prompt: Sequence[bool] | None
-    ) -> Reader:
-        """Make the reader of a stream."""
-        request = self._one(prompt, params, is_prompt)
-        self._engine.check_process()
-        return Reader(self._engine, request)
 
     def _one(
         self,
