@@ -18,11 +18,10 @@ from powerinfer.engine.prefill import Chunk, Prefill, PrefillProgress, next_chun
 from powerinfer.engine.queue import Queue
 from powerinfer.engine.request import EngineStatistics, Output, Request, RequestHandle
 from powerinfer.engine.text import RunningText
-from powerinfer.errors import ContextLengthError, PowerInferError, PromptError
+from powerinfer.errors import PowerInferError, PromptError
 from powerinfer.loading.loader import LoadedModel, Progress
 from powerinfer.loading.turns import AsyncLeader, FairLock
 from powerinfer.models.metrics import CostMeter, StepMeter, has_predictors
-from powerinfer.sampling.logit_processors import check_biased_ids
 from powerinfer.values import FloatArray
 
 __all__ = ["CLOSED", "MAX_UNREAD", "Engine"]
@@ -37,9 +36,6 @@ _UNREAD = (
     "this text has no limit and was ended because nobody read it; read or close streams that have "
     "no max_tokens"
 )
-
-# Pause while no text can run because the direct sequence holds the KV cache.
-_LOOK_AGAIN_S = 0.002
 
 
 class Engine:
@@ -175,7 +171,7 @@ class Engine:
         loaded: LoadedModel | None = getattr(self, "_loaded", None)
         if loaded is None:
             raise PowerInferError(CLOSED)
-        _check(request, self._most_tokens, loaded.model.config.vocab_size)
+        request.check(self._most_tokens, loaded.model.config.vocab_size)
         seed = request.params.seed
         costs = (
             CostMeter(
@@ -266,27 +262,22 @@ class Engine:
         while not is_done():
             self._check_open()
             with self._steps.held_until(lambda: self.is_closed or is_done()) as is_leading:
-                is_idle = is_leading and not self._advance()
-            if is_idle:
-                time.sleep(_LOOK_AGAIN_S)
+                if is_leading:
+                    self._advance()
 
     def notify(self) -> None:
         """Wake all waiters, so that they check their conditions."""
         self._steps.notify()
         self.async_leader.notify()
 
-    def _advance(self) -> bool:
-        """Compute one step under the lock; return False if no text could go on."""
+    def _advance(self) -> None:
+        """Compute one step under the lock."""
         self._check_open()
-        queue = self._queue
-        if queue.num_waiting and self._direct is not None:
-            self._direct.abandon()
         try:
             self.run_step()
             self._end_endless()
         finally:
             self.notify()
-        return bool(queue.running) or not queue.num_waiting
 
     def _end_endless(self) -> None:
         """End unlimited texts that nobody reads before their outputs fill the memory."""
@@ -305,6 +296,8 @@ class Engine:
         """
         queue = self._queue
         queue.collect()
+        if queue.waiting and self._direct is not None:
+            self._direct.abandon()  # waiting texts take its room
         queue.end_cancelled()
         if self._begun is not None and not self._begun.is_wanted:
             self._begun = None
@@ -448,19 +441,3 @@ class Engine:
                 )
             self._direct.abandon()
             return self._direct
-
-
-def _check(request: Request, most_tokens: int, vocab_size: int) -> None:
-    num_prompt = len(request.prompt_ids)
-    if not num_prompt:
-        raise PromptError("there are no tokens to compute; the prompt is empty")
-    if num_prompt > most_tokens:
-        raise ContextLengthError(
-            f"the prompt has {num_prompt} tokens, but only {most_tokens} fit",
-            remedy="use a larger context ({context_length})",
-        )
-    check_biased_ids(request.params, vocab_size)
-    if request.is_prompt is not None and len(request.is_prompt) != num_prompt:
-        raise PromptError(
-            f"is_prompt has {len(request.is_prompt)} entries, the prompt has {num_prompt} tokens"
-        )

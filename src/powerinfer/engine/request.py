@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from powerinfer.errors import PowerInferError
+from powerinfer.errors import ContextLengthError, PowerInferError, PromptError
 from powerinfer.models import LayerShares
 from powerinfer.models.metrics import CostMeter, Metrics
 from powerinfer.sampling.finish_reason import FinishReason
+from powerinfer.sampling.logit_processors import check_biased_ids
 from powerinfer.sampling.logprobs import TokenLogprob
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.values import FloatArray
@@ -63,6 +64,26 @@ class Request:
         if self.prompt_logprobs is None:
             return None
         return 0 if self.scored_ids is None else len(self.prompt_ids) - len(self.scored_ids)
+
+    def check(self, most_tokens: int, vocab_size: int) -> None:
+        """Check that a context of `most_tokens` and the vocabulary allow it.
+
+        Raises:
+            PromptError: they do not.
+        """
+        num_prompt = len(self.prompt_ids)
+        if not num_prompt:
+            raise PromptError("there are no tokens to compute; the prompt is empty")
+        if num_prompt > most_tokens:
+            raise ContextLengthError(
+                f"the prompt has {num_prompt} tokens, but only {most_tokens} fit",
+                remedy="use a larger context ({context_length})",
+            )
+        check_biased_ids(self.params, vocab_size)
+        if self.is_prompt is not None and len(self.is_prompt) != num_prompt:
+            raise PromptError(
+                f"is_prompt has {len(self.is_prompt)} entries, the prompt has {num_prompt} tokens"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
