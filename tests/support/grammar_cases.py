@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from powerinfer.sampling.new_sampler import new_sampler
+from powerinfer.sampling.sampler import new_sampler
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.tokenizer.tokenizer import Tokenizer
 from tokenizer_metadata import (

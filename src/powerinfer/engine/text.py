@@ -13,8 +13,7 @@ from powerinfer.loading.loader import LoadedModel
 from powerinfer.models.metrics import CostMeter
 from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.sampling.logprobs import TokenLogprob, token_logprob
-from powerinfer.sampling.new_sampler import new_sampler
-from powerinfer.sampling.sampler import SamplerState
+from powerinfer.sampling.sampler import SamplerState, new_sampler
 from powerinfer.sampling.stop import StopMatcher
 from powerinfer.values import FloatArray
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from powerinfer.sampling.sampler import Softmax, largest
 from powerinfer.values import FloatArray
 
-__all__ = ["TokenLogprob", "logprob_of", "token_logprob"]
+__all__ = ["TokenLogprob", "token_logprob"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,6 @@ class TokenLogprob:
     text: str
     logprob: float
     top: tuple[tuple[int, float], ...]
-
-
-def logprob_of(row: FloatArray, token_id: int) -> float:
-    """Return the log probability of a token from finite logits f32[vocab_size]."""
-    return float(row[token_id]) - Softmax(row).log_sum
 
 
 def token_logprob(

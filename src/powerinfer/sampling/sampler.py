@@ -17,6 +17,7 @@ import numpy.typing as npt
 from powerinfer.errors import NumericsError
 from powerinfer.sampling.logit_processors import Form, LogitChanges
 from powerinfer.sampling.sampling_params import SamplingParams
+from powerinfer.tokenizer import Tokenizer
 from powerinfer.values import BoolArray, FloatArray
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "check_finite",
     "draw",
     "largest",
+    "new_sampler",
     "place_of_share",
 ]
 
@@ -177,6 +179,22 @@ class Sampler:
         if min_p == 0:
             return None
         return softmax.row >= np.float32(softmax.highest + np.log(min_p))
+
+
+def new_sampler(tokenizer: Tokenizer, params: SamplingParams, prompt_ids: Sequence[int]) -> Sampler:
+    """Make the sampler of a text that continues a prompt.
+
+    Raises:
+        PromptError: the requested form cannot be enforced.
+    """
+    banned_ids = tokenizer.eog_ids if params.ignore_eos else ()
+    if not params.has_form:
+        return Sampler(params, banned_ids)
+    # Imported here: few texts have a form.
+    from powerinfer.sampling.grammar.constraint import Constraint
+
+    begins_text = all(map(tokenizer.is_special, prompt_ids))
+    return Sampler(params, banned_ids, Constraint(tokenizer, params, begins_text=begins_text))
 
 
 class SamplerState(NamedTuple):

@@ -17,7 +17,7 @@ from powerinfer import LLM, SamplingParams
 from powerinfer.errors import PromptError, TokenizerError
 from powerinfer.evaluation.engine_lm import EngineLM
 from powerinfer.models import Model
-from powerinfer.sampling.logprobs import logprob_of
+from powerinfer.sampling.logprobs import token_logprob
 from powerinfer.values import Batch
 from tolerances import assert_close
 from transformers_cases import Case
@@ -181,7 +181,8 @@ def test_a_shared_context_changes_no_bit(llm: LLM) -> None:
     for (context, continuation), (logprob, _) in zip(PAIRS[:5], together, strict=False):
         front, rest = EngineLM(llm)._encode_pair(context, continuation)
         rows = llm.logits(front + rest)[len(front) - 1 : -1]
-        whole = [logprob_of(row, target) for row, target in zip(rows, rest, strict=True)]
+        pairs = zip(rows, rest, strict=True)
+        whole = [token_logprob(row, target, 0, str).logprob for row, target in pairs]
         assert logprob == math.fsum(whole)
 
 

@@ -15,7 +15,7 @@ from powerinfer import LLM
 from powerinfer.errors import PromptError
 from powerinfer.sampling.grammar.constraint import Constraint
 from powerinfer.sampling.grammar.vocabulary import grammar_vocabulary
-from powerinfer.sampling.new_sampler import new_sampler
+from powerinfer.sampling.sampler import new_sampler
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.tokenizer.tokenizer import Tokenizer
 from powerinfer.values import FloatArray
