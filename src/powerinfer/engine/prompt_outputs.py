@@ -1,6 +1,6 @@
 """Outputs for positions of a prompt, collected from rows that come in chunks."""
 
-from abc import ABC, abstractmethod
+from typing import TypeAlias
 
 import numpy as np
 
@@ -13,39 +13,25 @@ from powerinfer.values import FloatArray
 __all__ = ["PromptOutputs", "prompt_outputs"]
 
 
-class PromptOutputs(ABC):
-    """Collects the outputs of one prompt; a chunk that is computed again replaces its own.
+class _Rows:
+    """Logits or hidden states as they are.
 
     Attributes:
         first: first position whose row is wanted.
     """
 
-    def __init__(self, handle: RequestHandle) -> None:
-        self.first = handle.request.first_wanted or 0
+    def __init__(self, handle: RequestHandle, kind: PromptRows, first: int) -> None:
+        self.first = first
         self._handle = handle
-
-    @abstractmethod
-    def add(self, start: int, rows: FloatArray) -> None:
-        """Add f32[num_positions, columns] from position `start` on.
-
-        Raises:
-            NumericsError: a number is NaN or infinite.
-        """
-
-    @abstractmethod
-    def hand_over(self) -> None:
-        """Give the handle all outputs."""
-
-
-class _Rows(PromptOutputs):
-    """Logits or hidden states as they are."""
-
-    def __init__(self, handle: RequestHandle, kind: PromptRows) -> None:
-        super().__init__(handle)
         self._kind = kind
         self._rows: FloatArray | None = None
 
     def add(self, start: int, rows: FloatArray) -> None:
+        """Add f32[num_positions, columns] from position `start` on, in place of any before.
+
+        Raises:
+            NumericsError: a number is NaN or infinite.
+        """
         check_finite(rows, what=self._kind.value)
         if self._rows is None:
             count = self._handle.num_prompt_tokens - self.first
@@ -54,16 +40,20 @@ class _Rows(PromptOutputs):
         self._rows[at : at + len(rows)] = rows
 
     def hand_over(self) -> None:
+        """Give the handle all outputs."""
         self._handle.prompt_rows = self._rows
 
 
-class _Logprobs(PromptOutputs):
-    """Log probabilities of the tokens that follow the positions."""
+class _Logprobs:
+    """Log probabilities of the tokens that follow the positions; members as those of `_Rows`."""
 
-    def __init__(self, handle: RequestHandle, num_top: int, tokenizer: Tokenizer) -> None:
-        super().__init__(handle)
+    def __init__(
+        self, handle: RequestHandle, num_top: int, first: int, tokenizer: Tokenizer
+    ) -> None:
         request = handle.request
         scored = request.prompt_ids[1:] if request.scored_ids is None else request.scored_ids
+        self.first = first
+        self._handle = handle
         self._token_ids = list(scored)
         self._num_top = num_top
         self._piece = tokenizer.piece
@@ -84,11 +74,15 @@ class _Logprobs(PromptOutputs):
         self._handle.prompt_logprobs = tuple(self._found)
 
 
+PromptOutputs: TypeAlias = _Rows | _Logprobs
+"""Collector of the outputs of one prompt."""
+
+
 def prompt_outputs(handle: RequestHandle, tokenizer: Tokenizer) -> PromptOutputs | None:
     """Make the collector of what a request asks for; None if that is nothing."""
-    request = handle.request
+    request, first = handle.request, handle.request.first_wanted or 0
     if request.prompt_rows is not None:
-        return _Rows(handle, request.prompt_rows)
+        return _Rows(handle, request.prompt_rows, first)
     if request.prompt_logprobs is not None:
-        return _Logprobs(handle, request.prompt_logprobs, tokenizer)
+        return _Logprobs(handle, request.prompt_logprobs, first, tokenizer)
     return None
