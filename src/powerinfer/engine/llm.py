@@ -19,13 +19,7 @@ from powerinfer.engine.calls import (
 from powerinfer.engine.direct import DirectSequence
 from powerinfer.engine.engine import MAX_UNREAD, Engine
 from powerinfer.engine.request import PromptRows, Request, RequestHandle
-from powerinfer.engine.text_stream import (
-    AsyncTextStream,
-    Generation,
-    Reader,
-    TextSoFar,
-    TextStream,
-)
+from powerinfer.engine.text_stream import AsyncTextStream, Generation, TextSoFar, TextStream
 from powerinfer.errors import PowerInferError, PromptError, UnsupportedError
 from powerinfer.loading import loader
 from powerinfer.loading.loader import LoadedModel, Progress
@@ -254,7 +248,7 @@ class LLM:
         Raises:
             PromptError: as for `generate`, `n` is above 1, or `is_prompt` has another length.
         """
-        return TextStream(Reader(self._engine, self._one(prompt, params, is_prompt)))
+        return TextStream(self._engine, self._one(prompt, params, is_prompt))
 
     def astream(
         self,
@@ -273,7 +267,7 @@ class LLM:
         Raises:
             PromptError: as for `stream`.
         """
-        return AsyncTextStream(Reader(self._engine, self._one(prompt, params, is_prompt)))
+        return AsyncTextStream(self._engine, self._one(prompt, params, is_prompt))
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Generation:
         """Answer the last of the messages.

@@ -14,7 +14,7 @@ from powerinfer.models.metrics import Metrics
 from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.sampling.logprobs import TokenLogprob
 
-__all__ = ["AsyncTextStream", "Generation", "Reader", "TextSoFar", "TextStream"]
+__all__ = ["AsyncTextStream", "Generation", "TextSoFar", "TextStream"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +98,8 @@ class TextSoFar:
         )
 
 
-class Reader:
-    """Takes the pieces of one text from the engine; several threads may use it.
-
-    Attributes:
-        so_far: the outputs taken; keeps neither weights nor KV cache alive.
-        is_ended: nothing more is taken.
-    """
+class _Stream:
+    """Takes the pieces of one text from the engine; several threads may use it."""
 
     def __init__(self, engine: Engine, request: Request) -> None:
         """Check a request of one text; it is queued when the first piece is asked for.
@@ -112,19 +107,25 @@ class Reader:
         Raises:
             PromptError: it can never run.
         """
-        # Before the engine: `end`, also after an error here, expects the handle of an engine.
+        # Before the engine: `_end`, also after an error here, expects the handle of an engine.
         self._handle = engine.prepare(request)
         self._engine: Engine | None = engine
         self._has_entered = False
         self._taking = threading.Lock()
-        self.so_far = TextSoFar(self._handle)
-        self.is_ended = False
+        # Keeps neither weights nor KV cache alive.
+        self._so_far = TextSoFar(self._handle)
+        self._is_ended = False
 
     def __del__(self) -> None:
         # May run anywhere, so it takes no lock.
-        self.end()
+        self._end()
 
-    def check_outside(self) -> None:
+    @property
+    def generation(self) -> Generation:
+        """The text as far as it was read."""
+        return self._so_far.generation
+
+    def _check_outside(self) -> None:
         """Raise an error if the caller would wait for itself.
 
         Raises:
@@ -134,7 +135,7 @@ class Reader:
         if engine is not None:
             engine.check_outside()
 
-    def begin(self) -> Engine | None:
+    def _begin(self) -> Engine | None:
         """Queue the request on the first call; return None if the text has ended.
 
         Raises:
@@ -144,7 +145,7 @@ class Reader:
         if engine is None:
             return None
         if engine.is_closed:
-            self.end()
+            self._end()
             raise PowerInferError(CLOSED)
         with self._taking:
             if not self._has_entered:
@@ -152,7 +153,7 @@ class Reader:
                 self._has_entered = True
         return engine
 
-    def take(self) -> str:
+    def _take(self) -> str:
         """Return a piece that is there already, or an empty text.
 
         Raises:
@@ -161,45 +162,33 @@ class Reader:
         text = ""
         with self._taking:
             unread = self._handle.unread
-            while unread and not text and not self.is_ended:
+            while unread and not text and not self._is_ended:
                 output = unread.popleft()
-                self.so_far.add(output)
+                self._so_far.add(output)
                 text = output.text
                 del output
-        if self.so_far.is_over:
-            self.end()
-            self.so_far.raise_error()
+        if self._so_far.is_over:
+            self._end()
+            self._so_far.raise_error()
         return text
 
-    @property
-    def is_ready(self) -> bool:
-        """True if there is something to take, or never will be."""
-        return bool(self._handle.unread) or self.is_ended
+    def _is_ready(self) -> bool:
+        """Tell whether there is something to take, or never will be."""
+        return bool(self._handle.unread) or self._is_ended
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """End the text and notify those who wait for a piece."""
         engine = self._engine
-        self.end()
+        self._end()
         if engine is not None and engine.is_of_this_process:
             engine.notify()
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """Take nothing more, and cancel the request."""
-        self.is_ended = True
+        self._is_ended = True
         engine, self._engine = self.__dict__.get("_engine"), None
         if engine is not None:
             self._handle.is_cancelled = True
-
-
-class _Stream:
-    def __init__(self, reader: Reader) -> None:
-        """Prepare; nothing is computed before the first piece is asked for."""
-        self._reader = reader
-
-    @property
-    def generation(self) -> Generation:
-        """The text as far as it was read."""
-        return self._reader.so_far.generation
 
 
 class TextStream(_Stream, Iterator[str]):
@@ -229,22 +218,21 @@ class TextStream(_Stream, Iterator[str]):
             PowerInferError: closing the `LLM` ended it before its text ended.
             NumericsError: the model produced NaN or infinity; names the layer.
         """
-        reader = self._reader
-        reader.check_outside()
+        self._check_outside()
         try:
-            while (engine := reader.begin()) is not None:
-                piece = reader.take()
+            while (engine := self._begin()) is not None:
+                piece = self._take()
                 if piece:
                     return piece
-                engine.wait(lambda: reader.is_ready)
+                engine.wait(self._is_ready)
         except BaseException:
-            reader.end()
+            self._end()
             raise
         raise StopIteration
 
     def close(self) -> None:
         """Stop generating; `generation` then says `cancelled` unless the text had ended."""
-        self._reader.close()
+        self._close()
 
 
 class AsyncTextStream(_Stream, AsyncIterator[str]):
@@ -267,17 +255,16 @@ class AsyncTextStream(_Stream, AsyncIterator[str]):
             PowerInferError: closing the `LLM` ended this stream before its text ended.
             NumericsError: the model produced NaN or infinity; names the layer.
         """
-        reader = self._reader
-        reader.check_outside()
+        self._check_outside()
         try:
-            while (engine := reader.begin()) is not None:
-                piece = reader.take()
+            while (engine := self._begin()) is not None:
+                piece = self._take()
                 if piece:
                     return piece
-                if not reader.is_ended:
+                if not self._is_ended:
                     await self._wait(engine)
         except BaseException:
-            reader.end()
+            self._end()
             raise
         raise StopAsyncIteration
 
@@ -285,10 +272,10 @@ class AsyncTextStream(_Stream, AsyncIterator[str]):
         """Wait until there is a piece, or none will come."""
         import asyncio
 
-        reader, news = self._reader, asyncio.Event()
+        news = asyncio.Event()
 
         def is_done() -> bool:
-            return reader.is_ready or engine.is_closed
+            return self._is_ready() or engine.is_closed
 
         waiter = AsyncWaiter(is_done, engine.wait, asyncio.get_running_loop(), news)
         engine.async_leader.add(waiter)
@@ -309,4 +296,4 @@ class AsyncTextStream(_Stream, AsyncIterator[str]):
 
     async def aclose(self) -> None:
         """Stop generating; `generation` then says `cancelled` unless the text had ended."""
-        self._reader.close()
+        self._close()

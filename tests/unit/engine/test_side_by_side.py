@@ -146,7 +146,7 @@ def test_a_stream_that_nobody_reads_pauses(llm: LLM) -> None:
     next(stream)
     for _ in range(5):
         assert text_of(llm, "world", LONG)
-    assert len(stream._reader._handle.unread) == 32
+    assert len(stream._handle.unread) == 32
     assert "".join(stream)
     assert len(stream.generation.token_ids) == 100
 
