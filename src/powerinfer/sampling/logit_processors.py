@@ -1,7 +1,7 @@
 """Changes of logits before tokens are filtered: bias, bans, penalties, functions, a form."""
 
 from collections.abc import Collection, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -10,27 +10,10 @@ from powerinfer.errors import PromptError
 from powerinfer.sampling.sampling_params import LogitsProcessor, SamplingParams
 from powerinfer.values import FloatArray
 
-__all__ = ["Form", "LogitChanges", "check_biased_ids"]
+if TYPE_CHECKING:
+    from powerinfer.sampling.grammar.constraint import Constraint
 
-
-class Form(Protocol):
-    """A form that a text must follow, see `powerinfer.sampling.grammar.constraint.Constraint`."""
-
-    # Position in the form, for going back to it.
-    state: object
-
-    @property
-    def is_complete(self) -> bool:
-        """True if nothing can follow."""
-        ...
-
-    def mask(self, logits: FloatArray) -> FloatArray:
-        """Return a copy of logits with minus infinity for tokens that cannot come next."""
-        ...
-
-    def accept(self, token_id: int) -> None:
-        """Advance by a token."""
-        ...
+__all__ = ["LogitChanges", "check_biased_ids"]
 
 
 class LogitChanges:
@@ -41,7 +24,10 @@ class LogitChanges:
     """
 
     def __init__(
-        self, params: SamplingParams, banned_ids: Collection[int] = (), form: Form | None = None
+        self,
+        params: SamplingParams,
+        banned_ids: Collection[int] = (),
+        form: "Constraint | None" = None,
     ) -> None:
         """Prepare; `banned_ids` are never chosen, whatever a processor returns."""
         self._form = form

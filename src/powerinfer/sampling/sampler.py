@@ -9,16 +9,19 @@ import math
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from powerinfer.errors import NumericsError
-from powerinfer.sampling.logit_processors import Form, LogitChanges
+from powerinfer.sampling.logit_processors import LogitChanges
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.tokenizer import Tokenizer
 from powerinfer.values import BoolArray, FloatArray
+
+if TYPE_CHECKING:
+    from powerinfer.sampling.grammar.constraint import Constraint
 
 __all__ = [
     "Sampler",
@@ -88,7 +91,10 @@ class Sampler:
     softmax: Softmax
 
     def __init__(
-        self, params: SamplingParams, banned_ids: Collection[int] = (), form: Form | None = None
+        self,
+        params: SamplingParams,
+        banned_ids: Collection[int] = (),
+        form: "Constraint | None" = None,
     ) -> None:
         """Make a sampler that never chooses `banned_ids` and follows `form`."""
         self.params = params
