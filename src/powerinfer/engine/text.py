@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from operator import length_hint
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from powerinfer.values import FloatArray
 __all__ = ["RunningText", "TokenSequence"]
 
 
+@dataclass(slots=True, eq=False)
 class TokenSequence:
     """Tokens of one sequence: computed ones and those to be computed.
 
@@ -36,24 +37,13 @@ class TokenSequence:
         num_shifts: number of shifts so far.
     """
 
-    __slots__ = (
-        "is_decoding",
-        "is_prompt",
-        "key",
-        "num_computed",
-        "num_reused",
-        "num_shifts",
-        "token_ids",
-    )
-
-    def __init__(self, token_ids: Sequence[int] = (), is_prompt: Sequence[bool] = ()) -> None:
-        """Start with a prompt, none of it computed."""
-        self.key = object()
-        self.token_ids = list(token_ids)
-        self.is_prompt = list(is_prompt)
-        self.num_computed = self.num_reused = 0
-        self.num_shifts = 0
-        self.is_decoding = False
+    token_ids: list[int] = field(default_factory=list)
+    is_prompt: list[bool] = field(default_factory=list)
+    key: object = field(default_factory=object)
+    num_computed: int = 0
+    num_reused: int = 0
+    num_shifts: int = 0
+    is_decoding: bool = False
 
     @property
     def num_pending(self) -> int:
@@ -141,7 +131,7 @@ class RunningText:
         self.id = 0
         self.handle = handle
         self.index = index
-        self.sequence = TokenSequence(request.prompt_ids, is_prompt)
+        self.sequence = TokenSequence(list(request.prompt_ids), list(is_prompt))
         self.is_over = self.has_failed = False
         self._loaded = loaded
         self._params = replace(request.params, seed=handle.seed + index)
