@@ -1,19 +1,30 @@
 """Requests of one call: made, and computed to their ends side by side with those of others."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from powerinfer.engine.engine import Engine
 from powerinfer.engine.request import PromptRows, Request, RequestHandle
 from powerinfer.engine.text_stream import TextSoFar
+from powerinfer.errors import PromptError
+from powerinfer.loading.loader import LoadedModel
+from powerinfer.prompts.prompts import Params, Prompt, read_jobs
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.values import FloatArray
 
 if TYPE_CHECKING:
     from powerinfer.prompts.texts import ContextAndContinuation
 
-__all__ = ["have_other_contexts", "rows_of", "rows_request", "run_all", "scoring_request"]
+__all__ = [
+    "have_other_contexts",
+    "rows_of",
+    "rows_request",
+    "run_all",
+    "scoring_request",
+    "text_request",
+    "text_requests",
+]
 
 # Queued texts of one call, as a multiple of those that run at once: some are ready when others end,
 # and texts of other callers come between.
@@ -52,8 +63,7 @@ def run_all(
     engine: Engine,
     requests: Sequence[Request],
     result: Callable[[RequestHandle, list[TextSoFar]], _Result],
-    may_overlap: Callable[[Request, Request], bool],
-    parallel: int,
+    may_overlap: Callable[[Request, Request], bool] = lambda _one, _other: True,
 ) -> list[_Result]:
     """Compute all texts of the requests, which are all checked before the first is computed.
 
@@ -62,7 +72,6 @@ def run_all(
         result: makes the result of a request from its handle and its `n` texts; nothing else of
             it is kept.
         may_overlap: tells whether two requests may run at the same time.
-        parallel: most texts that run at once.
 
     Returns:
         The results, in order.
@@ -74,11 +83,12 @@ def run_all(
     """
     engine.check_usable()
     todo = deque(enumerate([engine.prepare(request) for request in requests]))
+    most_texts = _WINDOW * engine.parallel
     running: list[_Running] = []
     results: dict[int, _Result] = {}
     try:
         while todo or running:
-            while todo and _may_join(todo[0][1].request, running, may_overlap, _WINDOW * parallel):
+            while todo and _may_join(todo[0][1].request, running, may_overlap, most_texts):
                 running.append(_Running(*todo.popleft()))
                 engine.enter(running[-1].handle)
             _wait_for_any(engine, running)
@@ -112,6 +122,58 @@ def _wait_for_any(engine: Engine, running: Sequence[_Running]) -> None:
 def _unfinished(running: Sequence[_Running]) -> list[_Running]:
     # A separate function for the same reason as `powerinfer.engine.queue._without`.
     return [each for each in running if not each.is_over]
+
+
+def text_requests(
+    loaded: LoadedModel, prompts: Prompt | Iterable[Prompt], params: Params
+) -> list[Request]:
+    """Make the requests that generate texts for each prompt.
+
+    Raises:
+        PromptError: a prompt or a parameter is not valid, or their numbers differ.
+    """
+    return [_text_request(loaded, *job) for job in read_jobs(loaded, prompts, params)]
+
+
+def text_request(
+    loaded: LoadedModel,
+    prompt: Prompt,
+    params: SamplingParams | None,
+    is_prompt: Sequence[bool] | None = None,
+) -> Request:
+    """Make the request of one text.
+
+    Raises:
+        PromptError: as for `text_requests`, `n` is above 1, or `is_prompt` is not a list of bools.
+    """
+    ((token_ids, checked),) = read_jobs(loaded, [prompt], params)
+    if checked.n != 1:
+        raise PromptError(
+            f"a stream or a chat is one text, got n = {checked.n}",
+            remedy="leave {n} out, or use generate",
+        )
+    return _text_request(loaded, token_ids, checked, is_prompt)
+
+
+def _text_request(
+    loaded: LoadedModel,
+    token_ids: list[int],
+    params: SamplingParams,
+    is_prompt: Sequence[bool] | None = None,
+) -> Request:
+    return Request(
+        prompt_ids=token_ids,
+        params=params,
+        is_prompt=None if is_prompt is None else _checked_kinds(is_prompt),
+        reuses_prefix=loaded.options.reuse_prefix,
+    )
+
+
+def _checked_kinds(is_prompt: Sequence[bool]) -> list[bool]:
+    kinds = list(is_prompt) if isinstance(is_prompt, Iterable) else None
+    if kinds is None or not all(kind in (False, True) for kind in kinds):
+        raise PromptError(f"is_prompt must be one bool for each token, got {is_prompt!r}")
+    return [bool(kind) for kind in kinds]
 
 
 def rows_request(token_ids: list[int], kind: PromptRows, num_rows: int) -> Request:

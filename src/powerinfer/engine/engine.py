@@ -46,6 +46,7 @@ class Engine:
     Attributes:
         max_unread: unread outputs at which a request pauses, unless another one waits to be
             admitted; None: it never pauses.
+        parallel: most texts that run at once.
         async_leader: computes for asyncio tasks.
         is_closed: nothing more is computed.
     """
@@ -64,6 +65,7 @@ class Engine:
         """
         options = loaded.options
         self.max_unread = max_unread
+        self.parallel = options.parallel
         self.async_leader = AsyncLeader()
         self._process_id = os.getpid()
         self.is_closed = False
@@ -316,7 +318,7 @@ class Engine:
         if not queue.waiting and not is_reading:
             return StepPlan()
         state = PolicyState(
-            waiting=queue.policy_waiting(self._limits.parallel - len(queue.running)),
+            waiting=queue.policy_waiting(self.parallel - len(queue.running)),
             running=queue.policy_running(),
             free_blocks=self._queue.cache.num_available_blocks,
             costs=self._costs,

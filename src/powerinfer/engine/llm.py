@@ -1,9 +1,9 @@
 """Public class of the engine: loads a model, generates, streams, chats and scores."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Literal, NoReturn, Self, Unpack
 
 import numpy as np
 
@@ -15,12 +15,14 @@ from powerinfer.engine.calls import (
     rows_request,
     run_all,
     scoring_request,
+    text_request,
+    text_requests,
 )
 from powerinfer.engine.direct import DirectSequence
 from powerinfer.engine.engine import MAX_UNREAD, Engine
-from powerinfer.engine.request import PromptRows, Request, RequestHandle
-from powerinfer.engine.text_stream import AsyncTextStream, Generation, TextSoFar, TextStream
-from powerinfer.errors import PowerInferError, PromptError, UnsupportedError
+from powerinfer.engine.request import PromptRows, Request
+from powerinfer.engine.text_stream import AsyncTextStream, Generation, TextStream
+from powerinfer.errors import PowerInferError, UnsupportedError
 from powerinfer.loading import loader
 from powerinfer.loading.loader import LoadedModel, Progress
 from powerinfer.options.llm_options import LLMOptions
@@ -33,7 +35,6 @@ from powerinfer.prompts.prompts import (
     decode_ids,
     encode_text,
     prompt_ids,
-    read_jobs,
     read_params,
 )
 from powerinfer.sampling.sampling_params import SamplingParams
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
     from powerinfer.scoring.scoring import Score
 
 __all__ = ["LLM", "Prompt"]
-
-_Result = TypeVar("_Result")
 
 
 class LLM:
@@ -221,9 +220,7 @@ class LLM:
             NumericsError: the model produced NaN or infinity; names the layer.
             PowerInferError: the model was closed.
         """
-        return self._generate(
-            [self._request(*job) for job in read_jobs(self.loaded, prompts, params)]
-        )
+        return self._generate(text_requests(self.loaded, prompts, params))
 
     def stream(
         self,
@@ -248,7 +245,7 @@ class LLM:
         Raises:
             PromptError: as for `generate`, `n` is above 1, or `is_prompt` has another length.
         """
-        return TextStream(self._engine, self._one(prompt, params, is_prompt))
+        return TextStream(self._engine, text_request(self.loaded, prompt, params, is_prompt))
 
     def astream(
         self,
@@ -267,7 +264,7 @@ class LLM:
         Raises:
             PromptError: as for `stream`.
         """
-        return AsyncTextStream(self._engine, self._one(prompt, params, is_prompt))
+        return AsyncTextStream(self._engine, text_request(self.loaded, prompt, params, is_prompt))
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Generation:
         """Answer the last of the messages.
@@ -280,8 +277,8 @@ class LLM:
             PromptError: the messages are malformed, too long, or rejected by the chat template.
             NumericsError: the model produced NaN or infinity; names the layer.
         """
-        request = self._one(self.chat_prompt(messages), self.chat_params(params))
-        return self._generate([request])[0]
+        prompt = self.chat_prompt(messages)
+        return self._generate([text_request(self.loaded, prompt, self.chat_params(params))])[0]
 
     def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Write the messages as a prompt by the model's chat template; return its token ids.
@@ -353,7 +350,7 @@ class LLM:
 
         token_ids = prompt_ids(self.loaded, prompt)
         request = rows_request(token_ids, PromptRows.LOGITS, num_wanted(last, len(token_ids)))
-        return self._run_all([request], rows_of)[0]
+        return run_all(self._engine, [request], rows_of)[0]
 
     def score(self, texts: "Scorable | Iterable[Scorable]") -> "list[Score]":
         """Score texts, or continuations of contexts, by their log probabilities.
@@ -381,7 +378,8 @@ class LLM:
         items = read_scorables(self.loaded, texts)
         # Sorted, so that texts of one context follow each other and reuse its keys and values.
         order = sorted(set(items))
-        found = self._run_all(
+        found = run_all(
+            self._engine,
             [scoring_request(item) for item in order],
             lambda handle, _: score_of(handle.prompt_logprobs or ()),
             have_other_contexts,
@@ -422,7 +420,8 @@ class LLM:
             rows_request(token_ids, PromptRows.STATES, num_pooled(token_ids, pooling, bos_id))
             for token_ids in read_texts(loaded, texts)
         ]
-        vectors = self._run_all(
+        vectors = run_all(
+            self._engine,
             requests,
             lambda handle, texts: pooled(rows_of(handle, texts), normalize=normalize),
             # Elsewhere roundings depend on what else is in a step.
@@ -430,47 +429,9 @@ class LLM:
         )
         return np.array(vectors, np.float32).reshape(-1, loaded.model.config.hidden_size)
 
-    def _one(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None,
-        is_prompt: Sequence[bool] | None = None,
-    ) -> Request:
-        """Make a request of one text."""
-        ((token_ids, checked),) = read_jobs(self.loaded, [prompt], params)
-        if checked.n != 1:
-            raise PromptError(
-                f"a stream or a chat is one text, got n = {checked.n}",
-                remedy="leave {n} out, or use generate",
-            )
-        return self._request(token_ids, checked, is_prompt)
-
-    def _request(
-        self, token_ids: list[int], params: SamplingParams, is_prompt: Sequence[bool] | None = None
-    ) -> Request:
-        return Request(
-            prompt_ids=token_ids,
-            params=params,
-            is_prompt=None if is_prompt is None else _checked_kinds(is_prompt),
-            reuses_prefix=self.loaded.options.reuse_prefix,
-        )
-
     def _generate(self, requests: Sequence[Request]) -> list[Generation]:
         """Generate the texts of the requests, `n` of each, in order."""
-        found = self._run_all(requests, lambda _, texts: [text.generation for text in texts])
+        found = run_all(
+            self._engine, requests, lambda _, texts: [each.generation for each in texts]
+        )
         return [generation for of_request in found for generation in of_request]
-
-    def _run_all(
-        self,
-        requests: Sequence[Request],
-        result: Callable[[RequestHandle, list[TextSoFar]], _Result],
-        may_overlap: Callable[[Request, Request], bool] = lambda _one, _other: True,
-    ) -> list[_Result]:
-        return run_all(self._engine, requests, result, may_overlap, self.loaded.options.parallel)
-
-
-def _checked_kinds(is_prompt: Sequence[bool]) -> list[bool]:
-    kinds = list(is_prompt) if isinstance(is_prompt, Iterable) else None
-    if kinds is None or not all(kind in (False, True) for kind in kinds):
-        raise PromptError(f"is_prompt must be one bool for each token, got {is_prompt!r}")
-    return [bool(kind) for kind in kinds]
