@@ -1,10 +1,9 @@
 """One text while it is generated: its tokens, and text that may be shown for each row of logits."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import length_hint
-from typing import NamedTuple
 
 from powerinfer.engine.prompt_outputs import prompt_outputs
 from powerinfer.engine.request import Output, PromptRows, RequestHandle
@@ -13,7 +12,7 @@ from powerinfer.loading.loader import LoadedModel
 from powerinfer.models.metrics import CostMeter
 from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.sampling.logprobs import TokenLogprob, token_logprob
-from powerinfer.sampling.sampler import SamplerState, new_sampler
+from powerinfer.sampling.sampler import new_sampler
 from powerinfer.sampling.stop import StopMatcher
 from powerinfer.values import FloatArray
 
@@ -199,7 +198,7 @@ class RunningText:
             started: start of the decode step that gave the logits, by `time.perf_counter`; None
                 if a prompt gave them.
         """
-        kept = self._state()
+        restore = self._undoing()
         ready: Iterator[Output] | None = None
         if started is None:
             started = time.perf_counter()
@@ -215,7 +214,7 @@ class RunningText:
             self.handle.unread.extend(ready)
         except BaseException:
             if ready is None or length_hint(ready):
-                self._restore(kept)
+                restore()
             raise
 
     def end(self, reason: FinishReason) -> None:
@@ -318,29 +317,17 @@ class RunningText:
         is_full = length_limit is not None and len(self.sequence.token_ids) > length_limit
         return is_full or (limit is not None and self.num_generated >= limit)
 
-    def _state(self) -> "_State":
-        return _State(
-            len(self._token_ids),
-            self.sequence.state,
-            self._sampler.state,
-            self._stops.state,
-            self._decoder.state,
-        )
+    def _undoing(self) -> Callable[[], None]:
+        """Return a function that restores the present state."""
+        num_tokens, sequence = len(self._token_ids), self.sequence.state
+        sampler, stops, decoder = self._sampler.state, self._stops.state, self._decoder.state
 
-    def _restore(self, kept: "_State") -> None:
-        del self._token_ids[kept.num_tokens :]
-        self.sequence.state = kept.sequence
-        self._sampler.state = kept.sampler
-        self._stops.state = kept.stops
-        self._decoder.state = kept.decoder
-        self.handle.lengths[self.index] = self.num_generated
-        self.handle.over.discard(self.index)
-        self.is_over = self.has_failed = False
+        def restore() -> None:
+            del self._token_ids[num_tokens:]
+            self.sequence.state = sequence
+            self._sampler.state, self._stops.state, self._decoder.state = sampler, stops, decoder
+            self.handle.lengths[self.index] = self.num_generated
+            self.handle.over.discard(self.index)
+            self.is_over = self.has_failed = False
 
-
-class _State(NamedTuple):
-    num_tokens: int
-    sequence: tuple[int, int, bool]
-    sampler: SamplerState
-    stops: tuple[str, str | None]
-    decoder: tuple[bool, tuple[bytes, int]]
+        return restore

@@ -9,7 +9,7 @@ import math
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Sampler",
-    "SamplerState",
     "Softmax",
     "check_finite",
     "draw",
@@ -110,17 +109,18 @@ class Sampler:
         return self._form is not None and self._form.is_complete
 
     @property
-    def state(self) -> "SamplerState":
-        """State that decides later draws, for restoring it."""
+    def state(self) -> tuple[Mapping[str, object] | None, object]:
+        """State of the random generator (None if nothing is drawn) and of the form, if any."""
         draws = None if self._is_greedy else self._random.bit_generator.state
-        return SamplerState(draws, None if self._form is None else self._form.state)
+        return draws, None if self._form is None else self._form.state
 
     @state.setter
-    def state(self, kept: "SamplerState") -> None:
-        if kept.draws is not None:
-            self._random.bit_generator.state = kept.draws
+    def state(self, kept: tuple[Mapping[str, object] | None, object]) -> None:
+        draws, form = kept
+        if draws is not None:
+            self._random.bit_generator.state = draws
         if self._form is not None:
-            self._form.state = kept.form
+            self._form.state = form
 
     def sample(self, logits: FloatArray, recent_ids: Sequence[int] = ()) -> int:
         """Choose the next token.
@@ -201,13 +201,6 @@ def new_sampler(tokenizer: Tokenizer, params: SamplingParams, prompt_ids: Sequen
 
     begins_text = all(map(tokenizer.is_special, prompt_ids))
     return Sampler(params, banned_ids, Constraint(tokenizer, params, begins_text=begins_text))
-
-
-class SamplerState(NamedTuple):
-    """State of the random generator (None if nothing is drawn) and of the form, if any."""
-
-    draws: Mapping[str, object] | None
-    form: object
 
 
 def check_finite(logits: FloatArray, highest: float | None = None, what: str = "logits") -> None:
