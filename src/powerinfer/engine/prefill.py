@@ -16,7 +16,7 @@ from powerinfer.values import FloatArray, IntArray
 
 __all__ = ["Chunk", "Prefill", "PrefillProgress", "next_chunk", "slices_of"]
 
-# Largest logits of a chunk when all are reported: 110 rows of 152k entries.
+# Largest logits of a chunk for log probabilities: 110 rows of 152k entries.
 _LOGITS_BYTES = 64 << 20
 
 
@@ -92,7 +92,7 @@ def next_chunk(text: RunningText, count: int, vocab_size: int) -> Chunk | None:
     if not sequence.num_pending:
         return None
     start = sequence.num_computed
-    if first is not None and not text.wants_states:
+    if first is not None and text.handle.request.prompt_rows is None:
         most_rows = max(1, _LOGITS_BYTES // (4 * vocab_size))
         count = min(count, max(first - start, 0) + most_rows)
     token_ids, is_prompt = sequence.pending_run(count)
