@@ -15,9 +15,10 @@ from native_cases import make_batch, numbers
 from placed_models import SMALL, make_plan
 from powerinfer.errors import PlacementError
 from powerinfer.ops.cpu.ops import NativeOps
+from powerinfer.ops.gpu.attention import DeviceKV
 from powerinfer.ops.gpu.memory import Arena
 from powerinfer.ops.gpu.ops import TorchGPU
-from powerinfer.ops.hybrid.handles import HybridArray, HybridVector, OnDevice
+from powerinfer.ops.hybrid.handles import HybridArray, HybridVector
 from powerinfer.ops.hybrid.ops import HybridOps
 from powerinfer.ops.operands import HeadNorms, KVType, RopeTable
 from powerinfer.ops.reference.ops import ReferenceOps
@@ -68,7 +69,7 @@ def test_options_reach_the_device_of_the_cache(ops: HybridOps, layer: int) -> No
     batch, _ = make_batch((20, 3), 1, 8)
     rope = rotation()
     cache = ops.new_kv_layers(2, 8, 8, NUM_KV_HEADS, HEAD_DIM, KVType.F16)[layer]
-    assert isinstance(cache, OnDevice) == (layer == 1)
+    assert isinstance(cache, DeviceKV) == (layer == 1)
     q_norm, k_norm, sinks = placed_vectors(ops, is_on_device=layer == 1)
     placed: list[HybridArray] = list(inputs(batch))
     if layer == 1:

@@ -31,7 +31,7 @@ from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu import ffn as gpu_ffn
 from powerinfer.ops.gpu import linear as gpu_linear
 from powerinfer.ops.gpu.memory import Arena, DeviceMemory
-from powerinfer.ops.hybrid.handles import device_linear, fused_whole
+from powerinfer.ops.hybrid.handles import device_linears, fused_whole
 from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings
 from powerinfer.ops.hybrid.ops import HybridSettings
 from powerinfer.ops.protocol import KVType
@@ -161,9 +161,7 @@ def test_prompts_keep_to_their_workspace(
     fused = fused_whole(parts)
     # Packed formats that differ are not joined.
     assert (fused is None) == (name == "7B Q4_K")
-    products = (
-        [device_linear(cast("Any", part)) for part in parts] if fused is None else [fused.whole]
-    )
+    products = device_linears(parts) if fused is None else [fused.whole]
     output = placer.linear(layer.attn_output).matrix.device
     allocator = CachingAllocator()
     with watched(allocator, "meta"):

@@ -3,9 +3,9 @@
 A handle of uploaded weights keeps that of the original.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeAlias, TypeGuard, TypeVar, cast
+from typing import Generic, TypeAlias, TypeVar, cast
 
 from torch import Tensor
 
@@ -14,7 +14,6 @@ from powerinfer.gguf import Tensor as GGUFTensor
 from powerinfer.ops.cpu.handles import (
     NativeFFN,
     NativeKV,
-    NativeLinear,
     NativeMatrix,
     NativePredictor,
     NativeVector,
@@ -40,28 +39,24 @@ __all__ = [
     "HybridVector",
     "OnDevice",
     "UploadedLinear",
-    "are_uploaded",
     "cpu_ffn",
-    "device_linear",
+    "device_linears",
     "device_vector",
     "fused_whole",
-    "host_linear",
     "host_matrix",
     "host_vector",
+    "optional",
 ]
 
 DeviceT = TypeVar("DeviceT", covariant=True)
 HostT = TypeVar("HostT", covariant=True)
+_GivenT = TypeVar("_GivenT")
+_ResultT = TypeVar("_ResultT")
 
 
 @dataclass(frozen=True, slots=True)
 class OnDevice(Generic[DeviceT, HostT]):
-    """A matrix, a vector or the cache of a layer that lies on the device.
-
-    Attributes:
-        device: handle of the GPU backend.
-        host: handle of the CPU backend for the original; None for a cache.
-    """
+    """A matrix or vector on the device, and the CPU backend's handle of the original."""
 
     device: DeviceT
     host: HostT
@@ -69,11 +64,7 @@ class OnDevice(Generic[DeviceT, HostT]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fused:
-    """Several products of the same input, joined on the device.
-
-    Attributes:
-        sizes: rows of each product.
-    """
+    """Several products of the same input, joined on the device; `sizes` are the rows of each."""
 
     whole: DeviceLinear
     sizes: tuple[int, ...]
@@ -81,12 +72,7 @@ class Fused:
 
 @dataclass(frozen=True, slots=True)
 class FusedPart:
-    """A matrix that is part of a joined one on the device.
-
-    Attributes:
-        number: number of this part.
-        host: handle of the CPU backend for the original.
-    """
+    """Matrix `number` of joined ones, and the CPU backend's handle of the original."""
 
     fused: Fused
     number: int
@@ -96,11 +82,18 @@ class FusedPart:
 HybridArray: TypeAlias = FloatArray | Tensor
 HybridMatrix: TypeAlias = NativeMatrix | OnDevice[DeviceMatrix, NativeMatrix] | FusedPart
 HybridVector: TypeAlias = NativeVector | OnDevice[Tensor, NativeVector]
-HybridKV: TypeAlias = NativeKV | OnDevice[DeviceKV, None]
+HybridKV: TypeAlias = NativeKV | DeviceKV
 HybridLinear: TypeAlias = Linear[HybridMatrix, HybridVector]
 UploadedLinear: TypeAlias = Linear[
     OnDevice[DeviceMatrix, NativeMatrix], OnDevice[Tensor, NativeVector]
 ]
+HybridPredictor: TypeAlias = NeuronPredictor[HybridMatrix, HybridVector]
+HybridFFN: TypeAlias = FFN[HybridMatrix, HybridVector]
+
+
+def optional(convert: Callable[[_GivenT], _ResultT]) -> Callable[[_GivenT | None], _ResultT | None]:
+    """Extend a conversion to None, which it leaves alone."""
+    return lambda value: None if value is None else convert(value)
 
 
 def host_matrix(matrix: HybridMatrix) -> NativeMatrix:
@@ -124,39 +117,24 @@ def device_vector(vector: HybridVector) -> Tensor:
     raise PlacementError("a vector that an operation on the GPU needs was not uploaded")
 
 
-def host_linear(layer: HybridLinear) -> NativeLinear:
-    """Convert a product to the CPU backend's handles."""
-    return Linear(
-        host_matrix(layer.matrix), None if layer.bias is None else host_vector(layer.bias)
-    )
-
-
-def are_uploaded(layers: Sequence[HybridLinear]) -> TypeGuard[Sequence[UploadedLinear]]:
-    """Test whether the products of one input are on the device, as all or none of them are."""
-    return isinstance(layers[0].matrix, OnDevice)
-
-
-def device_linear(layer: UploadedLinear) -> DeviceLinear:
-    """Convert a product to the GPU backend's handles."""
-    return Linear(layer.matrix.device, None if layer.bias is None else layer.bias.device)
+def device_linears(layers: Sequence[HybridLinear]) -> list[DeviceLinear]:
+    """Convert the products of one input that are on the device: all or none of them are."""
+    return [
+        Linear(layer.matrix.device, optional(device_vector)(layer.bias))
+        for layer in layers
+        if isinstance(layer.matrix, OnDevice)
+    ]
 
 
 def fused_whole(layers: Sequence[HybridLinear]) -> Fused | None:
     """Return the joined product if these are all its parts, in order; else None."""
-    first = layers[0].matrix
-    if not isinstance(first, FusedPart) or len(layers) != len(first.fused.sizes):
+    parts = [layer.matrix for layer in layers]
+    if not isinstance(parts[0], FusedPart):
         return None
-    for number, layer in enumerate(layers):
-        part = layer.matrix
-        if not isinstance(part, FusedPart) or part.number != number:
-            return None
-        if part.fused is not first.fused:
-            return None
-    return first.fused
-
-
-HybridPredictor: TypeAlias = NeuronPredictor[HybridMatrix, HybridVector]
-HybridFFN: TypeAlias = FFN[HybridMatrix, HybridVector]
+    fused = parts[0].fused
+    numbers = [part.number for part in parts if isinstance(part, FusedPart) and part.fused is fused]
+    is_whole = numbers == list(range(len(fused.sizes))) and len(parts) == len(numbers)
+    return fused if is_whole else None
 
 
 class CPULoading:
@@ -232,12 +210,6 @@ class CPULoading:
     ) -> tuple[IntArray, FloatArray]:
         """Choose experts on the CPU."""
         return self.cpu.route(x, original_ffn(ffn), is_prompt)
-
-    def host_linears(
-        self, x: FloatArray, layers: Sequence[HybridLinear], is_prompt: BoolArray | None = None
-    ) -> list[FloatArray]:
-        """Compute products on the CPU."""
-        return self.cpu.linear(x, [host_linear(layer) for layer in layers], is_prompt)
 
 
 def original_ffn(ffn: HybridFFN) -> NativeFFN:

@@ -11,13 +11,14 @@ feed-forward block: `blocks.py` and from there `decode.py` (few tokens) or `pref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import numpy as np
 from torch import Tensor
 
 from powerinfer.errors import PlacementError, UnsupportedError
 from powerinfer.ops.cpu.ops import NativeOps
+from powerinfer.ops.gpu.attention import DeviceKV
 from powerinfer.ops.gpu.batch import DeviceBatch
 from powerinfer.ops.gpu.memory import Arena, naming_exhaustion
 from powerinfer.ops.gpu.ops import TorchGPU
@@ -32,13 +33,13 @@ from powerinfer.ops.hybrid.handles import (
     HybridMatrix,
     HybridVector,
     OnDevice,
-    are_uploaded,
     cpu_ffn,
-    device_linear,
+    device_linears,
     device_vector,
     fused_whole,
     host_matrix,
     host_vector,
+    optional,
 )
 from powerinfer.ops.hybrid.runs import layer_runs
 from powerinfer.ops.hybrid.settings import HybridSettings
@@ -48,6 +49,7 @@ from powerinfer.ops.protocol import (
     HeadNorms,
     KVType,
     LayerProgram,
+    Linear,
     NeuronShares,
     RopeTable,
 )
@@ -72,6 +74,10 @@ class HybridOps(CPULoading):
     """
 
     name = "hybrid"
+    native_s = None
+    """Times of two parallel devices have no meaningful sum."""
+    runs_layers_apart = False
+    """Layers on the GPU run as one."""
 
     def __init__(
         self,
@@ -80,14 +86,7 @@ class HybridOps(CPULoading):
         plan: PlacementPlan,
         settings: HybridSettings | None = None,
     ) -> None:
-        """Take both devices, upload nothing yet.
-
-        Args:
-            cpu: the backend that the model was loaded on.
-            gpu: operations on the GPU.
-            plan: place of each part of the model.
-            settings: None for the defaults.
-        """
+        """Take the backend that the model was loaded on and the GPU; upload nothing yet."""
         self.cpu, self.gpu, self.plan = cpu, gpu, plan
         self.counters = cpu.counters
         self.uploads = Uploads(cpu, gpu)
@@ -98,11 +97,6 @@ class HybridOps(CPULoading):
     def handoff_name(self) -> str:
         """Name of the current hand-off."""
         return self.blocks.graphs.handoff.name
-
-    @property
-    def native_s(self) -> float | None:
-        """None: times of two parallel devices have no meaningful sum."""
-        return None
 
     def placer(self, arena: Arena) -> Placer:
         """Create a placer that copies weights into an arena."""
@@ -133,10 +127,9 @@ class HybridOps(CPULoading):
     ) -> HybridArray:
         """Normalise on the device of the weight."""
         if isinstance(weight, OnDevice):
-            shift = None if bias is None else cast("OnDevice[Tensor, object]", bias).device
+            shift = optional(device_vector)(bias)
             return self.gpu.layer_norm(self.on_device(x), weight.device, shift, eps)
-        host_bias = None if bias is None else host_vector(bias)
-        return self.cpu.layer_norm(self.to_host(x), weight, host_bias, eps)
+        return self.cpu.layer_norm(self.to_host(x), weight, optional(host_vector)(bias), eps)
 
     def linear(
         self, x: HybridArray, layers: Sequence[HybridLinear], is_prompt: BoolArray | None = None
@@ -146,9 +139,13 @@ class HybridOps(CPULoading):
         if fused is not None:
             (joined,) = self.gpu.linear(self.on_device(x), [fused.whole])
             return self.gpu.split_columns(joined, fused.sizes)
-        if are_uploaded(layers):
-            return self.gpu.linear(self.on_device(x), [device_linear(layer) for layer in layers])
-        return self.host_linears(self.to_host(x), layers, is_prompt)
+        uploaded = device_linears(layers)
+        if uploaded:
+            return self.gpu.linear(self.on_device(x), uploaded)
+        on_host = [
+            Linear(host_matrix(layer.matrix), optional(host_vector)(layer.bias)) for layer in layers
+        ]
+        return self.cpu.linear(self.to_host(x), on_host, is_prompt)
 
     def rope_and_store(
         self,
@@ -161,10 +158,10 @@ class HybridOps(CPULoading):
         head_norms: HeadNorms[HybridVector] | None = None,
     ) -> None:
         """Rotate and store on the device of the cache."""
-        if isinstance(cache, OnDevice):
-            rotated = self.on_device(q), self.on_device(k), self.on_device(v)
-            norms = None if head_norms is None else head_norms.map(device_vector)
-            self.gpu.rope_and_store(*rotated, cache.device, batch, rope, norms)
+        if isinstance(cache, DeviceKV):
+            on_device = self.on_device(q), self.on_device(k), self.on_device(v)
+            uploaded = None if head_norms is None else head_norms.map(device_vector)
+            self.gpu.rope_and_store(*on_device, cache, batch, rope, uploaded)
         else:
             on_host = self.to_host(q), self.to_host(k), self.to_host(v)
             kept = None if head_norms is None else head_norms.map(host_vector)
@@ -184,12 +181,12 @@ class HybridOps(CPULoading):
         is_on_gpu = [layer.has_attention for layer in self.plan.layers[:num_layers]]
         on_gpu = iter(self.gpu.new_kv_layers(sum(is_on_gpu), *sizes, kv_type))
         on_cpu = iter(self.cpu.new_kv_layers(num_layers - sum(is_on_gpu), *sizes, kv_type))
-        return [OnDevice(next(on_gpu), None) if is_gpu else next(on_cpu) for is_gpu in is_on_gpu]
+        return [next(on_gpu) if is_gpu else next(on_cpu) for is_gpu in is_on_gpu]
 
     def copy_kv_blocks(self, layers: Sequence[HybridKV], pairs: Sequence[tuple[int, int]]) -> None:
         """Copy on the device of each layer; on the GPU before the work of the next step."""
-        on_gpu = [layer.device for layer in layers if isinstance(layer, OnDevice)]
-        on_cpu = [layer for layer in layers if not isinstance(layer, OnDevice)]
+        on_gpu = [layer for layer in layers if isinstance(layer, DeviceKV)]
+        on_cpu = [layer for layer in layers if not isinstance(layer, DeviceKV)]
         self.cpu.copy_kv_blocks(on_cpu, pairs)
         with self.blocks.working():
             self.gpu.copy_kv_blocks(on_gpu, pairs)
@@ -206,12 +203,12 @@ class HybridOps(CPULoading):
         soft_cap: float | None = None,
     ) -> HybridArray:
         """Compute attention on the device of the cache."""
-        if isinstance(cache, OnDevice):
-            uploaded = None if sinks is None else device_vector(sinks)
-            placed = self.on_device(q), cache.device, batch, scale, window
-            return self.gpu.attention(*placed, sinks=uploaded, soft_cap=soft_cap)
-        kept = None if sinks is None else host_vector(sinks)
+        if isinstance(cache, DeviceKV):
+            on_device = self.on_device(q), cache, batch, scale, window
+            uploaded = optional(device_vector)(sinks)
+            return self.gpu.attention(*on_device, sinks=uploaded, soft_cap=soft_cap)
         on_host = self.to_host(q), cache, _host_batch(batch), scale, window
+        kept = optional(host_vector)(sinks)
         return self.cpu.attention(*on_host, sinks=kept, soft_cap=soft_cap)
 
     # The feed-forward block: on the CPU, or on both devices.
@@ -236,15 +233,11 @@ class HybridOps(CPULoading):
         router_input: HybridArray | None = None,
     ) -> Callable[[], HybridArray]:
         """Queue the first part of the GPU, and signal the CPU."""
+        inputs = predictor_input, router_input
         if isinstance(ffn.native, SplitFFN | HandedFFN):
-            scored, routed = (
-                None if each is None else self.on_device(each)
-                for each in (predictor_input, router_input)
-            )
+            scored, routed = (optional(self.on_device)(each) for each in inputs)
             return self.blocks.start(self.on_device(x), ffn.native, scored, routed, is_prompt)
-        scored_here, routed_here = (
-            None if each is None else self.to_host(each) for each in (predictor_input, router_input)
-        )
+        scored_here, routed_here = (optional(self.to_host)(each) for each in inputs)
         on_host = self.to_host(x), cpu_ffn(ffn), scored_here, is_prompt, routed_here
         return partial(self.cpu.ffn, *on_host)
 
@@ -258,11 +251,11 @@ class HybridOps(CPULoading):
     ) -> HybridArray:
         """Compute listed neurons on their devices."""
         if isinstance(ffn.native, SplitFFN):
-            routed = None if router_input is None else self.on_device(router_input)
+            routed = optional(self.on_device)(router_input)
             stream = self.on_device(x)
             return self.blocks.start_listed(stream, ffn.native, active, routed, is_prompt)()
-        on_host = None if router_input is None else self.to_host(router_input)
-        return self.cpu.ffn_active(self.to_host(x), cpu_ffn(ffn), active, is_prompt, on_host)
+        routed_here = optional(self.to_host)(router_input)
+        return self.cpu.ffn_active(self.to_host(x), cpu_ffn(ffn), active, is_prompt, routed_here)
 
     def ffn_firing(
         self,
@@ -274,8 +267,8 @@ class HybridOps(CPULoading):
         """Compute a block on the CPU and note which neurons fire."""
         if isinstance(ffn.native, SplitFFN | HandedFFN):
             raise UnsupportedError("which neurons fire is known of a model on the CPU alone")
-        on_host = None if router_input is None else self.to_host(router_input)
-        return self.cpu.ffn_firing(self.to_host(x), cpu_ffn(ffn), is_prompt, on_host)
+        routed = optional(self.to_host)(router_input)
+        return self.cpu.ffn_firing(self.to_host(x), cpu_ffn(ffn), is_prompt, routed)
 
     # Arrays.
 
@@ -315,11 +308,6 @@ class HybridOps(CPULoading):
             yield
         finally:
             graphs.is_on_trial = False
-
-    @property
-    def runs_layers_apart(self) -> bool:
-        """False: layers on the GPU run as one."""
-        return False
 
     def step(self, x: FloatArray, batch: Batch, program: LayerProgram[HybridArray]) -> FloatArray:
         """Run the layers, on the GPU from records.
