@@ -259,6 +259,8 @@ class SplitBlocks:
         predictor_input: Tensor | None,
         router_input: Tensor | None,
         is_prompt: BoolArray | None,
+        *,
+        active: ActiveIds | None = None,
     ) -> Callable[[], Tensor]:
         """Start a block; calling the result finishes it and returns the output on the device.
 
@@ -269,6 +271,7 @@ class SplitBlocks:
             router_input: input of its router, like x; None for x.
             is_prompt: bool[num_tokens], for the CPU's part of steps with more tokens than are
                 handed over; rows that are handed over are decode rows.
+            active: neurons of a `SplitFFN` to be computed, instead of those its predictor selects.
         """
         if not len(x):
             return lambda: x
@@ -277,7 +280,11 @@ class SplitBlocks:
         routed = x if router_input is None else router_input.contiguous()
         if isinstance(block, SplitFFN):
             routing = None if block.router is None else route(routed, block.router)
-            return self._start(x, block, predicted(block, scored, routing), routing, is_prompt)
+            if active is None:
+                mask = predicted(block, scored, routing)
+            else:
+                mask = listed(active, block.num_neurons, self._gpu, routing)
+            return self._start(x, block, mask, routing, is_prompt)
         if len(x) <= self._settings.max_tokens:
             return self._placed.decode.start_handed(x, block, scored, routed)
         # Fetched now, so that the device can go on with work queued in between.
@@ -285,25 +292,6 @@ class SplitBlocks:
         seen = None if block.cpu.router is None else self._gpu.to_host(routed)
         finish = partial(self._cpu.ffn, *on_host, is_prompt, seen)
         return lambda: self._gpu.to_device(finish())
-
-    def start_listed(
-        self,
-        x: Tensor,
-        block: SplitFFN,
-        active: ActiveIds,
-        router_input: Tensor | None,
-        is_prompt: BoolArray | None,
-    ) -> Callable[[], Tensor]:
-        """Start a block over listed neurons, those of each token."""
-        if not len(x):
-            return lambda: x
-        routing = None
-        if block.router is not None:
-            routing = route(
-                (x if router_input is None else router_input).contiguous(), block.router
-            )
-        mask = listed(active, block.num_neurons, self._gpu, routing)
-        return self._start(x.contiguous(), block, mask, routing, is_prompt)
 
     def _start(
         self,

@@ -252,8 +252,8 @@ class HybridOps(CPULoading):
         """Compute listed neurons on their devices."""
         if isinstance(ffn.native, SplitFFN):
             routed = optional(self.on_device)(router_input)
-            stream = self.on_device(x)
-            return self.blocks.start_listed(stream, ffn.native, active, routed, is_prompt)()
+            on_device = self.on_device(x), ffn.native, None, routed, is_prompt
+            return self.blocks.start(*on_device, active=active)()
         routed_here = optional(self.to_host)(router_input)
         return self.cpu.ffn_active(self.to_host(x), cpu_ffn(ffn), active, is_prompt, routed_here)
 
