@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import cast
@@ -44,7 +44,7 @@ from powerinfer.ops.hybrid.runs import Group, LayerRun, token_groups
 from powerinfer.ops.hybrid.settings import HybridSettings
 from powerinfer.ops.hybrid.step_graphs import Counting, StepGraphs
 from powerinfer.ops.hybrid.upload import HandedBlock, PlacedBlock, Placer, Uploads
-from powerinfer.ops.protocol import ActiveIds, ArrayT, FFNCounters, LayerProgram
+from powerinfer.ops.protocol import ActiveIds, ArrayT, LayerProgram
 from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
 
 __all__ = ["SplitBlocks"]
@@ -108,13 +108,13 @@ class SplitBlocks:
         arrays = exchange_buffers(buffers)
         exchange = self._cpu.exchange(arrays)
         self._first_shared = num_layers
-        counters = HybridCounters(self._cpu.counters, gpu, (1 + bool(num_experts)) * num_layers)
-        save = partial(_save_counts, self._blocks, counters, exchange, self._cpu.counters)
+        num_counted = (1 + bool(num_experts)) * num_layers
+        counters = HybridCounters(self._cpu.counters, exchange, gpu, num_counted, self._blocks)
         graphs = make_step_graphs(
             gpu,
             exchange,
             handoff=settings.handoff,
-            counting=Counting(save, counters.fetch),
+            counting=Counting(counters.save, counters.fetch),
             max_tokens=settings.max_tokens,
         )
         uploader = Uploader(gpu.device)
@@ -193,12 +193,11 @@ class SplitBlocks:
             ffn: the block as prepared by the CPU backend.
             placed: its part on the device.
         """
-        counters = self._placed.counters.of_layer(number)
         is_full = placed.slots.is_full
         block = SplitFFN(
             number=number,
             cpu=ffn,
-            hot=replace(placed.hot, counters=counters),
+            hot=self._placed.counters.counted(number, placed.hot),
             predictor=placed.predictor,
             router=placed.router,
             slots=placed.slots,
@@ -443,28 +442,3 @@ def _on_host(x: Activations) -> FloatArray:
     if not isinstance(x, np.ndarray):
         raise PlacementError("a run of layers on the CPU left its stream on the GPU")
     return x
-
-
-# A function, not a method: the blocks own its owner, and the cycle would hold the device's memory
-# until Python collects cycles.
-
-
-def _save_counts(
-    blocks: Sequence[SplitFFN],
-    counters: HybridCounters,
-    exchange: NativeExchange,
-    cpu_counters: FFNCounters,
-) -> Callable[[], None]:
-    """Return a function that undoes all counting from now on."""
-    exchange.collect(cpu_counters)
-    restore_counters = counters.save()
-    known = [block.scores for block in blocks if block.scores is not None]
-    scores = [(now, now.clone()) for now in known]
-
-    def restore() -> None:
-        exchange.collect(FFNCounters())
-        restore_counters()
-        for now, before in scores:
-            now.copy_(before)
-
-    return restore

@@ -6,14 +6,14 @@ none, and repeats the notes of its recording. The device's counts are copied to 
 run's result, so that there is only one wait.
 """
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from powerinfer.ops.gpu.ffn import DevicePredictor
+from powerinfer.ops.cpu.exchange import NativeExchange
+from powerinfer.ops.gpu.ffn import DevicePredictor, HotNeurons
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.hybrid.decode import SplitFFN
 from powerinfer.ops.protocol import FFNCounters
@@ -21,38 +21,44 @@ from powerinfer.ops.protocol import FFNCounters
 __all__ = ["HybridCounters"]
 
 
-@dataclass(frozen=True, slots=True)
-class _RowBytes:
-    """Bytes of one neuron on the device: its deciding row, and the others."""
-
-    deciding: int
-    rest: int
-
-
 class HybridCounters:
     """Adds the device's counts to the counters of the CPU backend."""
 
-    def __init__(self, counters: FFNCounters, gpu: TorchGPU, num_layers: int) -> None:
+    def __init__(
+        self,
+        counters: FFNCounters,
+        exchange: NativeExchange,
+        gpu: TorchGPU,
+        num_layers: int,
+        blocks: Sequence[SplitFFN],
+    ) -> None:
         """Start with nothing.
 
         Args:
             counters: counters of the CPU backend.
+            exchange: the CPU's half.
             gpu: holds three numbers per layer, see `HotNeurons.counters`.
-            num_layers: layers of the model.
+            num_layers: layers of the model, and of shared experts.
+            blocks: blocks with scores, also those that are added to the sequence later.
         """
         self._counters = counters
+        self._exchange = exchange
+        self._blocks = blocks
         # Four per row, so that all rows are aligned to 16 bytes: one compiled kernel for all.
         zeros = np.zeros((num_layers, 4), np.int64)
         self._on_device = gpu.to_device(zeros)
         self._fetched = gpu.pinned(zeros.shape, torch.int64).zero_()
         self._known = zeros
-        self._row_bytes: dict[int, _RowBytes] = {}
+        # Bytes of a neuron in each layer: its deciding row, and the others.
+        self._row_bytes: dict[int, tuple[int, int]] = {}
         self._notes = FFNCounters()
         self._notes_of_run: dict[Hashable, FFNCounters] = {}
 
-    def of_layer(self, number: int) -> Tensor:
-        """Return i64[3] on the device, which the kernels of a layer add to."""
-        return self._on_device[number, :3]
+    def counted(self, number: int, hot: HotNeurons) -> HotNeurons:
+        """Let the kernels of a layer count."""
+        rows = [part.row_bytes for part in (hot.gate, hot.up, hot.down) if part is not None]
+        self._row_bytes[number] = rows[0], sum(rows[1:])
+        return replace(hot, counters=self._on_device[number, :3])
 
     def begin_run(self, run: Hashable) -> None:
         """Start a run of layers, whose key differs from those of runs that make other calls.
@@ -66,7 +72,12 @@ class HybridCounters:
 
         With `may_be_replayed`, later runs may happen without calls.
         """
-        _add(self._counters, self._notes_of_run[run])
+        notes = self._notes_of_run[run]
+        self._counters.active += notes.active
+        self._counters.predicted += notes.predicted
+        self._counters.total += notes.total
+        self._counters.bytes_read += notes.bytes_read
+        self._counters.predictor_bytes += notes.predictor_bytes
         if not may_be_replayed:
             del self._notes_of_run[run]
 
@@ -81,8 +92,7 @@ class HybridCounters:
                 counts those.
             num_uncounted: neurons whose part in `total` the CPU's half does not count.
         """
-        hot, notes = block.hot, self._notes
-        rows = self._row_bytes.setdefault(block.number, _row_bytes(block))
+        notes = self._notes
         notes.total += num_tokens * num_uncounted
         if block.router is not None:
             notes.bytes_read += block.router.linear.matrix.nbytes
@@ -95,11 +105,11 @@ class HybridCounters:
                 num_bytes //= block.router.num_experts
             notes.predictor_bytes += num_bytes
             notes.bytes_read += num_bytes
-        elif not is_chosen and not hot.is_skipping:
+        elif not is_chosen and not block.hot.is_skipping:
             num_here = num_uncounted or block.num_hot
             notes.active += num_tokens * num_here
             notes.predicted += num_tokens * num_here
-            notes.bytes_read += num_here * (rows.deciding + rows.rest)
+            notes.bytes_read += num_here * sum(self._row_bytes[block.number])
 
     def fetch(self) -> None:
         """Queue a copy of the device's counts for `end_step`."""
@@ -109,39 +119,27 @@ class HybridCounters:
         """Add the device's counts, after it has finished."""
         counted = np.array(self._fetched.numpy())
         news, self._known = counted - self._known, counted
-        for number, (active, predicted, read, _) in enumerate(news.tolist()):
-            if not read and not active:
-                continue
-            rows = self._row_bytes[number]
+        for number, (deciding, others) in self._row_bytes.items():
+            active, predicted, read, _ = news[number].tolist()
             self._counters.active += active
             self._counters.predicted += predicted
-            self._counters.bytes_read += read * rows.deciding + active * rows.rest
+            self._counters.bytes_read += read * deciding + active * others
 
     def save(self) -> Callable[[], None]:
-        """Return a function that restores the device's current counts."""
-        now = self._on_device.clone()
+        """Return a function that undoes all counting and scoring from now on."""
+        self._exchange.collect(self._counters)
+        kept = [self._on_device, *(block.scores for block in self._blocks)]
+        saved = [(now, now.clone()) for now in kept if now is not None]
 
         def restore() -> None:
-            self._on_device.copy_(now)
+            self._exchange.collect(FFNCounters())
+            for now, before in saved:
+                now.copy_(before)
 
         return restore
-
-
-def _row_bytes(block: SplitFFN) -> _RowBytes:
-    hot = block.hot
-    rows = [part.row_bytes for part in (hot.gate, hot.up, hot.down) if part is not None]
-    return _RowBytes(rows[0], sum(rows[1:]))
 
 
 def _predictor_bytes(predictor: DevicePredictor) -> int:
     matrices = [stage.matrix for stage in predictor.stages]
     matrices += [] if predictor.fc1 is None else [predictor.fc1]
     return sum(matrix.nbytes for matrix in matrices)
-
-
-def _add(counters: FFNCounters, notes: FFNCounters) -> None:
-    counters.active += notes.active
-    counters.predicted += notes.predicted
-    counters.total += notes.total
-    counters.bytes_read += notes.bytes_read
-    counters.predictor_bytes += notes.predictor_bytes
