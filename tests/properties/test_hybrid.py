@@ -294,7 +294,7 @@ def test_moves_load_neurons_that_fire_more(seed: int, most: int) -> None:
     assert (scores[moves.loaded] > scores[moves.evicted] + settings.margin).all()
     assert (table.slot_of_neuron[moves.loaded] < 0).all()
     assert (table.neuron_of_slot[moves.slots] < 0).all()
-    table.replace(moves.evicted, moves.loaded, moves.slots)
+    table.replace(moves)
     assert len(table.hot) == num_hot
     assert len(table.free) == num_free
     assert set(moves.loaded) <= set(table.hot)

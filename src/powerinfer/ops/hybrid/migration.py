@@ -78,18 +78,12 @@ class SlotTable:
         """True if every neuron of the layer is on the device."""
         return bool((self.slot_of_neuron >= 0).all())
 
-    def replace(self, evicted: IntArray, loaded: IntArray, slots: IntArray) -> None:
-        """Replace neurons by others whose weights have arrived in free slots.
-
-        Args:
-            evicted: i32[n], ids of neurons on the device.
-            loaded: i32[n], ids of other neurons.
-            slots: i32[n], a free slot for each loaded neuron.
-        """
-        self.neuron_of_slot[self.slot_of_neuron[evicted]] = -1
-        self.slot_of_neuron[evicted] = -1
-        self.neuron_of_slot[slots] = loaded
-        self.slot_of_neuron[loaded] = slots
+    def replace(self, moves: "Moves") -> None:
+        """Replace neurons by others whose weights have arrived in free slots."""
+        self.neuron_of_slot[self.slot_of_neuron[moves.evicted]] = -1
+        self.slot_of_neuron[moves.evicted] = -1
+        self.neuron_of_slot[moves.slots] = moves.loaded
+        self.slot_of_neuron[moves.loaded] = moves.slots
 
 
 class OnlineMode(StrEnum):
@@ -130,7 +124,7 @@ class OnlineSettings:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Moves of one layer in one round: i32[n] each."""
+    """Neurons of one layer that are replaced, and by which in which free slots: i32[n] each."""
 
     evicted: IntArray
     loaded: IntArray
@@ -155,7 +149,7 @@ class MovableNeurons:
     """Neurons of one layer that may move.
 
     Attributes:
-        table: neurons on the device, changed between two steps.
+        table: changed between two steps.
         hot: the device's slots and its copies of the table.
         scores: f32[num_neurons] on the device, how often each fired recently.
         load: ``load(neurons, slots)`` writes rows into free slots; runs in the background.
@@ -165,14 +159,6 @@ class MovableNeurons:
     hot: HotNeurons
     scores: Tensor
     load: Callable[[IntArray, IntArray], None]
-
-
-@dataclass(slots=True)
-class _Round:
-    """Moves in progress, known when the upload is done."""
-
-    moves: list[tuple[MovableNeurons, Moves]]
-    upload: Upload
 
 
 class OnlinePlacement:
@@ -192,7 +178,7 @@ class OnlinePlacement:
     ) -> None:
         """Take layers with free slots; `uploader` does the background work."""
         self.num_moved = 0
-        self.is_moving = settings.mode is not OnlineMode.OFF and bool(layers)
+        self.is_moving = True
         self._layers = layers
         self._gpu = gpu
         self._uploader = uploader
@@ -207,15 +193,13 @@ class OnlinePlacement:
             for _ in range(2)
         )
         self._fetched_by: Mark | None = None
-        self._round: _Round | None = None
+        # Moves in progress, which are known when the upload is done.
+        self._round: tuple[Upload, list[tuple[MovableNeurons, Moves]]] | None = None
         self._flipped: Mark | None = None
         self._own_s = 0.0
 
     def after_step(self, seconds: float) -> None:
-        """Apply moves that have arrived and start a round if one is due, after a decode step.
-
-        `seconds` is the duration of the step.
-        """
+        """Apply moves that have arrived and start a round if one is due, after a decode step."""
         if not self.is_moving:
             return
         started = perf_counter()
@@ -224,33 +208,30 @@ class OnlinePlacement:
             self._finish_round(must_wait=True)
             self._end()
             return
-        self._move()
-        self._own_s = perf_counter() - started
-
-    def _move(self) -> None:
         self._finish_round(must_wait=False)
         self._num_steps += 1
         is_due = self._num_steps % self._settings.interval == 0
         may_begin = self.is_moving and (self._trial is None or self._trial.may_move)
         if is_due and may_begin and self._round is None:
             self._begin_round()
+        self._own_s = perf_counter() - started
 
     def _finish_round(self, *, must_wait: bool) -> None:
-        current = self._round
-        if current is None:
+        if self._round is None:
             return
+        upload, all_moves = self._round
         try:
-            if not (must_wait or current.upload.is_done()):
+            if not (must_wait or upload.is_done()):
                 return
-            current.upload.join()
+            upload.join()
         except (PowerInferError, RuntimeError) as error:
             # Slots that no table names may hold anything: only moving ends.
             _log.warning("neurons stay where they are from now on: %s", str(error))
             self._round = None
             self._end()
             return
-        for layer, moves in current.moves:
-            layer.table.replace(moves.evicted, moves.loaded, moves.slots)
+        for layer, moves in all_moves:
+            layer.table.replace(moves)
             layer.hot.neuron_of_slot.copy_(self._gpu.to_device(layer.table.neuron_of_slot))
             layer.hot.slot_of_neuron.copy_(self._gpu.to_device(layer.table.slot_of_neuron))
             self.num_moved += len(moves.loaded)
@@ -267,7 +248,7 @@ class OnlinePlacement:
         if self._fetched_by is not None and self._fetched_by.is_reached():
             moves: list[tuple[MovableNeurons, Moves]] = []
             work = partial(self._choose_and_load, self._fetched, moves)
-            self._round = _Round(moves, self._uploader.submit(work, self._flipped))
+            self._round = self._uploader.submit(work, self._flipped), moves
             self._fetched, self._read = self._read, self._fetched
         for layer, host in zip(self._layers, self._fetched, strict=True):
             self._fetch(layer.scores, host)
