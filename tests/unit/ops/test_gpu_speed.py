@@ -85,5 +85,4 @@ def test_the_launches_of_a_part_leave_the_graphs_out(
 
 
 def test_times_that_are_noise_still_give_a_speed() -> None:
-    large, small = speed._Timed(1000, 2.0), speed._Timed(500, 3.0)
-    assert speed._bytes_per_s(large, small) == 500.0
+    assert speed._bytes_per_s((1000, 2.0), (500, 3.0)) == 500.0

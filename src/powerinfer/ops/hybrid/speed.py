@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from powerinfer.errors import DeviceError, OutOfDeviceMemoryError
 from powerinfer.gguf import Tensor
 from powerinfer.ops.cpu.exchange import NativeExchange
-from powerinfer.ops.cpu.handles import NativeFFN, NativeLinear
+from powerinfer.ops.cpu.handles import NativeLinear
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.ffn import HotNeurons, hot_ffn
 from powerinfer.ops.gpu.linear import DeviceLinear
@@ -43,17 +43,14 @@ from powerinfer.placement.cost_model import DeviceSpeed, GPUSpeed
 from powerinfer.quant import get_format
 from powerinfer.values import Activation, ActivationKind, Batch
 
-__all__ = [
-    "HandoffFigures",
-    "measure_gpu_speed",
-    "measure_handoff",
-]
+__all__ = ["HandoffFigures", "measure_gpu_speed", "measure_handoff"]
 
 _log = logging.getLogger(__name__)
 
 # As in `ops/cpu/speed.py`: a moderate number in every format.
 _FILL = 0x3C
 _ACTIVE_SHARE = 0.1
+_RELU = Activation(ActivationKind.RELU)
 # Rows and columns of a matrix whose reading takes no time.
 _SMALL = 32
 # Hand-offs in one record, and replays: enough for a 99th percentile.
@@ -74,12 +71,10 @@ class _Size:
     """Sizes of a measurement.
 
     Attributes:
-        columns: columns of the matrices.
         matrix_bytes: bytes of a matrix; two of half the size must exceed the device's cache.
         transfer_bytes: bytes of a copy to the device.
         rounds: rounds of kernels on large matrices in one record.
         parts: parts of layers, made of small kernels, in one record.
-        repeats: replays of a record.
     """
 
     columns: int
@@ -87,11 +82,12 @@ class _Size:
     transfer_bytes: int
     rounds: int
     parts: int
-    repeats: int
 
 
-_LARGE = _Size(4096, 192 << 20, 64 << 20, rounds=4, parts=32, repeats=7)
-_TINY = _Size(256, 1 << 14, 1 << 14, rounds=1, parts=1, repeats=1)
+_LARGE = _Size(4096, 192 << 20, 64 << 20, rounds=4, parts=32)
+_TINY = _Size(256, 1 << 14, 1 << 14, rounds=1, parts=1)
+# Replays of a record.
+_REPEATS = 7
 
 
 def measure_gpu_speed(
@@ -108,7 +104,6 @@ def measure_gpu_speed(
     Args:
         device: name of a torch device.
         ops: the CPU backend that layers are handed to.
-        format_name: format of the matrices.
         progress: called with (steps done, steps in all).
 
     Raises:
@@ -140,12 +135,8 @@ def measure_gpu_speed(
     return GPUSpeed(DeviceSpeed(read, gather, launch), handoff, transfer, run)
 
 
-@dataclass(frozen=True, slots=True)
-class _Timed:
-    """Bytes and the seconds that they took."""
-
-    num_bytes: int
-    seconds: float
+# Bytes and the seconds that they took.
+_Timed: TypeAlias = tuple[int, float]
 
 
 def _bytes_per_s(large: _Timed, small: _Timed) -> float:
@@ -153,10 +144,8 @@ def _bytes_per_s(large: _Timed, small: _Timed) -> float:
 
     If the larger one was not slower (an interpreter's times are noise), use its figures alone.
     """
-    more_s = large.seconds - small.seconds
-    if more_s <= 0:
-        return large.num_bytes / large.seconds
-    return (large.num_bytes - small.num_bytes) / more_s
+    num_bytes, seconds = large[0] - small[0], large[1] - small[1]
+    return num_bytes / seconds if seconds > 0 else large[0] / large[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +175,7 @@ class _Bench:
         """Measure the median time of work that is only queued."""
         if self.recorder is None:
             return _wall_s(queue)
-        return statistics.median(self._sample(queue) for _ in range(self.size.repeats))
+        return statistics.median(self._sample(queue) for _ in range(_REPEATS))
 
     def _sample(self, queue: Callable[[], object]) -> float:
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -227,21 +216,14 @@ def _read(bench: _Bench, parts: list[DeviceMatrix]) -> _Timed:
     layers: list[DeviceLinear] = [Linear(part) for part in parts * bench.size.rounds]
     num_bytes: int = sum(layer.matrix.nbytes for layer in layers)
     seconds = bench.seconds(lambda: [bench.gpu.linear(x, [layer]) for layer in layers])
-    return _Timed(num_bytes, seconds)
+    return num_bytes, seconds
 
 
 def _gather(bench: _Bench, parts: list[DeviceMatrix]) -> _Timed:
     """Measure an ungated block over random neurons."""
     gpu, (up, down) = bench.gpu, parts
-    ids = np.arange(up.rows, dtype=np.int32)
-    hot = HotNeurons(
-        gate=None,
-        up=up,
-        down=down,
-        neuron_of_slot=gpu.to_device(ids),
-        slot_of_neuron=gpu.to_device(ids),
-        activation=Activation(ActivationKind.RELU),
-    )
+    ids = gpu.to_device(np.arange(up.rows, dtype=np.int32))
+    hot = HotNeurons(None, up, down, neuron_of_slot=ids, slot_of_neuron=ids, activation=_RELU)
     random = np.random.default_rng(0)
     masks = (random.random((bench.size.rounds, 1, up.rows)) < _ACTIVE_SHARE).astype(np.uint8)
     num_bytes = int(masks.sum()) * (up.row_bytes + down.row_bytes)
@@ -251,7 +233,7 @@ def _gather(bench: _Bench, parts: list[DeviceMatrix]) -> _Timed:
         # All rows are alike: with this input every neuron that passes also fires.
         x = -x
     seconds = bench.seconds(lambda: [hot_ffn(x, hot, mask) for mask in placed])
-    return _Timed(num_bytes, seconds)
+    return num_bytes, seconds
 
 
 def _launch_s(bench: _Bench, format_name: str) -> float:
@@ -309,15 +291,19 @@ def _run_s(bench: _Bench) -> float:
 def _handoff_s(gpu: TorchGPU, ops: NativeOps) -> float:
     """Return the median of a hand-off that can be recorded, else of the eager one."""
     found = measure_handoff(gpu, ops)
-    return _eager_handoff_s(gpu, _small_exchange(gpu, ops)) if found is None else found.median_s
+    if found is not None:
+        return found.median_s
+    handoff = EagerHandoff(_small_exchange(gpu, ops), is_cuda=gpu.is_cuda)
+
+    def hand_over() -> None:
+        handoff.signal(0, 1)
+        handoff.wait(0, 1)
+
+    return statistics.median(_wall_s(hand_over) for _ in range(_LARGE.parts))
 
 
 def measure_handoff(gpu: TorchGPU, ops: NativeOps) -> HandoffFigures | None:
-    """Time the gap between two kernels with a recorded hand-off in between.
-
-    Returns:
-        None if the device records no hand-off.
-    """
+    """Time the gap between two kernels with a hand-off in between; None if none can be recorded."""
     if not gpu.is_cuda:
         return None
     exchange, recorder = _small_exchange(gpu, ops), CudaRecorder(gpu)
@@ -336,14 +322,26 @@ def _time_handoff(recorder: CudaRecorder, handoff: Handoff) -> HandoffFigures:
         marks = [_mark() for _ in range(_NUM_HANDOFFS + 1)]
         word = torch.zeros(1, device="cuda")
         word.add_(1)  # loads the kernel
-        recording = recorder.record(lambda: _queue_handoffs(handoff, marks, word))
+
+        def queue() -> None:
+            word.add_(1)
+            marks[0].record()
+            for mark in marks[1:]:
+                handoff.signal(0, 1)
+                handoff.wait(0, 1)
+                word.add_(1)
+                mark.record()
+
+        recording = recorder.record(queue)
+        samples: list[float] = []
         try:
-            samples = [_replay(recorder, recording, handoff, marks) for _ in range(_NUM_REPLAYS)]
+            for replay in range(_NUM_REPLAYS):
+                _replay(recorder, recording, handoff)
+                if replay:  # the first one sends the graph to the device
+                    samples += (1e-3 * one.elapsed_time(after) for one, after in pairwise(marks))
         finally:
             recording.drop()
-    # The first replay sends the graph to the device.
-    seconds = np.concatenate(samples[1:])
-    return HandoffFigures(float(np.median(seconds)), float(np.quantile(seconds, 0.99)))
+    return HandoffFigures(float(np.median(samples)), float(np.quantile(samples, 0.99)))
 
 
 def _mark() -> torch.cuda.Event:
@@ -356,62 +354,24 @@ def _mark() -> torch.cuda.Event:
         ) from None
 
 
-def _queue_handoffs(handoff: Handoff, marks: list[torch.cuda.Event], word: torch.Tensor) -> None:
-    word.add_(1)
-    marks[0].record()
-    for mark in marks[1:]:
-        handoff.signal(0, 1)
-        handoff.wait(0, 1)
-        word.add_(1)
-        mark.record()
-
-
-def _replay(
-    recorder: CudaRecorder,
-    recording: CudaRecording,
-    handoff: Handoff,
-    marks: list[torch.cuda.Event],
-) -> npt.NDArray[np.float64]:
-    """Return the seconds of each hand-off of one replay."""
+def _replay(recorder: CudaRecorder, recording: CudaRecording, handoff: Handoff) -> None:
     handoff.begin_step(1, [0] * _NUM_HANDOFFS)
     try:
         recording.replay()
     finally:
         recorder.synchronize()
         handoff.end_step()
-    return np.array([one.elapsed_time(next_one) for one, next_one in pairwise(marks)]) * 1e-3
 
 
 def _small_exchange(gpu: TorchGPU, ops: NativeOps) -> NativeExchange:
+    """Create an exchange of one tiny layer."""
     buffers = SharedBuffers.allocate(
         gpu, max_tokens=1, hidden_size=_SMALL, num_neurons=_SMALL, num_layers=1
     )
-    exchange = ops.exchange(exchange_buffers(buffers))
-    exchange.add_layer(_tiny_block(ops))
-    return exchange
-
-
-def _eager_handoff_s(gpu: TorchGPU, exchange: NativeExchange) -> float:
-    handoff = EagerHandoff(exchange, is_cuda=gpu.is_cuda)
-
-    def hand_over() -> None:
-        handoff.signal(0, 1)
-        handoff.wait(0, 1)
-
-    return statistics.median(_wall_s(hand_over) for _ in range(_LARGE.parts))
-
-
-def _tiny_block(ops: NativeOps) -> NativeFFN:
     data = np.zeros(_SMALL * _SMALL * 4, np.uint8)
     tensor = Tensor("handoff", (_SMALL, _SMALL), "f32", data, Path())
     linear: NativeLinear = Linear(ops.matrix(tensor, MatrixUse.NEURONS))
-    return ops.ffn_weights(
-        FFN(
-            gate=None,
-            up=linear,
-            down=linear,
-            activation=Activation(ActivationKind.RELU),
-            is_down_transposed=True,
-            is_exact_sparse=True,
-        )
-    )
+    block = FFN(None, linear, linear, _RELU, is_down_transposed=True, is_exact_sparse=True)
+    exchange = ops.exchange(exchange_buffers(buffers))
+    exchange.add_layer(ops.ffn_weights(block))
+    return exchange
