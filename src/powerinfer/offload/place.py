@@ -176,7 +176,6 @@ def _placed(
     from powerinfer.ops.gpu.memory import naming_gpu_failure
     from powerinfer.ops.gpu.ops import TorchGPU
     from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings
-    from powerinfer.ops.hybrid.numa import pin_to_node_of
     from powerinfer.ops.hybrid.ops import HybridOps, HybridSettings
 
     cpu = native_backend(model)
@@ -190,7 +189,7 @@ def _placed(
     )
     ops = HybridOps(cpu, TorchGPU(device.name), plan, settings)
     if not device.is_interpreted:
-        pin_to_node_of(device.name, cpu)  # until `ops` is released
+        ops.pin()
     try:
         with naming_gpu_failure():
             placed = place_model(model, ops)

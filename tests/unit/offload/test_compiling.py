@@ -69,7 +69,7 @@ def test_placing_shows_what_is_compiled(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(
         placement_problem, "machine_speeds", lambda ops, name, *_: speeds(ops, name, None)
     )
-    monkeypatch.setattr("powerinfer.ops.hybrid.numa.pin_to_node_of", lambda *_: False)
+    monkeypatch.setattr("powerinfer.ops.hybrid.ops.HybridOps.pin", lambda _: False)
 
     def compile_some(*_: Any) -> None:
         listener: Any = knobs.compilation.listener

@@ -138,7 +138,7 @@ class TestPlacing:
         monkeypatch.setattr(
             placement_problem, "machine_speeds", lambda ops, name, *_: speeds(ops, name, None)
         )
-        monkeypatch.setattr("powerinfer.ops.hybrid.numa.pin_to_node_of", lambda *_: False)
+        monkeypatch.setattr("powerinfer.ops.hybrid.ops.HybridOps.pin", lambda _: False)
 
     def _place(self, folder: Path, **options: Any) -> Any:
         asked = engine_options(batch_size=4, **options)

@@ -32,7 +32,8 @@ from powerinfer.offload.device_speeds import machine_speeds
 from powerinfer.offload.devices import Device
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.uploads import Uploader
-from powerinfer.ops.hybrid import migration, numa
+from powerinfer.ops.hybrid import migration
+from powerinfer.ops.hybrid.ops import HybridOps
 from powerinfer.ops.hybrid.upload import Uploads
 from powerinfer.options.options import engine_options
 from powerinfer.values import FloatArray
@@ -46,7 +47,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
         replace_everywhere(monkeypatch, TorchGPU, FakeGPU)
         replace_everywhere(monkeypatch, Uploader, PatientUploader)
         monkeypatch.setattr(placing, "prefill_crossover", lambda *_: 0)
-        monkeypatch.setattr(numa, "pin_to_node_of", lambda *_: False)
+        monkeypatch.setattr(HybridOps, "pin", lambda _: False)
         yield made
 
 

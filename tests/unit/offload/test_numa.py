@@ -4,6 +4,7 @@ import importlib.util
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,10 @@ from powerinfer.errors import OutOfDeviceMemoryError  # noqa: E402
 from powerinfer.offload import place as placing  # noqa: E402
 from powerinfer.offload.devices import Device  # noqa: E402
 from powerinfer.offload.problem import placement_task  # noqa: E402
+from powerinfer.ops.cpu.numa import cpus_of_node, pin_to_node  # noqa: E402
 from powerinfer.ops.cpu.ops import NativeOps  # noqa: E402
-from powerinfer.ops.hybrid import numa  # noqa: E402
-from powerinfer.ops.hybrid.numa import cpus_of_node, pin_to_node, pin_to_node_of  # noqa: E402
+from powerinfer.ops.hybrid import ops as hybrid_ops  # noqa: E402
+from powerinfer.ops.hybrid.ops import HybridOps  # noqa: E402
 from powerinfer.options.options import engine_options  # noqa: E402
 from tiny_models import TINY_MODELS, write_model  # noqa: E402
 
@@ -125,18 +127,21 @@ def test_systems_without_affinity_pin_nothing(
 def test_the_address_is_what_torch_says(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     properties = SimpleNamespace(pci_domain_id=1, pci_bus_id=0xC3, pci_device_id=2)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", {"cuda:1": properties}.get)
 
     def note(address: str, _: NativeOps) -> bool:
         asked.append(address)
         return True
 
-    monkeypatch.setattr(numa, "pin_to_node", note)
-    assert pin_to_node_of("cuda:1", NativeOps(1))
+    monkeypatch.setattr(hybrid_ops, "pin_to_node", note)
+    gpu = SimpleNamespace(is_cuda=True, device="cuda:1")
+    ops: Any = SimpleNamespace(gpu=gpu, cpu=NativeOps(1))
+    assert HybridOps.pin(ops)
     assert asked == ["0001:c3:02.0"]
     del properties.pci_domain_id  # as in older versions
-    assert not pin_to_node_of("cuda:1", NativeOps(1))
+    assert not HybridOps.pin(ops)
+    gpu.is_cuda = False
+    assert not HybridOps.pin(ops)
     assert len(asked) == 1
 
 
@@ -152,7 +157,7 @@ def test_placing_on_a_gpu_pins_and_running_out_of_memory_unpins(
         if failures:
             raise failures.pop()
 
-    monkeypatch.setattr(numa, "pin_to_node_of", lambda name, _: events.append(f"pinned {name}"))
+    monkeypatch.setattr(HybridOps, "pin", lambda ops: events.append(f"pinned {ops.gpu.device}"))
     monkeypatch.setattr(NativeOps, "unpin", lambda _: events.append("unpinned"))
     monkeypatch.setattr(placing, "_try_out", run_out_once)
     path = write_model(tmp_path / "bamboo.gguf", TINY_MODELS["bamboo"])

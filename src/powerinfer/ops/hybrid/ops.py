@@ -14,9 +14,11 @@ from functools import partial
 from typing import TypeAlias
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from powerinfer.errors import PlacementError, UnsupportedError
+from powerinfer.ops.cpu.numa import pin_to_node
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.attention import DeviceKV
 from powerinfer.ops.gpu.batch import DeviceBatch
@@ -101,6 +103,22 @@ class HybridOps(CPULoading):
     def placer(self, arena: Arena) -> Placer:
         """Create a placer that copies weights into an arena."""
         return Placer(self.cpu, self.gpu, self.uploads, arena)
+
+    def pin(self) -> bool:
+        """Pin the CPU's threads to the processor next to the GPU, until `release`.
+
+        Returns False if they are not pinned; see `ops.cpu.numa`.
+        """
+        if not self.gpu.is_cuda:
+            return False
+        properties = torch.cuda.get_device_properties(self.gpu.device)
+        try:
+            address = [
+                getattr(properties, f"pci_{part}_id") for part in ("domain", "bus", "device")
+            ]
+        except AttributeError:  # older versions of torch lack it
+            return False
+        return pin_to_node("{:04x}:{:02x}:{:02x}.0".format(*address), self.cpu)
 
     def release(self) -> None:
         """Release the uploaded feed-forward blocks; no step can run any more."""

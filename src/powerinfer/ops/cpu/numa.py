@@ -1,4 +1,4 @@
-"""Pins the CPU's threads to the processor next to the GPU.
+"""Pins the CPU's threads to the processor next to another device.
 
 In a machine of several processors each has its own memory (a NUMA node), and a GPU is attached to
 one of them. The data that the GPU exchanges in every layer crosses from one processor to another
@@ -9,39 +9,18 @@ Documentation/ABI/testing/sysfs-bus-pci and stable/sysfs-devices-node in its sou
 import os
 from pathlib import Path
 
-import torch
-
 from powerinfer.ops.cpu.ops import NativeOps
 
-__all__ = ["cpus_of_node", "pin_to_node", "pin_to_node_of"]
+__all__ = ["cpus_of_node", "pin_to_node"]
 
 _SYS = Path("/sys")
 
 
-def pin_to_node_of(device_name: str, cpu: NativeOps) -> bool:
-    """Pin the CPU backend's threads to the node of a GPU until `NativeOps.unpin`.
-
-    Returns False if they are not pinned; see `pin_to_node`.
-    """
-    if not torch.cuda.is_available():
-        return False
-    properties = torch.cuda.get_device_properties(device_name)
-    try:
-        domain, bus, device = (
-            getattr(properties, f"pci_{part}_id") for part in ("domain", "bus", "device")
-        )
-    except AttributeError:  # older versions of torch lack it
-        return False
-    return pin_to_node(f"{domain:04x}:{bus:02x}:{device:02x}.0", cpu)
-
-
 def pin_to_node(pci_address: str, cpu: NativeOps, sys: Path = _SYS) -> bool:
-    """Pin the CPU backend's threads to the node of a device on the PCI bus.
+    """Pin the CPU backend's threads to the node of a device on the PCI bus, until `unpin`.
 
     Args:
         pci_address: name under /sys/bus/pci/devices, such as `0000:3b:00.0`.
-        cpu: the backend with the threads.
-        sys: root of the system's devices.
 
     Returns:
         False if they are not pinned: there is only one node, the system does not name that of the
