@@ -5,17 +5,16 @@ A handle of uploaded weights keeps that of the original.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeAlias, TypeVar, cast
+from functools import wraps
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from torch import Tensor
 
 from powerinfer.errors import PlacementError
-from powerinfer.gguf import Tensor as GGUFTensor
 from powerinfer.ops.cpu.handles import (
     NativeFFN,
     NativeKV,
     NativeMatrix,
-    NativePredictor,
     NativeVector,
 )
 from powerinfer.ops.cpu.ops import NativeOps
@@ -23,7 +22,7 @@ from powerinfer.ops.gpu.attention import DeviceKV
 from powerinfer.ops.gpu.linear import DeviceLinear
 from powerinfer.ops.gpu.matrix import DeviceMatrix
 from powerinfer.ops.hybrid.decode import HandedFFN, SplitFFN
-from powerinfer.ops.protocol import FFN, ActiveIds, Linear, MatrixUse, NeuronPredictor
+from powerinfer.ops.protocol import FFN, Linear
 from powerinfer.values import BoolArray, FloatArray, IntArray
 
 __all__ = [
@@ -35,7 +34,6 @@ __all__ = [
     "HybridKV",
     "HybridLinear",
     "HybridMatrix",
-    "HybridPredictor",
     "HybridVector",
     "OnDevice",
     "UploadedLinear",
@@ -87,7 +85,6 @@ HybridLinear: TypeAlias = Linear[HybridMatrix, HybridVector]
 UploadedLinear: TypeAlias = Linear[
     OnDevice[DeviceMatrix, NativeMatrix], OnDevice[Tensor, NativeVector]
 ]
-HybridPredictor: TypeAlias = NeuronPredictor[HybridMatrix, HybridVector]
 HybridFFN: TypeAlias = FFN[HybridMatrix, HybridVector]
 
 
@@ -137,85 +134,49 @@ def fused_whole(layers: Sequence[HybridLinear]) -> Fused | None:
     return fused if is_whole else None
 
 
-class CPULoading:
-    """Operations of `powerinfer.ops.protocol.Ops` on weights, done by the CPU backend.
+def _of_cpu(operation: Callable[..., _ResultT]) -> Callable[..., _ResultT]:
+    """Make a method that does an operation of the CPU backend with the originals of weights."""
 
-    For a handle of uploaded weights they use the original.
-    """
+    @wraps(operation)
+    def method(ops: "CPULoading", *operands: Any, **options: Any) -> _ResultT:
+        done: _ResultT = getattr(ops.cpu, operation.__name__)(*map(_original, operands), **options)
+        return done
+
+    return method
+
+
+def _original(operand: object) -> object:
+    return operand.host if isinstance(operand, OnDevice | FusedPart) else operand
+
+
+class CPULoading:
+    """Operations of `powerinfer.ops.protocol.Ops` on weights in host memory, uploaded or not."""
 
     cpu: NativeOps
 
-    def matrix(self, tensor: GGUFTensor, use: MatrixUse) -> HybridMatrix:
-        """Prepare a weight matrix in host memory."""
-        return self.cpu.matrix(tensor, use)
-
-    def vector(self, tensor: GGUFTensor) -> HybridVector:
-        """Prepare a norm weight or bias in host memory."""
-        return self.cpu.vector(tensor)
-
-    def expert_matrix(self, tensors: Sequence[GGUFTensor], use: MatrixUse) -> HybridMatrix:
-        """Prepare the matrices of all experts in host memory."""
-        return self.cpu.expert_matrix(tensors, use)
-
-    def expert_vector(self, tensor: GGUFTensor) -> HybridVector:
-        """Prepare the biases of all experts in host memory."""
-        return self.cpu.expert_vector(tensor)
-
-    def constant(self, values: FloatArray) -> HybridVector:
-        """Wrap f32[n] in host memory."""
-        return self.cpu.constant(values)
-
-    def vector_values(self, vector: HybridVector) -> FloatArray:
-        """Return the f32[n] of a vector."""
-        return self.cpu.vector_values(host_vector(vector))
-
-    def matrix_bytes(self, matrix: HybridMatrix) -> int:
-        """Return the bytes of the original."""
-        return self.cpu.matrix_bytes(host_matrix(matrix))
-
-    def matrix_shape(self, matrix: HybridMatrix) -> tuple[int, int]:
-        """Return rows and columns of the original."""
-        return self.cpu.matrix_shape(host_matrix(matrix))
-
-    def matrix_format(self, matrix: HybridMatrix) -> str:
-        """Return the format of the original."""
-        return self.cpu.matrix_format(host_matrix(matrix))
-
-    def ffn_weights(self, ffn: HybridFFN) -> HybridFFN:
-        """Bundle weights for the CPU; `offload.placing` makes blocks on both devices of them."""
-        return self.cpu.ffn_weights(cpu_ffn(ffn))
-
-    def recode(self, matrix: HybridMatrix, format_name: str) -> HybridMatrix:
-        """Encode a copy in host memory."""
-        return self.cpu.recode(host_matrix(matrix), format_name)
-
-    def copy_statistics(
-        self, matrix: HybridMatrix, copy: HybridMatrix, mean: FloatArray, variance: FloatArray
-    ) -> tuple[FloatArray, FloatArray]:
-        """Compute offset and noise per row of a copy in host memory."""
-        return self.cpu.copy_statistics(host_matrix(matrix), host_matrix(copy), mean, variance)
-
-    def neuron_predictor(self, predictor: HybridPredictor) -> HybridPredictor:
-        """Bundle the matrices of a predictor for the CPU."""
-        return self.cpu.neuron_predictor(cast("NativePredictor", predictor))
-
-    def predict(
-        self, x: FloatArray, predictor: HybridPredictor, is_prompt: BoolArray | None = None
-    ) -> ActiveIds:
-        """List the neurons that pass, on the CPU."""
-        return self.cpu.predict(x, cast("NativePredictor", predictor), is_prompt)
+    matrix = _of_cpu(NativeOps.matrix)
+    vector = _of_cpu(NativeOps.vector)
+    expert_matrix = _of_cpu(NativeOps.expert_matrix)
+    expert_vector = _of_cpu(NativeOps.expert_vector)
+    constant = _of_cpu(NativeOps.constant)
+    vector_values = _of_cpu(NativeOps.vector_values)
+    matrix_bytes = _of_cpu(NativeOps.matrix_bytes)
+    matrix_shape = _of_cpu(NativeOps.matrix_shape)
+    matrix_format = _of_cpu(NativeOps.matrix_format)
+    recode = _of_cpu(NativeOps.recode)
+    copy_statistics = _of_cpu(NativeOps.copy_statistics)
+    # `offload.placing` makes blocks on both devices of them.
+    ffn_weights = _of_cpu(NativeOps.ffn_weights)
+    neuron_predictor = _of_cpu(NativeOps.neuron_predictor)
+    predict = _of_cpu(NativeOps.predict)
 
     def route(
         self, x: FloatArray, ffn: HybridFFN, is_prompt: BoolArray | None = None
     ) -> tuple[IntArray, FloatArray]:
-        """Choose experts on the CPU."""
-        return self.cpu.route(x, original_ffn(ffn), is_prompt)
-
-
-def original_ffn(ffn: HybridFFN) -> NativeFFN:
-    """Return the block as the CPU backend prepared it, even if it was placed since."""
-    placed = ffn.native
-    return placed.cpu if isinstance(placed, SplitFFN | HandedFFN) else cpu_ffn(ffn)
+        """Choose experts on the CPU, also for a block that was placed since it was prepared."""
+        placed = ffn.native
+        original = placed.cpu if isinstance(placed, SplitFFN | HandedFFN) else cpu_ffn(ffn)
+        return self.cpu.route(x, original, is_prompt)
 
 
 def cpu_ffn(ffn: HybridFFN) -> NativeFFN:
