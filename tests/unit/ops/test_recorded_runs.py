@@ -22,7 +22,7 @@ from powerinfer.models import Model  # noqa: E402
 from powerinfer.ops.cpu.ops import NativeOps  # noqa: E402
 from powerinfer.ops.gpu.memory import DeviceMemory  # noqa: E402
 from powerinfer.ops.hybrid.counters import HybridCounters  # noqa: E402
-from powerinfer.ops.hybrid.settings import HybridSettings  # noqa: E402
+from powerinfer.ops.hybrid.ops import HybridSettings  # noqa: E402
 from powerinfer.values import FloatArray  # noqa: E402
 from repeating_recorder import RepeatingRecorder, repeating  # noqa: E402
 from tiny_models import TINY_MODELS, write_model  # noqa: E402
