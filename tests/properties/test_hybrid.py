@@ -25,7 +25,8 @@ from powerinfer.offload.model_sizes import SizeAssumptions, model_sizes
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.memory import SharedBuffers
 from powerinfer.ops.hybrid.decode import SplitFFN
-from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings, SlotTable, choose_moves
+from powerinfer.ops.hybrid.handles import SlotTable
+from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings, choose_moves
 from powerinfer.ops.hybrid.ops import HybridSettings
 from powerinfer.ops.protocol import KVType
 from powerinfer.ops.reference.ops import ReferenceOps

@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,12 +24,12 @@ from fake_uploads import FakeGPU, Machine, PatientUploader, replace_everywhere, 
 from powerinfer.errors import OutOfDeviceMemoryError
 from powerinfer.ops.gpu.ffn import HotNeurons
 from powerinfer.ops.gpu.matrix import empty_matrix
+from powerinfer.ops.hybrid.decode import SplitFFN
+from powerinfer.ops.hybrid.handles import SlotTable
 from powerinfer.ops.hybrid.migration import (
-    MovableNeurons,
     OnlineMode,
     OnlinePlacement,
     OnlineSettings,
-    SlotTable,
     choose_moves,
 )
 from powerinfer.values import Activation, ActivationKind, FloatArray, IntArray
@@ -85,6 +86,15 @@ class Layer:
         self.scores.mul_(0.5).add_(torch.from_numpy(0.5 * fires.astype(np.float32)))
 
 
+class Uploads:
+    """Loads the neurons of such a layer in place of those of a block."""
+
+    @staticmethod
+    def neurons(layer: Layer, hot: HotNeurons, ids: IntArray, slots: IntArray) -> None:
+        assert hot is layer.hot
+        layer.load(ids, slots)
+
+
 @contextmanager
 def _watching_scores(machine: Machine) -> Iterator[None]:
     """Fetched scores are read when they have arrived."""
@@ -111,12 +121,16 @@ class Bench:
         self.machine = machine
         self.random = np.random.default_rng(seed)
         self.layers = [Layer(machine, self.random) for _ in range(NUM_LAYERS)]
-        movable = [
-            MovableNeurons(layer.table, layer.hot, layer.scores, layer.load)
-            for layer in self.layers
+        blocks = [
+            SplitFFN(
+                number, cast("Any", layer), layer.hot, None, layer.table, 0, None, layer.scores
+            )
+            for number, layer in enumerate(self.layers)
         ]
         self.uploader = PatientUploader(torch.device("cpu"))
-        self.online = OnlinePlacement(movable, FakeGPU(), self.uploader, settings)
+        self.online = OnlinePlacement(
+            blocks, cast("Any", Uploads), FakeGPU(), self.uploader, settings
+        )
 
     def run(self, num_steps: int, seconds: float = 1.0) -> None:
         for _ in range(num_steps):

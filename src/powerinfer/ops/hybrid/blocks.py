@@ -33,14 +33,9 @@ from powerinfer.ops.hybrid.decode import (
     listed,
     predicted,
 )
+from powerinfer.ops.hybrid.handles import SlotTable
 from powerinfer.ops.hybrid.handoff.methods import Handoff
-from powerinfer.ops.hybrid.migration import (
-    MovableNeurons,
-    OnlineMode,
-    OnlinePlacement,
-    OnlineSettings,
-    SlotTable,
-)
+from powerinfer.ops.hybrid.migration import OnlineMode, OnlinePlacement, OnlineSettings
 from powerinfer.ops.hybrid.prefill import PrefillFFN
 from powerinfer.ops.hybrid.runs import Group, LayerRun, token_groups
 from powerinfer.ops.hybrid.step_graphs import Counting, StepGraphs
@@ -258,22 +253,10 @@ class SplitBlocks:
 
     def finish(self) -> None:
         """Let neurons move, now that every block has been added."""
-        # `load` must not refer to `self` or a block: the cycle would hold the device's memory until
-        # Python collects cycles.
-        movable = [
-            MovableNeurons(
-                block.slots,
-                block.hot,
-                block.scores,
-                partial(self._uploads.neurons, block.cpu, block.hot),
-            )
-            for block in self._blocks
-            if block.scores is not None
-        ]
-        if movable:
-            self.online = OnlinePlacement(
-                movable, self._gpu, self._placed.uploader, self._settings.online
-            )
+        scored = [block for block in self._blocks if block.scores is not None]
+        if scored:
+            uploader, settings = self._placed.uploader, self._settings.online
+            self.online = OnlinePlacement(scored, self._uploads, self._gpu, uploader, settings)
 
     def release(self) -> None:
         """Release everything on the device."""
@@ -384,10 +367,9 @@ class SplitBlocks:
                     x = _on_host(_executed(run, program, x, batch))
             placed.counters.end_step()
             placed.exchange.collect(self._cpu.counters)
-            if self.online is not None and most <= settings.max_tokens:
-                self.online.after_step(perf_counter() - start)
-                if not self.online.is_moving:
-                    self._stop_scoring()
+            step_s, is_small = perf_counter() - start, most <= settings.max_tokens
+            if self.online is not None and is_small and self.online.after_step(step_s):
+                placed.graphs.forget()
         return x
 
     def _run(
@@ -455,14 +437,6 @@ class SplitBlocks:
         """Test whether neurons may move: columns of the file's matrix take too long to gather."""
         is_wanted = self._settings.online.mode is not OnlineMode.OFF
         return is_wanted and ffn.predictor is not None and ffn.is_down_transposed
-
-    def _stop_scoring(self) -> None:
-        """Drop the scores and record steps again without them."""
-        scored = [block for block in self._blocks if block.scores is not None]
-        if scored:
-            for block in scored:
-                block.scores = None
-            self._placed.graphs.forget()
 
 
 def _executed(run: LayerRun, program: LayerProgram[ArrayT], x: ArrayT, batch: Batch) -> ArrayT:

@@ -23,8 +23,8 @@ from powerinfer.ops.gpu.kernels.handover import add_to, copy_to_host, update_sco
 from powerinfer.ops.gpu.memory import SharedBuffers
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.router import DeviceRouter, Routing, add_expert_biases
+from powerinfer.ops.hybrid.handles import SlotTable
 from powerinfer.ops.hybrid.handoff.methods import Handoff
-from powerinfer.ops.hybrid.migration import SlotTable
 from powerinfer.ops.protocol import ActiveIds
 
 __all__ = ["DecodeFFN", "HandedFFN", "Mask", "SplitFFN", "listed", "predicted"]

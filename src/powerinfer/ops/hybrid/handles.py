@@ -1,6 +1,7 @@
 """Weights of the hybrid backend: all belong to the CPU at first, some are uploaded later.
 
-A handle of uploaded weights keeps that of the original.
+A handle of uploaded weights keeps that of the original. A `SlotTable` tells which neurons of a
+layer are uploaded.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
+import numpy as np
 from torch import Tensor
 
 from powerinfer.errors import PlacementError
@@ -21,9 +23,8 @@ from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.attention import DeviceKV
 from powerinfer.ops.gpu.linear import DeviceLinear
 from powerinfer.ops.gpu.matrix import DeviceMatrix
-from powerinfer.ops.hybrid.decode import HandedFFN, SplitFFN
 from powerinfer.ops.protocol import FFN, Linear
-from powerinfer.values import BoolArray, FloatArray, IntArray
+from powerinfer.values import FloatArray, IntArray
 
 __all__ = [
     "CPULoading",
@@ -35,7 +36,9 @@ __all__ = [
     "HybridLinear",
     "HybridMatrix",
     "HybridVector",
+    "Moves",
     "OnDevice",
+    "SlotTable",
     "UploadedLinear",
     "cpu_ffn",
     "device_linears",
@@ -170,14 +173,6 @@ class CPULoading:
     neuron_predictor = _of_cpu(NativeOps.neuron_predictor)
     predict = _of_cpu(NativeOps.predict)
 
-    def route(
-        self, x: FloatArray, ffn: HybridFFN, is_prompt: BoolArray | None = None
-    ) -> tuple[IntArray, FloatArray]:
-        """Choose experts on the CPU, also for a block that was placed since it was prepared."""
-        placed = ffn.native
-        original = placed.cpu if isinstance(placed, SplitFFN | HandedFFN) else cpu_ffn(ffn)
-        return self.cpu.route(x, original, is_prompt)
-
 
 def cpu_ffn(ffn: HybridFFN) -> NativeFFN:
     """Convert a block to the CPU backend's type: it holds matrices and vectors of the CPU only.
@@ -185,3 +180,58 @@ def cpu_ffn(ffn: HybridFFN) -> NativeFFN:
     Uploaded weights of a block are in `SplitFFN`, and predictors are made of the CPU's copies.
     """
     return cast("NativeFFN", ffn)
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Neurons of one layer that are replaced, and by which in which free slots: i32[n] each."""
+
+    evicted: IntArray
+    loaded: IntArray
+    slots: IntArray
+
+
+class SlotTable:
+    """Slots of one layer, some of them free: the host's copy of the tables.
+
+    Attributes:
+        neuron_of_slot: i32[slots], -1 for free ones.
+        slot_of_neuron: i32[neurons], -1 for neurons that are not on the device.
+    """
+
+    def __init__(self, hot: IntArray, num_neurons: int, num_slots: int) -> None:
+        """Put neurons, ids i32[k], into the first slots, in their order."""
+        self.neuron_of_slot = np.full(num_slots, -1, np.int32)
+        self.neuron_of_slot[: len(hot)] = hot
+        self.slot_of_neuron = np.full(num_neurons, -1, np.int32)
+        self.slot_of_neuron[hot] = np.arange(len(hot), dtype=np.int32)
+
+    @property
+    def cold(self) -> IntArray:
+        """Ascending ids of the neurons that are not on the device."""
+        ids: IntArray = np.flatnonzero(self.slot_of_neuron < 0).astype(np.int32)
+        return ids
+
+    @property
+    def hot(self) -> IntArray:
+        """Ascending ids of the neurons on the device."""
+        ids: IntArray = np.flatnonzero(self.slot_of_neuron >= 0).astype(np.int32)
+        return ids
+
+    @property
+    def free(self) -> IntArray:
+        """Ascending numbers of the slots without a neuron."""
+        slots: IntArray = np.flatnonzero(self.neuron_of_slot < 0).astype(np.int32)
+        return slots
+
+    @property
+    def is_full(self) -> bool:
+        """True if every neuron of the layer is on the device."""
+        return bool((self.slot_of_neuron >= 0).all())
+
+    def replace(self, moves: Moves) -> None:
+        """Replace neurons by others whose weights have arrived in free slots."""
+        self.neuron_of_slot[self.slot_of_neuron[moves.evicted]] = -1
+        self.slot_of_neuron[moves.evicted] = -1
+        self.neuron_of_slot[moves.slots] = moves.loaded
+        self.slot_of_neuron[moves.loaded] = moves.slots

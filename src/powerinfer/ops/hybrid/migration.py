@@ -1,4 +1,4 @@
-"""Slots of a layer's neurons on the GPU, and moves of neurons that fire often into them.
+"""Moves of neurons that fire often to the GPU.
 
 The GPU keeps a running score of each neuron, S <- d S + (1 - d) A with A = 1 in steps in which it
 was active. Every `interval` steps the scores are fetched without waiting, and `interval` steps
@@ -9,7 +9,7 @@ evicted neurons become free. Score and margin follow Kairox (OSDI 2026).
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -17,20 +17,21 @@ from statistics import fmean, median
 from time import perf_counter
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from powerinfer.errors import PowerInferError
-from powerinfer.ops.gpu.ffn import HotNeurons
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.uploads import Mark, Upload, Uploader
-from powerinfer.values import FloatArray, IntArray
+from powerinfer.ops.hybrid.decode import SplitFFN
+from powerinfer.ops.hybrid.handles import Moves, SlotTable
+from powerinfer.ops.hybrid.upload import Uploads
+from powerinfer.values import FloatArray
 
 __all__ = [
-    "MovableNeurons",
     "OnlineMode",
     "OnlinePlacement",
     "OnlineSettings",
-    "SlotTable",
     "choose_moves",
 ]
 
@@ -38,52 +39,6 @@ _log = logging.getLogger(__name__)
 
 # Steps with moves must take less than this share of the time of those without, beyond noise.
 _WORTH = 0.97
-
-
-class SlotTable:
-    """Slots of one layer, some of them free: the host's copy of the tables.
-
-    Attributes:
-        neuron_of_slot: i32[slots], -1 for free ones.
-        slot_of_neuron: i32[neurons], -1 for neurons that are not on the device.
-    """
-
-    def __init__(self, hot: IntArray, num_neurons: int, num_slots: int) -> None:
-        """Put neurons, ids i32[k], into the first slots, in their order."""
-        self.neuron_of_slot = np.full(num_slots, -1, np.int32)
-        self.neuron_of_slot[: len(hot)] = hot
-        self.slot_of_neuron = np.full(num_neurons, -1, np.int32)
-        self.slot_of_neuron[hot] = np.arange(len(hot), dtype=np.int32)
-
-    @property
-    def cold(self) -> IntArray:
-        """Ascending ids of the neurons that are not on the device."""
-        ids: IntArray = np.flatnonzero(self.slot_of_neuron < 0).astype(np.int32)
-        return ids
-
-    @property
-    def hot(self) -> IntArray:
-        """Ascending ids of the neurons on the device."""
-        ids: IntArray = np.flatnonzero(self.slot_of_neuron >= 0).astype(np.int32)
-        return ids
-
-    @property
-    def free(self) -> IntArray:
-        """Ascending numbers of the slots without a neuron."""
-        slots: IntArray = np.flatnonzero(self.neuron_of_slot < 0).astype(np.int32)
-        return slots
-
-    @property
-    def is_full(self) -> bool:
-        """True if every neuron of the layer is on the device."""
-        return bool((self.slot_of_neuron >= 0).all())
-
-    def replace(self, moves: "Moves") -> None:
-        """Replace neurons by others whose weights have arrived in free slots."""
-        self.neuron_of_slot[self.slot_of_neuron[moves.evicted]] = -1
-        self.slot_of_neuron[moves.evicted] = -1
-        self.neuron_of_slot[moves.slots] = moves.loaded
-        self.slot_of_neuron[moves.loaded] = moves.slots
 
 
 class OnlineMode(StrEnum):
@@ -122,15 +77,6 @@ class OnlineSettings:
     settle_steps: int = 384
 
 
-@dataclass(frozen=True, slots=True)
-class Moves:
-    """Neurons of one layer that are replaced, and by which in which free slots: i32[n] each."""
-
-    evicted: IntArray
-    loaded: IntArray
-    slots: IntArray
-
-
 def choose_moves(table: SlotTable, scores: FloatArray, settings: OnlineSettings) -> Moves:
     """Pair the most active cold neurons with the least active hot ones, by f32[num_neurons]."""
     hot, cold, free = table.hot, table.cold, table.free
@@ -144,23 +90,6 @@ def choose_moves(table: SlotTable, scores: FloatArray, settings: OnlineSettings)
     return Moves(leaving[:count], coming[:count], free[:count])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MovableNeurons:
-    """Neurons of one layer that may move.
-
-    Attributes:
-        table: changed between two steps.
-        hot: the device's slots and its copies of the table.
-        scores: f32[num_neurons] on the device, how often each fired recently.
-        load: ``load(neurons, slots)`` writes rows into free slots; runs in the background.
-    """
-
-    table: SlotTable
-    hot: HotNeurons
-    scores: Tensor
-    load: Callable[[IntArray, IntArray], None]
-
-
 class OnlinePlacement:
     """Watches decode steps and moves neurons between them.
 
@@ -171,15 +100,17 @@ class OnlinePlacement:
 
     def __init__(
         self,
-        layers: Sequence[MovableNeurons],
+        blocks: Sequence[SplitFFN],
+        uploads: Uploads,
         gpu: TorchGPU,
         uploader: Uploader,
         settings: OnlineSettings,
     ) -> None:
-        """Take layers with free slots; `uploader` does the background work."""
+        """Take the blocks with scores and free slots; `uploader` does the background work."""
         self.num_moved = 0
         self.is_moving = True
-        self._layers = layers
+        self._blocks = blocks
+        self._uploads = uploads
         self._gpu = gpu
         self._uploader = uploader
         self._settings = settings
@@ -189,25 +120,27 @@ class OnlinePlacement:
         # this object: freed by the thread of uploads, torch would mark it on the streams that used
         # it, on which a step may be being recorded.
         self._fetched, self._read = (
-            [gpu.pinned(tuple(layer.scores.shape), layer.scores.dtype) for layer in layers]
-            for _ in range(2)
+            [gpu.pinned((block.num_neurons,), torch.float32) for block in blocks] for _ in range(2)
         )
         self._fetched_by: Mark | None = None
         # Moves in progress, which are known when the upload is done.
-        self._round: tuple[Upload, list[tuple[MovableNeurons, Moves]]] | None = None
+        self._round: tuple[Upload, list[tuple[SplitFFN, Moves]]] | None = None
         self._flipped: Mark | None = None
         self._own_s = 0.0
 
-    def after_step(self, seconds: float) -> None:
-        """Apply moves that have arrived and start a round if one is due, after a decode step."""
+    def after_step(self, seconds: float) -> bool:
+        """Apply moves that have arrived and start a round if one is due, after a decode step.
+
+        Returns True if moving ends here: the blocks lose their scores, to which records still add.
+        """
         if not self.is_moving:
-            return
+            return False
         started = perf_counter()
         # The work here after the previous step delayed this one.
         if self._trial is not None and self._trial.ends_moves(seconds + self._own_s):
             self._finish_round(must_wait=True)
             self._end()
-            return
+            return True
         self._finish_round(must_wait=False)
         self._num_steps += 1
         is_due = self._num_steps % self._settings.interval == 0
@@ -215,6 +148,7 @@ class OnlinePlacement:
         if is_due and may_begin and self._round is None:
             self._begin_round()
         self._own_s = perf_counter() - started
+        return not self.is_moving
 
     def _finish_round(self, *, must_wait: bool) -> None:
         if self._round is None:
@@ -230,28 +164,30 @@ class OnlinePlacement:
             self._round = None
             self._end()
             return
-        for layer, moves in all_moves:
-            layer.table.replace(moves)
-            layer.hot.neuron_of_slot.copy_(self._gpu.to_device(layer.table.neuron_of_slot))
-            layer.hot.slot_of_neuron.copy_(self._gpu.to_device(layer.table.slot_of_neuron))
+        for block, moves in all_moves:
+            block.slots.replace(moves)
+            block.hot.neuron_of_slot.copy_(self._gpu.to_device(block.slots.neuron_of_slot))
+            block.hot.slot_of_neuron.copy_(self._gpu.to_device(block.slots.slot_of_neuron))
             self.num_moved += len(moves.loaded)
         self._flipped = self._uploader.mark()
         self._round = None
 
     def _end(self) -> None:
         self.is_moving = False
-        # The scores are not needed any more.
-        self._layers = ()
+        for block in self._blocks:
+            block.scores = None
+        self._blocks = ()
 
     def _begin_round(self) -> None:
         """Choose neurons by the scores fetched last time, and fetch them for the next time."""
         if self._fetched_by is not None and self._fetched_by.is_reached():
-            moves: list[tuple[MovableNeurons, Moves]] = []
+            moves: list[tuple[SplitFFN, Moves]] = []
             work = partial(self._choose_and_load, self._fetched, moves)
             self._round = self._uploader.submit(work, self._flipped), moves
             self._fetched, self._read = self._read, self._fetched
-        for layer, host in zip(self._layers, self._fetched, strict=True):
-            self._fetch(layer.scores, host)
+        for block, host in zip(self._blocks, self._fetched, strict=True):
+            if block.scores is not None:
+                self._fetch(block.scores, host)
         self._fetched_by = self._uploader.mark()
 
     def _fetch(self, scores: Tensor, host: Tensor) -> None:
@@ -259,14 +195,14 @@ class OnlinePlacement:
         host.copy_(scores, non_blocking=True)
 
     def _choose_and_load(
-        self, fetched: Sequence[Tensor], moves: list[tuple[MovableNeurons, Moves]]
+        self, fetched: Sequence[Tensor], moves: list[tuple[SplitFFN, Moves]]
     ) -> None:
         """Run in the background; the tables read here change only when this is done."""
-        for layer, scores in zip(self._layers, fetched, strict=True):
-            chosen = choose_moves(layer.table, scores.numpy(), self._settings)
+        for block, scores in zip(self._blocks, fetched, strict=True):
+            chosen = choose_moves(block.slots, scores.numpy(), self._settings)
             if len(chosen.loaded):
-                layer.load(chosen.loaded, chosen.slots)
-                moves.append((layer, chosen))
+                self._uploads.neurons(block.cpu, block.hot, chosen.loaded, chosen.slots)
+                moves.append((block, chosen))
 
 
 class _Trial:

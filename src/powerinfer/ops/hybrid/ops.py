@@ -258,6 +258,14 @@ class HybridOps(CPULoading):
         on_host = self.to_host(x), cpu_ffn(ffn), scored_here, is_prompt, routed_here
         return partial(self.cpu.ffn, *on_host)
 
+    def route(
+        self, x: FloatArray, ffn: HybridFFN, is_prompt: BoolArray | None = None
+    ) -> tuple[IntArray, FloatArray]:
+        """Choose experts on the CPU, also for a block that was placed since it was prepared."""
+        placed = ffn.native
+        original = placed.cpu if isinstance(placed, SplitFFN | HandedFFN) else cpu_ffn(ffn)
+        return self.cpu.route(x, original, is_prompt)
+
     def ffn_active(
         self,
         x: HybridArray,

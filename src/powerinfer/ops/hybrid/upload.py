@@ -37,9 +37,9 @@ from powerinfer.ops.hybrid.handles import (
     FusedPart,
     HybridLinear,
     OnDevice,
+    SlotTable,
     UploadedLinear,
 )
-from powerinfer.ops.hybrid.migration import SlotTable
 from powerinfer.ops.operands import RouterRule
 from powerinfer.ops.protocol import Linear
 from powerinfer.quant import get_format
