@@ -1,6 +1,6 @@
 """All feed-forward blocks of a model that lie on two devices, and the steps that run them."""
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,18 +21,11 @@ from powerinfer.ops.gpu.kernels import MAX_TOKENS
 from powerinfer.ops.gpu.memory import Arena, SharedBuffers, naming_kernel_failure
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.recorder import Activations
-from powerinfer.ops.gpu.router import Routing, route
+from powerinfer.ops.gpu.router import route
 from powerinfer.ops.gpu.uploads import Uploader
 from powerinfer.ops.hybrid.build import exchange_buffers, make_step_graphs
 from powerinfer.ops.hybrid.counters import HybridCounters
-from powerinfer.ops.hybrid.decode import (
-    DecodeFFN,
-    HandedFFN,
-    Mask,
-    SplitFFN,
-    listed,
-    predicted,
-)
+from powerinfer.ops.hybrid.decode import DecodeFFN, HandedFFN, SplitFFN, listed, predicted
 from powerinfer.ops.hybrid.handles import SlotTable
 from powerinfer.ops.hybrid.handoff.methods import Handoff
 from powerinfer.ops.hybrid.migration import OnlineMode, OnlinePlacement, OnlineSettings
@@ -69,11 +62,6 @@ class HybridSettings:
     chunk_bytes: int = 32 << 20
 
     def __post_init__(self) -> None:
-        """Check the limit of the kernels.
-
-        Raises:
-            UnsupportedError: `max_tokens` exceeds it.
-        """
         if not 1 <= self.max_tokens <= MAX_TOKENS:
             raise UnsupportedError(
                 f"decode steps of {self.max_tokens} tokens; kernels serve 1 to {MAX_TOKENS}"
@@ -117,11 +105,7 @@ class SplitBlocks:
     ) -> None:
         """Create what the devices share, once, after `place_chunks` and before the first `add`.
 
-        Args:
-            num_layers: layers of the model.
-            hidden_size: width of its stream.
-            num_neurons: neurons of a layer.
-            num_experts: experts of a layer; 0 for dense blocks.
+        Numbers of neurons and experts are those of a layer; dense blocks have 0 experts.
 
         Raises:
             OutOfDeviceMemoryError: the device, or page-locked memory, is exhausted.
@@ -135,8 +119,7 @@ class SplitBlocks:
             num_layers=num_layers,
             num_experts=num_experts,
         )
-        arrays = exchange_buffers(buffers)
-        exchange = self._cpu.exchange(arrays)
+        exchange = self._cpu.exchange(exchange_buffers(buffers))
         self._first_shared = num_layers
         num_counted = (1 + bool(num_experts)) * num_layers
         counters = HybridCounters(self._cpu.counters, exchange, gpu, num_counted, self._blocks)
@@ -181,20 +164,18 @@ class SplitBlocks:
         return self._shared
 
     def place(self, ffn: NativeFFN, hot: IntArray, placer: Placer) -> PlacedBlock:
-        """Copy the hot neurons of a block and its predictor to the device.
-
-        Args:
-            ffn: prepared by the CPU backend.
-            hot: i32[k], ascending ids.
-            placer: copies them, or counts their bytes.
+        """Copy the hot neurons of a block, i32[k] ascending ids, and its predictor to the device.
 
         Raises:
             OutOfDeviceMemoryError: they do not fit.
         """
-        num_neurons = self._cpu.matrix_shape(ffn.up.matrix)[0]
-        may_move = self._may_move(ffn) and 0 < len(hot) < num_neurons
-        num_spare = self._settings.online.max_moves if may_move else 0
-        table = SlotTable(hot, num_neurons, len(hot) + min(num_spare, num_neurons - len(hot)))
+        num_neurons, online = self._cpu.matrix_shape(ffn.up.matrix)[0], self._settings.online
+        # Columns of a down that is not transposed take too long to gather.
+        is_movable = ffn.predictor is not None and ffn.is_down_transposed
+        is_split = 0 < len(hot) < num_neurons
+        may_move = online.mode is not OnlineMode.OFF and is_movable and is_split
+        num_spare = min(online.max_moves, num_neurons - len(hot)) if may_move else 0
+        table = SlotTable(hot, num_neurons, len(hot) + num_spare)
         return placer.block(ffn, table, is_scored=may_move)
 
     def place_chunks(self, ffns: Sequence[NativeFFN], placer: Placer) -> None:
@@ -216,13 +197,7 @@ class SplitBlocks:
         return arena.used_bytes
 
     def add(self, number: int, ffn: NativeFFN, placed: PlacedBlock) -> SplitFFN:
-        """Let a block run on both devices.
-
-        Args:
-            number: number of the layer.
-            ffn: the block as prepared by the CPU backend.
-            placed: its part on the device.
-        """
+        """Let the block of a layer, prepared by the CPU backend, run on both devices."""
         is_full = placed.slots.is_full
         block = SplitFFN(
             number=number,
@@ -240,14 +215,13 @@ class SplitBlocks:
         return block
 
     def add_shared(self, number: int, ffn: NativeFFN, placed: PlacedBlock) -> SplitFFN:
-        """Let a layer's shared expert, placed whole, run; arguments as for `add`."""
+        """Let a layer's shared expert, placed whole, run; see `add`."""
         # It has its own counters, after those of all layers.
         return self.add(self._first_shared + number, ffn, placed)
 
     def add_handed(self, number: int, ffn: NativeFFN, handed: HandedBlock) -> HandedFFN:
-        """Leave a block and its predictor to the CPU; arguments as for `add`."""
-        exchange = self._placed.exchange
-        layer = exchange.add_layer(ffn, is_predicting=True)
+        """Leave the block of a layer and its predictor to the CPU."""
+        layer = self._placed.exchange.add_layer(ffn, is_predicting=True)
         self._handoff_layers[number] = layer
         return HandedFFN(number, ffn, handed.down_bias, layer)
 
@@ -283,7 +257,6 @@ class SplitBlocks:
 
         Args:
             x: f32[num_tokens, hidden_size] on the device.
-            block: a block of this backend.
             predictor_input: input of its predictor, like x; None for x.
             router_input: input of its router, like x; None for x.
             is_prompt: bool[num_tokens], for the CPU's part of steps with more tokens than are
@@ -296,12 +269,7 @@ class SplitBlocks:
         scored = x if predictor_input is None else predictor_input.contiguous()
         routed = x if router_input is None else router_input.contiguous()
         if isinstance(block, SplitFFN):
-            routing = None if block.router is None else route(routed, block.router)
-            if active is None:
-                mask = predicted(block, scored, routing)
-            else:
-                mask = listed(active, block.num_neurons, self._gpu, routing)
-            return self._start(x, block, mask, routing, is_prompt)
+            return self._start_split(x, block, scored, routed, is_prompt, active)
         if len(x) <= self._settings.max_tokens:
             return self._placed.decode.start_handed(x, block, scored, routed)
         # Fetched now, so that the device can go on with work queued in between.
@@ -310,15 +278,21 @@ class SplitBlocks:
         finish = partial(self._cpu.ffn, *on_host, is_prompt, seen)
         return lambda: self._gpu.to_device(finish())
 
-    def _start(
+    def _start_split(
         self,
         x: Tensor,
         block: SplitFFN,
-        mask: Mask,
-        routing: Routing | None,
+        scored: Tensor,
+        routed: Tensor,
         is_prompt: BoolArray | None,
+        active: ActiveIds | None,
     ) -> Callable[[], Tensor]:
         placed, num_tokens = self._placed, len(x)
+        routing = None if block.router is None else route(routed, block.router)
+        if active is None:
+            mask = predicted(block, scored, routing)
+        else:
+            mask = listed(active, block.num_neurons, self._gpu, routing)
         is_small = num_tokens <= self._settings.max_tokens
         asks_cpu = block.handoff_layer is not None and (
             is_small or placed.prefill.asks_cpu(num_tokens)
@@ -356,15 +330,13 @@ class SplitBlocks:
             for run in runs:
                 if not len(x):
                     # Nothing needs the rest.
-                    x = _on_host(program.end(x))
+                    x = self._on_host(program.end(x))
                     break
                 if run.is_on_device:
-                    parts = [
-                        self._run(run, x[group.rows], group.batch, program) for group in groups
-                    ]
+                    parts = [self._run(run, x[part.rows], part.batch, program) for part in groups]
                     x = parts[0] if len(parts) == 1 else np.concatenate(parts)
                 else:
-                    x = _on_host(_executed(run, program, x, batch))
+                    x = self._on_host(_executed(run, program, x, batch))
             placed.counters.end_step()
             placed.exchange.collect(self._cpu.counters)
             step_s, is_small = perf_counter() - start, most <= settings.max_tokens
@@ -376,43 +348,25 @@ class SplitBlocks:
         self, run: LayerRun, x: FloatArray, batch: Batch, program: LayerProgram[Activations]
     ) -> FloatArray:
         """Execute a run on the GPU for the tokens of a batch."""
-        layers = [
-            self._handoff_layers[number]
-            for number in range(run.first, run.last)
-            if number in self._handoff_layers
-        ]
+        placed, numbers = self._placed, range(run.first, run.last)
+        layers = [layer for number, layer in self._handoff_layers.items() if number in numbers]
         is_small = batch.num_tokens <= self._settings.max_tokens
         key = program.key if self.are_recordable and is_small else None
         # Not by the rows of x: after layers on the CPU they may be the selected ones only. Steps
         # that are never recorded may make other calls.
         notes = run.number, batch.num_tokens, key is None
-        result = self._placed.graphs.run(
-            x,
-            batch,
-            partial(self._queue, run, program, notes),
-            key,
-            number=run.number,
-            layers=layers,
-        )
-        self._placed.counters.end_run(notes, may_be_replayed=key is not None)
-        return result
 
-    def _queue(
-        self,
-        run: LayerRun,
-        program: LayerProgram[Activations],
-        notes: Hashable,
-        x: Activations,
-        batch: Batch | DeviceBatch,
-        handoff: Handoff,
-    ) -> Activations:
-        """Queue a run; see `step_graphs.QueueRun`."""
-        self._placed.counters.begin_run(notes)
-        self._placed.decode.handoff = handoff
-        stream = self._gpu.to_device(x) if isinstance(x, np.ndarray) else x
-        with naming_kernel_failure():
-            # Operations take either batch; models know one.
-            return _executed(run, program, stream, cast("Batch", batch))
+        def queue(x: Activations, batch: Batch | DeviceBatch, handoff: Handoff) -> Activations:
+            placed.counters.begin_run(notes)
+            placed.decode.handoff = handoff
+            stream = self._gpu.to_device(x) if isinstance(x, np.ndarray) else x
+            with naming_kernel_failure():
+                # Operations take either batch; models know one.
+                return _executed(run, program, stream, cast("Batch", batch))
+
+        result = placed.graphs.run(x, batch, queue, key, number=run.number, layers=layers)
+        placed.counters.end_run(notes, may_be_replayed=key is not None)
+        return result
 
     @contextmanager
     def _awake(self, num_tokens: int) -> Iterator[None]:
@@ -433,10 +387,8 @@ class SplitBlocks:
         finally:
             placed.exchange.let_sleep()
 
-    def _may_move(self, ffn: NativeFFN) -> bool:
-        """Test whether neurons may move: columns of the file's matrix take too long to gather."""
-        is_wanted = self._settings.online.mode is not OnlineMode.OFF
-        return is_wanted and ffn.predictor is not None and ffn.is_down_transposed
+    def _on_host(self, x: Activations) -> FloatArray:
+        return x if isinstance(x, np.ndarray) else self._gpu.to_host(x)
 
 
 def _executed(run: LayerRun, program: LayerProgram[ArrayT], x: ArrayT, batch: Batch) -> ArrayT:
@@ -444,10 +396,3 @@ def _executed(run: LayerRun, program: LayerProgram[ArrayT], x: ArrayT, batch: Ba
     if run.first < run.last:
         x = program.layers(x, batch, run.first, run.last)
     return program.end(x) if run.has_end else x
-
-
-def _on_host(x: Activations) -> FloatArray:
-    """Return the output of a run on the CPU."""
-    if not isinstance(x, np.ndarray):
-        raise PlacementError("a run of layers on the CPU left its stream on the GPU")
-    return x
