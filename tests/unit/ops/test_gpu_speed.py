@@ -50,7 +50,7 @@ def bench() -> Any:
         work()
         return GRAPH_S + gpu.clock - before
 
-    return SimpleNamespace(gpu=gpu, size=speed._LARGE, recorder=None, seconds=seconds)
+    return SimpleNamespace(gpu=gpu, columns=4096, parts=32, recorder=None, seconds=seconds)
 
 
 def _matrices(rows: int) -> list[Any]:

@@ -53,6 +53,8 @@ _ACTIVE_SHARE = 0.1
 _RELU = Activation(ActivationKind.RELU)
 # Rows and columns of a matrix whose reading takes no time.
 _SMALL = 32
+# Rounds of kernels on large matrices in one record, and replays of a record.
+_ROUNDS, _REPEATS = 4, 7
 # Hand-offs in one record, and replays: enough for a 99th percentile.
 _NUM_HANDOFFS = 32
 _NUM_REPLAYS = 24
@@ -64,30 +66,6 @@ class HandoffFigures:
 
     median_s: float
     p99_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Size:
-    """Sizes of a measurement.
-
-    Attributes:
-        matrix_bytes: bytes of a matrix; two of half the size must exceed the device's cache.
-        transfer_bytes: bytes of a copy to the device.
-        rounds: rounds of kernels on large matrices in one record.
-        parts: parts of layers, made of small kernels, in one record.
-    """
-
-    columns: int
-    matrix_bytes: int
-    transfer_bytes: int
-    rounds: int
-    parts: int
-
-
-_LARGE = _Size(4096, 192 << 20, 64 << 20, rounds=4, parts=32)
-_TINY = _Size(256, 1 << 14, 1 << 14, rounds=1, parts=1)
-# Replays of a record.
-_REPEATS = 7
 
 
 def measure_gpu_speed(
@@ -112,12 +90,11 @@ def measure_gpu_speed(
     say = progress or (lambda done, total: None)
     say(0, 6)  # the first figure takes long where kernels are compiled
     gpu = TorchGPU(device)
-    bench = _Bench(gpu, CudaRecorder(gpu), _LARGE) if gpu.is_cuda else _Bench(gpu, None, _TINY)
+    bench = _Bench(gpu, CudaRecorder(gpu)) if gpu.is_cuda else _Bench(gpu, None, 256, 1 << 14, 1)
     with bench.working():
-        num_bytes = bench.size.matrix_bytes
         large, small = (
-            [_matrix(bench, format_name, size) for _ in range(2)]
-            for size in (num_bytes, num_bytes // 2)
+            [_matrix(bench, format_name, num_bytes) for _ in range(2)]
+            for num_bytes in (bench.matrix_bytes, bench.matrix_bytes // 2)
         )
         read = _bytes_per_s(_read(bench, large), _read(bench, small))
         say(1, 6)
@@ -150,11 +127,19 @@ def _bytes_per_s(large: _Timed, small: _Timed) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Bench:
-    """Times work, recorded if the device can."""
+    """Times work, recorded if the device can.
+
+    Attributes:
+        columns: columns of the matrices.
+        matrix_bytes: bytes of a matrix; two of half the size must exceed the device's cache.
+        parts: parts of layers, made of small kernels, in one record.
+    """
 
     gpu: TorchGPU
     recorder: CudaRecorder | None
-    size: _Size
+    columns: int = 4096
+    matrix_bytes: int = 192 << 20
+    parts: int = 32
 
     def working(self) -> AbstractContextManager[None]:
         return torch.no_grad() if self.recorder is None else self.recorder.working()
@@ -199,7 +184,7 @@ def _wall_s(work: Callable[[], object]) -> float:
 
 
 def _matrix(bench: _Bench, format_name: str, num_bytes: int) -> DeviceMatrix:
-    columns = bench.size.columns
+    columns = bench.columns
     row_bytes = get_format(format_name).num_bytes(columns)
     rows = max(_SMALL, num_bytes // row_bytes)
     encoded = np.full((rows, row_bytes), _FILL, np.uint8)
@@ -207,13 +192,13 @@ def _matrix(bench: _Bench, format_name: str, num_bytes: int) -> DeviceMatrix:
 
 
 def _input(bench: _Bench) -> torch.Tensor:
-    return bench.gpu.to_device(np.ones((1, bench.size.columns), np.float32))
+    return bench.gpu.to_device(np.ones((1, bench.columns), np.float32))
 
 
 def _read(bench: _Bench, parts: list[DeviceMatrix]) -> _Timed:
     """Measure products with alternating matrices, so that none is in a cache."""
     x = _input(bench)
-    layers: list[DeviceLinear] = [Linear(part) for part in parts * bench.size.rounds]
+    layers: list[DeviceLinear] = [Linear(part) for part in parts * _ROUNDS]
     num_bytes: int = sum(layer.matrix.nbytes for layer in layers)
     seconds = bench.seconds(lambda: [bench.gpu.linear(x, [layer]) for layer in layers])
     return num_bytes, seconds
@@ -225,7 +210,7 @@ def _gather(bench: _Bench, parts: list[DeviceMatrix]) -> _Timed:
     ids = gpu.to_device(np.arange(up.rows, dtype=np.int32))
     hot = HotNeurons(None, up, down, neuron_of_slot=ids, slot_of_neuron=ids, activation=_RELU)
     random = np.random.default_rng(0)
-    masks = (random.random((bench.size.rounds, 1, up.rows)) < _ACTIVE_SHARE).astype(np.uint8)
+    masks = (random.random((_ROUNDS, 1, up.rows)) < _ACTIVE_SHARE).astype(np.uint8)
     num_bytes = int(masks.sum()) * (up.row_bytes + down.row_bytes)
     placed = [gpu.to_device(mask) for mask in masks]
     x = _input(bench)
@@ -237,9 +222,9 @@ def _gather(bench: _Bench, parts: list[DeviceMatrix]) -> _Timed:
 
 
 def _launch_s(bench: _Bench, format_name: str) -> float:
-    gpu, x, num_parts = bench.gpu, _input(bench), bench.size.parts
+    gpu, x, num_parts = bench.gpu, _input(bench), bench.parts
     small: DeviceLinear = Linear(_matrix(bench, format_name, 0))
-    weight = gpu.upload_vector(np.ones(bench.size.columns, np.float32))
+    weight = gpu.upload_vector(np.ones(bench.columns, np.float32))
 
     def parts(number: int) -> None:
         for _ in range(number):
@@ -252,7 +237,7 @@ def _launch_s(bench: _Bench, format_name: str) -> float:
 
 
 def _transfer(bench: _Bench) -> float:
-    num_bytes = bench.size.transfer_bytes
+    num_bytes = bench.matrix_bytes // 3
     source = bench.gpu.pinned((num_bytes,), torch.uint8).zero_()
     target = torch.empty(num_bytes, dtype=torch.uint8, device=bench.gpu.device)
     return num_bytes / bench.queued_s(lambda: target.copy_(source, non_blocking=True))
@@ -261,7 +246,7 @@ def _transfer(bench: _Bench) -> float:
 def _run_s(bench: _Bench) -> float:
     """Measure a step without work, from its input on the host to its result there."""
     gpu, recorder = bench.gpu, bench.recorder
-    x = np.ones((1, bench.size.columns), np.float32)
+    x = np.ones((1, bench.columns), np.float32)
     if recorder is None:
         return _wall_s(lambda: gpu.to_host(gpu.to_device(x)))
     zeros = np.zeros(1, np.int32)
@@ -283,7 +268,7 @@ def _run_s(bench: _Bench) -> float:
 
     try:
         step()
-        return statistics.median(_wall_s(step) for _ in range(bench.size.parts))
+        return statistics.median(_wall_s(step) for _ in range(bench.parts))
     finally:
         recording.drop()
 
@@ -299,7 +284,7 @@ def _handoff_s(gpu: TorchGPU, ops: NativeOps) -> float:
         handoff.signal(0, 1)
         handoff.wait(0, 1)
 
-    return statistics.median(_wall_s(hand_over) for _ in range(_LARGE.parts))
+    return statistics.median(_wall_s(hand_over) for _ in range(_NUM_HANDOFFS))
 
 
 def measure_handoff(gpu: TorchGPU, ops: NativeOps) -> HandoffFigures | None:
