@@ -56,8 +56,6 @@ def make_step_graphs(
         exchange: the CPU's half, with a layer if steps hand any over; its cold bits and flags are
             in page-locked memory.
         handoff: one of HANDOFFS.
-        counting: counts of the device.
-        max_tokens: steps of more tokens are not recorded.
 
     Raises:
         UnsupportedError: there is no such hand-off.
@@ -81,8 +79,6 @@ def memory_handoff(
 
     Args:
         recorder: recorder of a CUDA device, whose stream must be idle; None for another device.
-        exchange: the CPU's half.
-        device_index: number of the device.
 
     Raises:
         DeviceError: the device has no memory operations, or they do not work.
