@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import cast
@@ -11,13 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from powerinfer.errors import PlacementError, UnsupportedError
+from powerinfer.errors import PlacementError
 from powerinfer.ops.cpu.exchange import NativeExchange
 from powerinfer.ops.cpu.handles import NativeFFN
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.batch import DeviceBatch
 from powerinfer.ops.gpu.formats import chunk_neurons
-from powerinfer.ops.gpu.kernels import MAX_TOKENS
 from powerinfer.ops.gpu.memory import Arena, SharedBuffers, naming_kernel_failure
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.recorder import Activations
@@ -28,7 +27,7 @@ from powerinfer.ops.hybrid.counters import HybridCounters
 from powerinfer.ops.hybrid.decode import DecodeFFN, HandedFFN, SplitFFN, listed, predicted
 from powerinfer.ops.hybrid.handles import SlotTable
 from powerinfer.ops.hybrid.handoff.methods import Handoff
-from powerinfer.ops.hybrid.migration import OnlineMode, OnlinePlacement, OnlineSettings
+from powerinfer.ops.hybrid.migration import HybridSettings, OnlineMode, OnlinePlacement
 from powerinfer.ops.hybrid.prefill import PrefillFFN
 from powerinfer.ops.hybrid.runs import Group, LayerRun, token_groups
 from powerinfer.ops.hybrid.step_graphs import Counting, StepGraphs
@@ -36,36 +35,7 @@ from powerinfer.ops.hybrid.upload import HandedBlock, PlacedBlock, Placer, Uploa
 from powerinfer.ops.protocol import ActiveIds, ArrayT, LayerProgram
 from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
 
-__all__ = ["HybridSettings", "SplitBlocks"]
-
-
-@dataclass(frozen=True, slots=True)
-class HybridSettings:
-    """Settings of two devices that work together.
-
-    Attributes:
-        max_tokens: most tokens of a decode step, at most 8.
-        max_texts: most texts whose next tokens are computed in several such steps. The GPU reads
-            its weights for each, so more of them are cheaper in the way of a prompt.
-        prefill_crossover: least number of prompt tokens for which cold weights are sent to the GPU
-            instead of computed by the CPU. `offload.place` derives it from measured speeds.
-        handoff: one of `build.HANDOFFS`.
-        online: settings of moving neurons.
-        chunk_bytes: size of each of two buffers for cold weights.
-    """
-
-    max_tokens: int = MAX_TOKENS
-    max_texts: int = 32
-    prefill_crossover: int = 32
-    handoff: str = "auto"
-    online: OnlineSettings = field(default_factory=OnlineSettings)
-    chunk_bytes: int = 32 << 20
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.max_tokens <= MAX_TOKENS:
-            raise UnsupportedError(
-                f"decode steps of {self.max_tokens} tokens; kernels serve 1 to {MAX_TOKENS}"
-            )
+__all__ = ["SplitBlocks"]
 
 
 @dataclass(frozen=True, slots=True)

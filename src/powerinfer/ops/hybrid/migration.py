@@ -10,7 +10,7 @@ evicted neurons become free. Score and margin follow Kairox (OSDI 2026).
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from statistics import fmean, median
@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from powerinfer.errors import PowerInferError
+from powerinfer.errors import PowerInferError, UnsupportedError
+from powerinfer.ops.gpu.kernels import MAX_TOKENS
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.uploads import Mark, Upload, Uploader
 from powerinfer.ops.hybrid.decode import SplitFFN
@@ -29,6 +30,7 @@ from powerinfer.ops.hybrid.upload import Uploads
 from powerinfer.values import FloatArray
 
 __all__ = [
+    "HybridSettings",
     "OnlineMode",
     "OnlinePlacement",
     "OnlineSettings",
@@ -75,6 +77,35 @@ class OnlineSettings:
     margin: float = 0.05
     trial_steps: int = 96
     settle_steps: int = 384
+
+
+@dataclass(frozen=True, slots=True)
+class HybridSettings:
+    """Settings of two devices that work together.
+
+    Attributes:
+        max_tokens: most tokens of a decode step, at most 8.
+        max_texts: most texts whose next tokens are computed in several such steps. The GPU reads
+            its weights for each, so more of them are cheaper in the way of a prompt.
+        prefill_crossover: least number of prompt tokens for which cold weights are sent to the GPU
+            instead of computed by the CPU. `offload.place` derives it from measured speeds.
+        handoff: one of `build.HANDOFFS`.
+        online: settings of moving neurons.
+        chunk_bytes: size of each of two buffers for cold weights.
+    """
+
+    max_tokens: int = MAX_TOKENS
+    max_texts: int = 32
+    prefill_crossover: int = 32
+    handoff: str = "auto"
+    online: OnlineSettings = field(default_factory=OnlineSettings)
+    chunk_bytes: int = 32 << 20
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_tokens <= MAX_TOKENS:
+            raise UnsupportedError(
+                f"decode steps of {self.max_tokens} tokens; kernels serve 1 to {MAX_TOKENS}"
+            )
 
 
 def choose_moves(table: SlotTable, scores: FloatArray, settings: OnlineSettings) -> Moves:

@@ -24,7 +24,7 @@ from powerinfer.ops.gpu.attention import DeviceKV
 from powerinfer.ops.gpu.batch import DeviceBatch
 from powerinfer.ops.gpu.memory import Arena, naming_exhaustion
 from powerinfer.ops.gpu.ops import TorchGPU
-from powerinfer.ops.hybrid.blocks import HybridSettings, SplitBlocks
+from powerinfer.ops.hybrid.blocks import SplitBlocks
 from powerinfer.ops.hybrid.decode import HandedFFN, SplitFFN
 from powerinfer.ops.hybrid.handles import (
     CPULoading,
@@ -43,6 +43,7 @@ from powerinfer.ops.hybrid.handles import (
     host_vector,
     optional,
 )
+from powerinfer.ops.hybrid.migration import HybridSettings
 from powerinfer.ops.hybrid.runs import layer_runs
 from powerinfer.ops.hybrid.upload import Placer, Uploads
 from powerinfer.ops.protocol import (
