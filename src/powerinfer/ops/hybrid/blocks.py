@@ -154,17 +154,15 @@ class SplitBlocks:
         Raises:
             OutOfDeviceMemoryError: it does not fit.
         """
-        num_bytes = max((self._chunk_bytes(ffn) for ffn in ffns), default=0)
+        num_bytes = 0
+        for ffn in ffns:
+            counting = Placer(self._cpu, self._gpu, self._uploads, Arena.counting())
+            num_neurons = self._cpu.matrix_shape(ffn.up.matrix)[0]
+            neuron_bytes = counting.empty_neurons(ffn, 0).neuron_bytes
+            num_slots = chunk_neurons(neuron_bytes, num_neurons, self._settings.chunk_bytes)
+            counting.empty_neurons(ffn, num_slots)
+            num_bytes = max(num_bytes, counting.arena.used_bytes)
         self._chunks = placer.arena.array((2, num_bytes), torch.uint8)
-
-    def _chunk_bytes(self, ffn: NativeFFN) -> int:
-        arena = Arena.counting()
-        placer = Placer(self._cpu, self._gpu, self._uploads, arena)
-        num_neurons = self._cpu.matrix_shape(ffn.up.matrix)[0]
-        neuron_bytes = placer.empty_neurons(ffn, 0).neuron_bytes
-        num_slots = chunk_neurons(neuron_bytes, num_neurons, self._settings.chunk_bytes)
-        placer.empty_neurons(ffn, num_slots)
-        return arena.used_bytes
 
     def add(self, number: int, ffn: NativeFFN, placed: PlacedBlock) -> SplitFFN:
         """Let the block of a layer, prepared by the CPU backend, run on both devices."""
@@ -264,15 +262,11 @@ class SplitBlocks:
         else:
             mask = listed(active, block.num_neurons, self._gpu, routing)
         is_small = num_tokens <= self._settings.max_tokens
-        asks_cpu = block.handoff_layer is not None and (
-            is_small or placed.prefill.asks_cpu(num_tokens)
-        )
-        placed.counters.note_call(
-            block,
-            num_tokens,
-            is_chosen=mask is not None,
-            num_uncounted=0 if asks_cpu else block.num_neurons,
-        )
+        may_ask = is_small or placed.prefill.asks_cpu(num_tokens)
+        asks_cpu = may_ask and block.handoff_layer is not None
+        num_here = 0 if asks_cpu else block.num_neurons
+        is_chosen = mask is not None
+        placed.counters.note_call(block, num_tokens, is_chosen=is_chosen, num_uncounted=num_here)
         if is_small:
             return placed.decode.start(x, block, mask, routing)
         return lambda: placed.prefill.run(x, block, mask, routing, is_prompt)
