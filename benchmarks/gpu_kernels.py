@@ -59,7 +59,7 @@ class _Bench:
     def __init__(self, device: str, sizes: _Sizes) -> None:
         import torch
 
-        from powerinfer.ops.gpu.memory import open_device
+        from powerinfer.ops.gpu.devices import open_device
 
         self.device, self.sizes = open_device(device), sizes
         self.is_cuda = self.device.type == "cuda"

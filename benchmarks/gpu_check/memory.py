@@ -207,7 +207,7 @@ def _context(setting: Setting) -> tuple[int | None, int | None]:
     """Bytes in use before this process used the GPU, and what its first use takes."""
     if not setting.is_cuda:
         return None, None
-    from powerinfer.ops.gpu.context import context_bytes, used_bytes
+    from powerinfer.ops.gpu.devices import context_bytes, used_bytes
 
     return used_bytes(_FIRST_GPU), context_bytes(_FIRST_GPU)
 
@@ -227,7 +227,7 @@ def _code_finding(used: int | None, context: int | None) -> Finding:
         return Finding(what, Verdict.SKIPPED, "no CUDA, or NVML does not tell")
     import torch
 
-    from powerinfer.ops.gpu.context import used_bytes
+    from powerinfer.ops.gpu.devices import used_bytes
 
     code = (used_bytes(_FIRST_GPU) or 0) - used - context - int(torch.cuda.memory_reserved())
     text = f"{code / _MIB:.0f} MiB, {CODE_BYTES // _MIB} MiB allowed"

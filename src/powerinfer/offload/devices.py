@@ -14,7 +14,7 @@ from powerinfer.errors import DeviceError
 from powerinfer.options.options import AUTO, EngineOptions
 
 if TYPE_CHECKING:
-    from powerinfer.ops.gpu.memory import TorchDevice
+    from powerinfer.ops.gpu.devices import TorchDevice
 
 __all__ = ["Device", "describe_gpus", "find_device", "has_driver", "is_interpreting"]
 
@@ -74,7 +74,7 @@ def _how() -> str:
 
 def _find(wanted: str, *, why: str, is_wanted: bool) -> Device | None:
     try:
-        from powerinfer.ops.gpu import memory as device_memory
+        from powerinfer.ops.gpu import devices as torch_devices
     except (ImportError, OSError) as error:
         # Installed, but not for this machine: an error only if a GPU was requested.
         if not is_wanted:
@@ -82,7 +82,7 @@ def _find(wanted: str, *, why: str, is_wanted: bool) -> Device | None:
         raise DeviceError(
             f"torch cannot be imported: {error}", remedy=f"using a GPU{why} needs it; {_how()}"
         ) from error
-    devices = device_memory.find_devices()
+    devices = torch_devices.find_devices()
     if devices:
         _, _, number = wanted.partition(":")
         index = int(number or 0)
@@ -94,7 +94,7 @@ def _find(wanted: str, *, why: str, is_wanted: bool) -> Device | None:
         return None
     if is_interpreting():
         return Device("cpu", "Triton's interpreter on the CPU", is_interpreted=True)
-    reason = device_memory.why_no_device() if has_driver() else "no GPU driver was found"
+    reason = torch_devices.why_no_device() if has_driver() else "no GPU driver was found"
     raise DeviceError(
         f"no usable CUDA device: {reason}",
         remedy=f"leave the option{why} out or use {{device='cpu'}} to run on the CPU; "
@@ -121,16 +121,16 @@ def describe_gpus() -> list[str]:
     if not _has_modules():
         return [f"unused: torch and triton are not installed; {_how()}"]
     try:
-        from powerinfer.ops.gpu import memory as device_memory
+        from powerinfer.ops.gpu import devices as torch_devices
     except (ImportError, OSError) as error:
         return [f"unused: torch cannot be imported: {error}"]
     found = [
         f"{device.name} {device.title}, {device.total_bytes / 2**30:.1f} GiB"
         if device.why_unusable is None
         else f"unused: {device.why_unusable}"
-        for device in device_memory.find_devices()
+        for device in torch_devices.find_devices()
     ]
-    return found or [f"none: {device_memory.why_no_device()}"]
+    return found or [f"none: {torch_devices.why_no_device()}"]
 
 
 def has_driver() -> bool:

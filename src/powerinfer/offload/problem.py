@@ -151,7 +151,8 @@ def _free_bytes(device: Device) -> int:
     """Free memory of a device, plus what our own context takes."""
     if device.is_interpreted:
         return available_memory_bytes() or 1 << 34
-    from powerinfer.ops.gpu.memory import free_bytes, naming_gpu_failure
+    from powerinfer.ops.gpu.devices import free_bytes
+    from powerinfer.ops.gpu.memory import naming_gpu_failure
 
     with naming_gpu_failure():
         # First, as the query creates the context, which it leaves out; the budget includes it.
@@ -174,6 +175,6 @@ def _driver_bytes(device: Device | None) -> int:
 
 
 def _context_bytes(device: Device) -> int | None:
-    from powerinfer.ops.gpu.context import context_bytes
+    from powerinfer.ops.gpu.devices import context_bytes
 
     return context_bytes(device.name)

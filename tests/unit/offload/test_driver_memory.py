@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from powerinfer.offload import problem as placement_problem  # noqa: E402
 from powerinfer.offload.devices import Device  # noqa: E402
 from powerinfer.offload.model_sizes import CODE_BYTES, CONTEXT_BYTES  # noqa: E402
-from powerinfer.ops.gpu import context, memory  # noqa: E402
+from powerinfer.ops.gpu import devices  # noqa: E402
 from powerinfer.options.options import EngineOptions  # noqa: E402
 from powerinfer.options.vram_budget import MARGIN_BYTES  # noqa: E402
 
@@ -27,6 +27,7 @@ class Nvml:
         self.used = 300 * MIB
         self.context = 617 * MIB
         self.error = 0
+        self.num_open = 0
         self.asked: list[bytes] = []
 
     def use(self) -> None:
@@ -34,7 +35,12 @@ class Nvml:
         self.used, self.context = self.used + self.context, 0
 
     def nvmlInit_v2(self) -> int:  # noqa: N802
+        self.num_open += not self.error
         return self.error
+
+    def nvmlShutdown(self) -> int:  # noqa: N802
+        self.num_open -= 1
+        return 0
 
     def nvmlDeviceGetHandleByUUID(self, uuid: bytes, handle: Any) -> int:  # noqa: N802
         self.asked.append(uuid)
@@ -43,12 +49,12 @@ class Nvml:
 
     def nvmlDeviceGetMemoryInfo(self, handle: Any, info: Any) -> int:  # noqa: N802
         assert handle.value == 7
-        info._obj.used = self.used
+        info._obj[2] = self.used
         return 0
 
 
 @pytest.fixture
-def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nvml]:
     made = Nvml()
 
     def zeros(count: int, *, device: str) -> Any:
@@ -61,24 +67,25 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
         empty_cache=lambda: None,
     )
     fake = SimpleNamespace(device=torch.device, zeros=zeros, cuda=cuda)
-    monkeypatch.setattr(context, "torch", fake)
+    monkeypatch.setattr(devices, "torch", fake)
     monkeypatch.setattr(ctypes, "CDLL", lambda _: made)
-    monkeypatch.setattr(memory, "free_bytes", lambda _: (10 << 30) - made.used)
-    return made
+    monkeypatch.setattr(devices, "free_bytes", lambda _: (10 << 30) - made.used)
+    yield made
+    assert made.num_open == 0
 
 
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
-    context.context_bytes.cache_clear()
+    devices.context_bytes.cache_clear()
     yield
-    context.context_bytes.cache_clear()
+    devices.context_bytes.cache_clear()
 
 
 def test_what_the_first_use_takes_is_the_context(nvml: Nvml) -> None:
-    assert context.context_bytes("cuda:0") == 617 * MIB
+    assert devices.context_bytes("cuda:0") == 617 * MIB
     assert set(nvml.asked) == {b"GPU-1234"}
     # Once in a process: later uses take nothing more.
-    assert context.context_bytes("cuda:0") == 617 * MIB
+    assert devices.context_bytes("cuda:0") == 617 * MIB
 
 
 def _no_library(nvml: Nvml, patch: pytest.MonkeyPatch) -> None:
@@ -114,7 +121,7 @@ def test_a_context_that_cannot_be_measured_is_assumed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     happens(nvml, monkeypatch)
-    assert context.context_bytes("cuda:0") is None
+    assert devices.context_bytes("cuda:0") is None
     free = (10 << 30) - nvml.used
     budget = placement_problem.budget_bytes(EngineOptions(), GPU)
     assert budget == free + CONTEXT_BYTES - MARGIN_BYTES
@@ -134,4 +141,4 @@ def test_a_gpu_of_another_machine_and_interpreted_kernels() -> None:
     assert placement_problem._driver_bytes(None) == CONTEXT_BYTES + CODE_BYTES
     interpreted = Device("cpu", "a stand-in", is_interpreted=True)
     assert placement_problem._driver_bytes(interpreted) == 0
-    assert context.context_bytes("cpu") is None
+    assert devices.context_bytes("cpu") is None

@@ -1,11 +1,7 @@
-"""Devices of torch, their free memory, and transfers of arrays to and from them.
-
-This includes AMD GPUs: torch built for ROCm presents them under the name `cuda`.
-"""
+"""Memory of a torch device and page-locked memory: allocation, transfers, and errors of both."""
 
 import math
 import traceback
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,118 +20,21 @@ __all__ = [
     "DeviceMemory",
     "KernelError",
     "SharedBuffers",
-    "TorchDevice",
-    "find_devices",
-    "free_bytes",
     "is_out_of_memory",
     "naming_exhaustion",
     "naming_gpu_failure",
     "naming_kernel_failure",
-    "open_device",
     "release_cached",
-    "why_no_device",
 ]
 
-# Attention of prompts takes 96 KiB of shared memory per program, which NVIDIA has since Ampere.
-_LEAST_CAPABILITY = (8, 0)
 # Characters of another library's message in ours: compilers print pages.
 _MOST_QUOTED = 200
-
-
-@dataclass(frozen=True, slots=True)
-class TorchDevice:
-    """A GPU.
-
-    Attributes:
-        name: torch's name, such as `cuda:0`.
-        title: the maker's name.
-        total_bytes: size of its memory.
-        capability: compute capability of an NVIDIA GPU; None for other makers'.
-    """
-
-    name: str
-    title: str
-    total_bytes: int
-    capability: tuple[int, int] | None = None
-
-    @property
-    def why_unusable(self) -> str | None:
-        """Explain in one clause why our kernels cannot run here; None if they can."""
-        if self.capability is None or self.capability >= _LEAST_CAPABILITY:
-            return None
-        major, minor = self.capability
-        return (
-            f"{self.name} {self.title} has compute capability {major}.{minor}, kernels need "
-            f"{_LEAST_CAPABILITY[0]}.{_LEAST_CAPABILITY[1]} or newer"
-        )
-
-
-def find_devices() -> tuple[TorchDevice, ...]:
-    """Return the GPUs that torch can use, in its order; none if the driver does not answer."""
-    # If a driver is too old torch warns and finds no device; `why_no_device` explains it.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        if not torch.cuda.is_available():
-            return ()
-        count = torch.cuda.device_count()
-    return tuple(_device(number) for number in range(count))
-
-
-def free_bytes(name: str) -> int:
-    """Return the free memory of a device, including torch's cache; starts its context."""
-    device = torch.device(name)
-    free, _ = torch.cuda.mem_get_info(device)
-    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(free) + int(cached)
 
 
 def release_cached() -> None:
     """Return torch's cached memory to the driver."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def why_no_device() -> str:
-    """Explain in one clause why torch finds no device."""
-    if torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
-        return f"torch {torch.__version__} was built without CUDA or ROCm"
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        torch.cuda.is_available()
-    told = [" ".join(str(warning.message).split())[:200] for warning in caught]
-    return told[0] if told else f"torch {torch.__version__} sees no CUDA device"
-
-
-def _device(number: int) -> TorchDevice:
-    properties = torch.cuda.get_device_properties(number)
-    # For ROCm, torch's "capability" numbers AMD's architectures, which is another numbering.
-    is_amd = torch.version.hip is not None
-    return TorchDevice(
-        f"cuda:{number}",
-        str(properties.name),
-        int(properties.total_memory),
-        None if is_amd else (int(properties.major), int(properties.minor)),
-    )
-
-
-def open_device(name: str) -> torch.device:
-    """Open the torch device with this name; a CUDA device becomes the current one.
-
-    Triton launches on the current device, regardless of that of its arguments.
-
-    Raises:
-        DeviceError: torch sees no such device.
-    """
-    if name == "cpu":
-        return torch.device(name)
-    known = [found.name for found in find_devices()]
-    full_name = "cuda:0" if name == "cuda" else name
-    if full_name not in known:
-        reason = f"torch sees {', '.join(known)}" if known else why_no_device()
-        raise DeviceError(f"no device {name}: {reason}", remedy="take another or {device='cpu'}")
-    device = torch.device(full_name)
-    torch.cuda.set_device(device)
-    return device
 
 
 # Messages of torch's and Triton's plain RuntimeErrors about it: no room for page-locked memory, for

@@ -17,11 +17,12 @@ from powerinfer.ops.float_errors import ignore_float_errors
 from powerinfer.ops.gpu import attention, linear
 from powerinfer.ops.gpu.attention import DeviceKV
 from powerinfer.ops.gpu.batch import DeviceBatch, batch_sizes
+from powerinfer.ops.gpu.devices import open_device
 from powerinfer.ops.gpu.kernels import MAX_TOKENS, handover, norm, rope
 from powerinfer.ops.gpu.kernels.arguments import Angles, Softmax
 from powerinfer.ops.gpu.linear import DeviceLinear
 from powerinfer.ops.gpu.matrix import DeviceMatrix, upload_matrix
-from powerinfer.ops.gpu.memory import DeviceMemory, naming_exhaustion, open_device
+from powerinfer.ops.gpu.memory import DeviceMemory, naming_exhaustion
 from powerinfer.ops.operands import HeadNorms, KVType, RopeTable
 from powerinfer.values import Batch, ByteArray, FloatArray, IntArray
 
