@@ -14,8 +14,7 @@ skip_module_without("torch", "triton")
 import torch
 
 from powerinfer.errors import PowerInferError, ShapeError, UnsupportedError
-from powerinfer.ops.gpu.attention import decoded_cache
-from powerinfer.ops.gpu.batch import query_tiles
+from powerinfer.ops.gpu.cache import query_tiles
 from powerinfer.ops.gpu.kernels.blocks import quantized
 from powerinfer.ops.gpu.ops import DeviceKV, TorchGPU
 from powerinfer.ops.operands import HeadNorms, KVType, RopeTable
@@ -30,6 +29,15 @@ Part = tuple[int, int]
 
 def numbers(rng: np.random.Generator, *shape: int) -> FloatArray:
     return rng.standard_normal(shape).astype(np.float32)
+
+
+def decoded(cache: DeviceKV) -> list[FloatArray]:
+    """Keys and values as f32[num_blocks, block_size, num_kv_heads, head_dim]."""
+    found = []
+    for stored, scales in ((cache.keys, cache.key_scales), (cache.values, cache.value_scales)):
+        factors = scales.float().repeat_interleave(32, dim=-1) if cache.is_q8 else 1.0
+        found.append((stored.float() * factors).cpu().numpy())
+    return found
 
 
 def rope_table(rotary_dim: int, *, is_interleaved: bool, length: int = 1024) -> RopeTable:
@@ -79,7 +87,8 @@ class World:
         counts = [-(-length // block_size) for length in lengths]
         sizes = (sum(counts) + 2, block_size, heads.num_kv_heads, heads.head_dim)
         self.expected: ReferenceKV = self.reference.new_kv_layer(*sizes, kv_type)
-        self.cache: DeviceKV = self.gpu.new_kv_layer(*sizes, kv_type)
+        self.cache: DeviceKV
+        (self.cache,) = self.gpu.new_kv_layers(1, *sizes, kv_type)
         # Positions that were never written must not matter.
         for array in self.cache.arrays:
             array.fill_(float("nan") if array.dtype.is_floating_point else 77)
@@ -187,7 +196,7 @@ class TestRopeAndStore:
         blocks = batch.block_tables[batch.sequences, batch.positions // 4]
         used = (blocks, batch.positions % 4)
         stored = (world.expected.keys, world.expected.values)
-        for kept, expected in zip(decoded_cache(world.cache), stored, strict=True):
+        for kept, expected in zip(decoded(world.cache), stored, strict=True):
             wanted = world.expected.decode(expected[used])
             # One unit of the last place: half precision, or a code of 127.
             limit = 1 / 127 if kv_type is KVType.Q8_0 else 2.0**-10
@@ -232,7 +241,7 @@ class TestRopeAndStore:
 
     def test_q8_0_needs_whole_blocks(self) -> None:
         with pytest.raises(UnsupportedError, match="multiple of 32"):
-            TorchGPU(DEVICE).new_kv_layer(1, 4, 1, 80, KVType.Q8_0)
+            TorchGPU(DEVICE).new_kv_layers(1, 1, 4, 1, 80, KVType.Q8_0)
 
 
 class TestDecode:
@@ -393,7 +402,7 @@ class TestRecords:
             inputs = world.inputs(2)
             if static is None:
                 static = world.gpu.static_batch(batch)
-            world.gpu.fill(static, batch)
+            static.fill(batch)
             got = world.gpu.to_host(world.run(static, inputs))
             assert_close(got, world.wanted(batch, inputs), "one operation, f16")
             # An eager step runs the same launches.
@@ -404,7 +413,7 @@ class TestRecords:
         world = World(Heads(1, 1, 8), (8, 8))
         static = world.gpu.static_batch(world.batch((1, 1)))
         with pytest.raises(ShapeError, match="does not fit"):
-            world.gpu.fill(static, world.batch((2, 1)))
+            static.fill(world.batch((2, 1)))
 
     def test_missing_block_is_seen_before_a_replay(self) -> None:
         world = World(Heads(1, 1, 8), (4,))
@@ -412,7 +421,7 @@ class TestRecords:
         static = world.gpu.static_batch(batch)
         world.run(static, world.inputs(4))
         with pytest.raises(PowerInferError, match="no KV block"):
-            world.gpu.fill(static, world.batch((4,)))
+            static.fill(world.batch((4,)))
 
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
     def test_replayed_graph_equals_eager(self) -> None:
@@ -441,7 +450,7 @@ class TestRecords:
             for _ in range(30):
                 batch = world.batch((1, 1))
                 inputs = world.inputs(2)
-                world.gpu.fill(static, batch)
+                static.fill(batch)
                 held.copy_(torch.from_numpy(np.concatenate(inputs, axis=1)))
                 graph.replay()
                 got = world.gpu.to_host(out)

@@ -263,4 +263,4 @@ class TestTransfers(DenseCase):
             mock.patch.object(torch, "empty", exhausted),
             pytest.raises(OutOfDeviceMemoryError, match="KV cache"),
         ):
-            self.gpu.new_kv_layer(4, 4, 1, 8, KVType.F16)
+            self.gpu.new_kv_layers(1, 4, 4, 1, 8, KVType.F16)

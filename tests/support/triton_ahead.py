@@ -250,7 +250,7 @@ def _attention(gpu: TorchGPU) -> None:
         (128, 8, 64, KVType.F16),
         (4, 2, 256, KVType.F16),
     ):
-        cache = gpu.new_kv_layer(16, 256, num_kv_heads, head_dim, kv_type)
+        (cache,) = gpu.new_kv_layers(1, 16, 256, num_kv_heads, head_dim, kv_type)
         norms = HeadNorms(_empty(head_dim), _empty(head_dim), 1e-6)
         for num_tokens in (1, 64):
             q = _empty(num_tokens, num_heads * head_dim)

@@ -14,12 +14,13 @@ import numpy as np
 from torch import Tensor
 
 from powerinfer.ops.float_errors import ignore_float_errors
-from powerinfer.ops.gpu import attention, linear
-from powerinfer.ops.gpu.attention import DeviceKV
-from powerinfer.ops.gpu.batch import DeviceBatch, batch_sizes
+from powerinfer.ops.gpu import linear
+from powerinfer.ops.gpu.cache import DeviceBatch, DeviceKV, new_kv_layers
 from powerinfer.ops.gpu.devices import open_device
 from powerinfer.ops.gpu.kernels import MAX_TOKENS, handover, norm, rope
 from powerinfer.ops.gpu.kernels.arguments import Angles, Softmax
+from powerinfer.ops.gpu.kernels.attention import attend_few
+from powerinfer.ops.gpu.kernels.attention_many import attend_many
 from powerinfer.ops.gpu.linear import DeviceLinear
 from powerinfer.ops.gpu.matrix import DeviceMatrix, upload_matrix
 from powerinfer.ops.gpu.memory import DeviceMemory, naming_exhaustion
@@ -27,6 +28,9 @@ from powerinfer.ops.operands import HeadNorms, KVType, RopeTable
 from powerinfer.values import Batch, ByteArray, FloatArray, IntArray
 
 __all__ = ["DeviceBatch", "DeviceKV", "TorchGPU"]
+
+# Tiles of queries pay off if several tokens of a sequence share what a tile loads.
+_MIN_TOKENS_PER_SEQUENCE = 4
 
 
 class TorchGPU(DeviceMemory):
@@ -115,7 +119,7 @@ class TorchGPU(DeviceMemory):
             OutOfDeviceMemoryError: it does not fit.
         """
         shape = (num_blocks, block_size, num_kv_heads, head_dim)
-        caches = attention.new_kv_layers(num_layers, shape, kv_type, self.device)
+        caches = new_kv_layers(num_layers, shape, kv_type, self.device)
         self._table_width = max(self._table_width, num_blocks)
         return caches
 
@@ -131,19 +135,6 @@ class TorchGPU(DeviceMemory):
                 raise IndexError(f"there is no block {min(source, target)}")
             for array in arrays:
                 array[target].copy_(array[source], non_blocking=True)
-
-    def new_kv_layer(
-        self,
-        num_blocks: int,
-        block_size: int,
-        num_kv_heads: int,
-        head_dim: int,
-        kv_type: KVType,
-    ) -> DeviceKV:
-        """Allocate the cache of a single layer; see `new_kv_layers`."""
-        sizes = num_blocks, block_size, num_kv_heads, head_dim
-        (cache,) = self.new_kv_layers(1, *sizes, kv_type)
-        return cache
 
     @ignore_float_errors
     def rope_and_store(
@@ -180,9 +171,13 @@ class TorchGPU(DeviceMemory):
         soft_cap: float | None = None,
     ) -> Tensor:
         """Compute causal grouped-query attention over the cache."""
-        softmax = Softmax(scale, window, sinks, soft_cap)
-        placed = self.device_batch(batch)
-        return attention.attention(q, cache, placed, softmax, is_rounded=self.has_packed)
+        placed, softmax = self.device_batch(batch), Softmax(scale, window, sinks, soft_cap)
+        num_tokens = placed.num_tokens
+        is_long = num_tokens >= _MIN_TOKENS_PER_SEQUENCE * len(placed.block_tables)
+        if num_tokens > MAX_TOKENS and is_long:
+            return attend_many(q, cache, placed, softmax)
+        is_rounded = self.has_packed and num_tokens <= MAX_TOKENS
+        return attend_few(q, cache, placed, softmax, is_rounded=is_rounded)
 
     def device_batch(self, batch: Batch | DeviceBatch) -> DeviceBatch:
         """Copy a batch to the device; keeps the last one, since every layer asks for it."""
@@ -199,14 +194,7 @@ class TorchGPU(DeviceMemory):
         """
         width = max(self._table_width, batch.block_tables.shape[1])
         # Not `self`, which keeps the last batch: the two would form a cycle.
-        memory = DeviceMemory(self.device)
-        placed = DeviceBatch.allocate(memory, batch_sizes(batch), width)
-        placed.fill(batch)
-        return placed
-
-    def fill(self, placed: DeviceBatch, batch: Batch) -> None:
-        """Queue the copy of another batch of the same sizes; see `DeviceBatch.fill`."""
-        placed.fill(batch)
+        return DeviceBatch(DeviceMemory(self.device), batch, width)
 
     def keep_angles(self, table: RopeTable, cos: Tensor, sin: Tensor) -> Angles:
         """Use these copies on the device for the angles of a table from now on."""

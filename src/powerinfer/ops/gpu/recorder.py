@@ -111,18 +111,16 @@ class StaticInputs:
     """
 
     def __init__(self, gpu: "TorchGPU", x: FloatArray, batch: Batch) -> None:
-        """Allocate room for inputs of these sizes, and fill it."""
-        self._gpu = gpu
+        """Allocate room for inputs of these sizes; `fill` writes them."""
         self._staged = gpu.pinned(x.shape, torch.float32)
         self.x = torch.empty(x.shape, dtype=torch.float32, device=gpu.device)
         self.batch = gpu.static_batch(batch)
-        self.fill(x, batch)
 
     def fill(self, x: FloatArray, batch: Batch) -> None:
         """Queue copies of new inputs; earlier copies must have arrived."""
         self._staged.numpy()[...] = x
         self.x.copy_(self._staged, non_blocking=True)
-        self._gpu.fill(self.batch, batch)
+        self.batch.fill(batch)
 
 
 class CudaRecording:
@@ -186,7 +184,7 @@ class CudaRecorder:
             yield
 
     def inputs(self, x: FloatArray, batch: Batch) -> StaticInputs:
-        """Create static arguments of a step, filled with these."""
+        """Create static arguments of steps with these sizes."""
         return StaticInputs(self._gpu, x, batch)
 
     def record(self, work: Callable[[], Activations | None]) -> CudaRecording:

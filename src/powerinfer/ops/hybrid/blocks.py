@@ -15,7 +15,7 @@ from powerinfer.errors import PlacementError
 from powerinfer.ops.cpu.exchange import NativeExchange
 from powerinfer.ops.cpu.handles import NativeFFN
 from powerinfer.ops.cpu.ops import NativeOps
-from powerinfer.ops.gpu.batch import DeviceBatch
+from powerinfer.ops.gpu.cache import DeviceBatch
 from powerinfer.ops.gpu.formats import chunk_neurons
 from powerinfer.ops.gpu.memory import Arena, SharedBuffers, naming_kernel_failure
 from powerinfer.ops.gpu.ops import TorchGPU

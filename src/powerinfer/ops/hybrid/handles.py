@@ -20,7 +20,7 @@ from powerinfer.ops.cpu.handles import (
     NativeVector,
 )
 from powerinfer.ops.cpu.ops import NativeOps
-from powerinfer.ops.gpu.attention import DeviceKV
+from powerinfer.ops.gpu.cache import DeviceKV
 from powerinfer.ops.gpu.linear import DeviceLinear
 from powerinfer.ops.gpu.matrix import DeviceMatrix
 from powerinfer.ops.protocol import FFN, Linear

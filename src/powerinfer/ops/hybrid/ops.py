@@ -20,8 +20,7 @@ from torch import Tensor
 from powerinfer.errors import PlacementError, UnsupportedError
 from powerinfer.ops.cpu.numa import pin_to_node
 from powerinfer.ops.cpu.ops import NativeOps
-from powerinfer.ops.gpu.attention import DeviceKV
-from powerinfer.ops.gpu.batch import DeviceBatch
+from powerinfer.ops.gpu.cache import DeviceBatch, DeviceKV
 from powerinfer.ops.gpu.memory import Arena, naming_exhaustion
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.hybrid.blocks import SplitBlocks

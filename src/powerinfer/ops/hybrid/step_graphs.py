@@ -32,7 +32,7 @@ from powerinfer.values import Batch, FloatArray
 
 if TYPE_CHECKING:
     # It comes with the kernels, which recording does not need.
-    from powerinfer.ops.gpu.batch import DeviceBatch
+    from powerinfer.ops.gpu.cache import DeviceBatch
 
 __all__ = ["Counting", "QueueRun", "StepGraphs"]
 

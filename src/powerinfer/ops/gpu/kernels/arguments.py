@@ -36,7 +36,7 @@ class Softmax:
 
 
 class PagedCache(Protocol):
-    """Keys and values of one layer: `powerinfer.ops.gpu.attention.DeviceKV`, which says more."""
+    """Keys and values of one layer: `powerinfer.ops.gpu.cache.DeviceKV`, which says more."""
 
     @property
     def keys(self) -> Tensor:
@@ -85,7 +85,7 @@ class PagedCache(Protocol):
 
 
 class PlacedBatch(Protocol):
-    """Positions of the tokens of a step: `powerinfer.ops.gpu.batch.DeviceBatch`."""
+    """Positions of the tokens of a step: `powerinfer.ops.gpu.cache.DeviceBatch`."""
 
     @property
     def positions(self) -> Tensor:

@@ -1,0 +1,216 @@
+"""The paged KV cache on the device, and the batch of a step: what attention reads."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from powerinfer.errors import PowerInferError, ShapeError, UnsupportedError
+from powerinfer.ops.gpu.kernels.attention_many import QUERY_TILE
+from powerinfer.ops.gpu.memory import Arena, DeviceMemory
+from powerinfer.ops.operands import KVType
+from powerinfer.values import Batch, BoolArray
+
+__all__ = ["DeviceBatch", "DeviceKV", "new_kv_layers", "query_tiles"]
+
+_SCALE_BLOCK = 32
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceKV:
+    """Keys and values of one layer; Q8_0 keeps codes and scales apart.
+
+    Attributes:
+        keys: f16 or i8[num_blocks, block_size, num_kv_heads, head_dim].
+        values: the same shape and type.
+        key_scales: f16[num_blocks, block_size, num_kv_heads, head_dim / 32]; empty for f16.
+    """
+
+    keys: Tensor
+    values: Tensor
+    key_scales: Tensor
+    value_scales: Tensor
+
+    @property
+    def block_size(self) -> int:
+        """Positions in one block."""
+        return int(self.keys.shape[1])
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Heads of the keys."""
+        return int(self.keys.shape[2])
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head."""
+        return int(self.keys.shape[3])
+
+    @property
+    def is_q8(self) -> bool:
+        """True if the elements are codes with scales."""
+        return self.keys.dtype == torch.int8
+
+    @property
+    def arrays(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Arguments of kernels: keys, values and their scales."""
+        return self.keys, self.values, self.key_scales, self.value_scales
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        return sum(int(array.nbytes) for array in self.arrays)
+
+
+def new_kv_layers(
+    num_layers: int, shape: tuple[int, int, int, int], kv_type: KVType, device: torch.device
+) -> list[DeviceKV]:
+    """Allocate caches of layers in one arena, uninitialised.
+
+    `shape` is num_blocks, block_size, num_kv_heads, head_dim.
+
+    Raises:
+        UnsupportedError: q8_0 with heads that are not whole blocks.
+        OutOfDeviceMemoryError: the device has no room.
+    """
+    *outer, head_dim = shape
+    is_q8 = kv_type is KVType.Q8_0
+    if is_q8 and head_dim % _SCALE_BLOCK:
+        raise UnsupportedError(
+            f"a KV cache of type {kv_type} needs heads whose width is a multiple of "
+            f"{_SCALE_BLOCK}; these are {head_dim} wide: use f16"
+        )
+    element = torch.int8 if is_q8 else torch.float16
+    scales = (*outer, head_dim // _SCALE_BLOCK) if is_q8 else (0,)
+
+    def layer(arena: Arena) -> DeviceKV:
+        keys, values = arena.array(shape, element), arena.array(shape, element)
+        return DeviceKV(
+            keys, values, arena.array(scales, torch.float16), arena.array(scales, torch.float16)
+        )
+
+    counted = Arena.counting()
+    layer(counted)
+    num_bytes = num_layers * counted.used_bytes
+    arena = Arena.allocate(device, num_bytes, "the KV cache", is_zero=False)
+    return [layer(arena) for _ in range(num_layers)]
+
+
+class DeviceBatch:
+    """A batch on the device, whose memory may be refilled with batches of the same sizes.
+
+    Attributes:
+        positions: i32[num_tokens].
+        sequences: i32[num_tokens].
+        block_tables: i32[num_sequences, width]; entries that no token reaches are 0.
+        host: the batch it was last filled from.
+    """
+
+    def __init__(self, memory: DeviceMemory, batch: Batch, width: int) -> None:
+        """Allocate room for such batches, with tables of up to `width` entries, and fill it."""
+        self.host = batch
+        self._memory = memory
+        self._sizes = batch.num_tokens, len(batch.block_tables), width
+        length = 2 * _aligned(batch.num_tokens) + len(batch.block_tables) * width
+        self._numbers = memory.to_device(np.zeros(length, np.int32))
+        self.positions, self.sequences, self.block_tables = self._parts(self._numbers)
+        self._staging = memory.pinned((length,), torch.int32)
+        # Passed when the staging memory may be written again; None where copies are immediate.
+        self._copied = torch.cuda.Event() if memory.is_cuda else None
+        self._tiles: Tensor | None = None
+        # Positions of a block, for checks of the tables; set by the first operation.
+        self._block_size: int | None = None
+        self.fill(batch)
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens in the step."""
+        return self._sizes[0]
+
+    @property
+    def is_prompt(self) -> BoolArray | None:
+        """Marks of prompt rows in host memory, for the CPU's part of the work."""
+        return self.host.is_prompt
+
+    @property
+    def arrays(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Arguments of kernels: positions, sequences and block tables."""
+        return self.positions, self.sequences, self.block_tables
+
+    @property
+    def tiles(self) -> Tensor:
+        """Tiles i32[num_tiles, QUERY_TILE], see `query_tiles`; made at the first use."""
+        if self._tiles is None:
+            self._tiles = self._memory.to_device(query_tiles(self.host))
+        return self._tiles
+
+    def fill(self, batch: Batch) -> None:
+        """Copy a batch of the same sizes, without waiting for the device.
+
+        Raises:
+            ShapeError: its sizes differ or its tables are wider.
+            PowerInferError: a token has no KV block.
+        """
+        num_tokens, num_sequences, width = self._sizes
+        found, used = (batch.num_tokens, len(batch.block_tables)), batch.block_tables.shape[1]
+        if found != (num_tokens, num_sequences) or used > width:
+            raise ShapeError(
+                f"a batch of {found} tokens and sequences with tables {used} wide "
+                f"does not fit the record of {(num_tokens, num_sequences)} and {width}; make a "
+                "new record"
+            )
+        if self._block_size is not None:
+            _check_blocks(batch, self._block_size)
+        if self._copied is not None:
+            self._copied.synchronize()
+        positions, sequences, tables = (part.numpy() for part in self._parts(self._staging))
+        positions[:], sequences[:] = batch.positions, batch.sequences
+        tables[:, used:] = 0
+        np.maximum(batch.block_tables, 0, out=tables[:, :used])
+        self._numbers.copy_(self._staging, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+        self.host, self._tiles = batch, None
+
+    def require_blocks(self, block_size: int) -> None:
+        """Check once that every token of the batch has a KV block.
+
+        Raises:
+            PowerInferError: a token has no KV block.
+        """
+        if self._block_size != block_size:
+            self._block_size = block_size
+            _check_blocks(self.host, block_size)
+
+    def _parts(self, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """View the positions, sequences and block tables among all numbers."""
+        num_tokens, num_sequences, width = self._sizes
+        step = _aligned(num_tokens)
+        tables = numbers[2 * step :].view(num_sequences, width)
+        return numbers[:num_tokens], numbers[step : step + num_tokens], tables
+
+
+def query_tiles(batch: Batch) -> npt.NDArray[np.int32]:
+    """Group tokens by sequence and position: i32[num_tiles, QUERY_TILE], padded with -1."""
+    order = np.lexsort((batch.positions, batch.sequences)).astype(np.int32)
+    starts = np.flatnonzero(np.diff(batch.sequences[order])) + 1
+    padded = (
+        np.pad(rows, (0, -len(rows) % QUERY_TILE), constant_values=-1)
+        for rows in np.split(order, starts)
+    )
+    return np.concatenate(list(padded)).reshape(-1, QUERY_TILE)
+
+
+def _aligned(length: int) -> int:
+    """Round up to 16 bytes of i32: Triton recompiles a kernel for arrays of other alignment."""
+    return -(-length // 4) * 4
+
+
+def _check_blocks(batch: Batch, block_size: int) -> None:
+    blocks = batch.positions // block_size
+    width = batch.block_tables.shape[1]
+    found = batch.block_tables[batch.sequences, np.minimum(blocks, width - 1)]
+    if ((found < 0) | (blocks >= width)).any():
+        raise PowerInferError("a token of the batch has no KV block; allocate before the step")
