@@ -15,9 +15,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from int8_inputs import rounded_for
-from powerinfer.ops.gpu.ffn import DevicePredictor, DeviceStage, predict
 from powerinfer.ops.gpu.formats import device_format
 from powerinfer.ops.gpu.matrix import DeviceMatrix, upload_matrix
+from powerinfer.ops.gpu.selection import DevicePredictor, predict
 from powerinfer.ops.operands import NeuronPredictor, ScoreStage
 from powerinfer.ops.reference.matrix import ReferenceMatrix
 from powerinfer.ops.reference.predictor import predicted_mask
@@ -72,9 +72,9 @@ class Pair:
             matrix, uploaded = self.matrices(name, form.neurons, 256)
             bias = self.numbers(form.neurons) / np.float32(4)
             stages.append(ScoreStage(matrix, bias, THRESHOLD))
-            placed.append(DeviceStage(uploaded, tensor(bias), THRESHOLD))
+            placed.append(ScoreStage(uploaded, tensor(bias), THRESHOLD))
         self.reference = NeuronPredictor(fc1[0], center, tuple(stages), native=None)
-        self.on_device = DevicePredictor(
+        self.on_device: DevicePredictor = NeuronPredictor(
             fc1[1], None if center is None else tensor(center), tuple(placed)
         )
 
@@ -113,10 +113,10 @@ class TestFewTokens:
 
     def test_scores_that_are_no_numbers_pass(self) -> None:
         encoded = get_format("f16").encode(np.eye(6, 32, dtype=np.float32))
-        stage = DeviceStage(upload_matrix(encoded, "f16", 32, DEVICE), None, 0.5)
+        stage: Any = ScoreStage(upload_matrix(encoded, "f16", 32, DEVICE), None, 0.5)
         x = np.zeros((2, 32), np.float32)
         x[0, 2], x[1, 31] = 1.0, np.nan
-        got = array(predict(tensor(x), DevicePredictor(None, None, (stage, stage))))
+        got = array(predict(tensor(x), NeuronPredictor(None, None, (stage, stage))))
         np.testing.assert_array_equal(got, [[0, 0, 1, 0, 0, 0], [1] * 6])
 
 

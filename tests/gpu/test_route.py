@@ -11,7 +11,7 @@ skip_module_without("torch", "triton")
 import torch
 
 from powerinfer.ops.gpu.kernels.route import choose_experts
-from powerinfer.ops.gpu.router import Routing
+from powerinfer.ops.gpu.selection import Routing
 from powerinfer.values import FloatArray
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

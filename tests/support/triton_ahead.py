@@ -30,11 +30,8 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from powerinfer.ops.gpu.ffn import (
-    DevicePredictor,
-    DeviceStage,
     HotNeurons,
     hot_ffn,
-    predict,
     write_cold,
 )
 from powerinfer.ops.gpu.kernels import handover, norm, overlap
@@ -43,7 +40,8 @@ from powerinfer.ops.gpu.kernels.prompts import decoded, halved, select_values
 from powerinfer.ops.gpu.kernels.route import choose_experts
 from powerinfer.ops.gpu.matrix import DeviceMatrix, empty_matrix
 from powerinfer.ops.gpu.ops import TorchGPU
-from powerinfer.ops.operands import HeadNorms, KVType, RopeTable
+from powerinfer.ops.gpu.selection import predict
+from powerinfer.ops.operands import HeadNorms, KVType, NeuronPredictor, RopeTable, ScoreStage
 from powerinfer.values import Activation, ActivationKind, Batch
 
 _TYPES = {
@@ -193,14 +191,14 @@ def _prompts() -> None:
 
 def _predictors() -> None:
     for name, num_tokens in (("f16", 1), ("q4_0", 2), ("lowbit2", 1), ("lowbit3", 8)):
-        first = DeviceStage(empty_matrix("sign", _NEURONS, _HIDDEN, "cpu"), None, 0.5)
-        second = DeviceStage(empty_matrix(name, _NEURONS, _HIDDEN, "cpu"), _empty(_NEURONS), 0.0)
-        centred = DevicePredictor(None, _empty(_HIDDEN), (first, second))
+        first: Any = ScoreStage(empty_matrix("sign", _NEURONS, _HIDDEN, "cpu"), None, 0.5)
+        second = ScoreStage(empty_matrix(name, _NEURONS, _HIDDEN, "cpu"), _empty(_NEURONS), 0.0)
+        centred = NeuronPredictor(None, _empty(_HIDDEN), (first, second))
         predict(_empty(num_tokens, _HIDDEN), centred)
-    stage = DeviceStage(empty_matrix("f16", _NEURONS, 1024, "cpu"), None, 0.5)
+    stage: Any = ScoreStage(empty_matrix("f16", _NEURONS, 1024, "cpu"), None, 0.5)
     predict(
         _empty(1, _HIDDEN),
-        DevicePredictor(empty_matrix("f16", 1024, _HIDDEN, "cpu"), None, (stage,)),
+        NeuronPredictor(empty_matrix("f16", 1024, _HIDDEN, "cpu"), None, (stage,)),
     )
 
 

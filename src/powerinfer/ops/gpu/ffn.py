@@ -1,4 +1,4 @@
-"""The feed-forward block on a device: predictors, and the block for few tokens and for many.
+"""The feed-forward block on a device, for few tokens and for many.
 
 Few tokens (decode steps): launches depend on shapes alone and nothing waits for the device, so that
 a step can be recorded. Many tokens run as dense products with a mask of neurons.
@@ -25,25 +25,20 @@ from powerinfer.ops.gpu.kernels.matvec import (
     NUM_WARPS,
     check_x,
     input_blocks,
-    matvec,
     power_of_two,
     row_arguments,
     tile_sizes,
 )
 from powerinfer.ops.gpu.kernels.neurons import down_kernel, sum_parts_kernel, value_kernel
-from powerinfer.ops.gpu.kernels.predict import score_mask
 from powerinfer.ops.gpu.kernels.prompts import select_values
 from powerinfer.ops.gpu.linear import multiplied, panels, product, rounded
 from powerinfer.ops.gpu.matrix import DeviceMatrix, rows_of
 from powerinfer.values import Activation, ActivationKind
 
 __all__ = [
-    "DevicePredictor",
-    "DeviceStage",
     "HotNeurons",
     "hot_ffn",
     "masked_ffn",
-    "predict",
     "write_cold",
 ]
 
@@ -296,91 +291,6 @@ def _chunks(listing: Listing | None) -> dict[str, int]:
     """Return the size of a list's segments, and the power of two that holds their number."""
     num_chunks = 1 if listing is None else listing.num_chunks
     return {"CHUNKS": power_of_two(num_chunks, 1 << 16), "CHUNK": CHUNK}
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceStage:
-    """One test of a predictor, see `powerinfer.ops.operands.ScoreStage`.
-
-    Attributes:
-        matrix: [intermediate_size, columns]; columns beyond those of the input are multiplied by 0.
-        bias: f32[intermediate_size] or None.
-        threshold: score at or above which a neuron passes.
-    """
-
-    matrix: DeviceMatrix
-    bias: Tensor | None
-    threshold: float
-
-
-@dataclass(frozen=True, slots=True)
-class DevicePredictor:
-    """A predictor on a device, see `powerinfer.ops.operands.NeuronPredictor`.
-
-    Attributes:
-        fc1: [rank, hidden_size] or None.
-        center: f32[hidden_size] or None.
-    """
-
-    fc1: DeviceMatrix | None
-    center: Tensor | None
-    stages: tuple[DeviceStage, ...]
-
-
-def predict(x: Tensor, predictor: DevicePredictor, earlier: Tensor | None = None) -> Tensor:
-    """Find the neurons that pass every stage: u8[num_tokens, intermediate_size] of 0 and 1.
-
-    Up to 8 tokens run as kernels that skip rows and sum in f32. More are dense products, one per
-    matrix; activations are rounded to the type of the weights (`linear.rounded`), so that the two
-    paths differ only for scores within rounding of a threshold.
-
-    Args:
-        x: f32[num_tokens, hidden_size], contiguous.
-        predictor: a predictor on the device of x.
-        earlier: u8[num_tokens, intermediate_size], neurons that may pass, or None for all; reused
-            for the result.
-
-    Raises:
-        ShapeError: x does not fit the predictor.
-    """
-    return (_predict_few if len(x) <= MAX_TOKENS else _predict_many)(x, predictor, earlier)
-
-
-def _predict_few(x: Tensor, predictor: DevicePredictor, earlier: Tensor | None) -> Tensor:
-    inputs, center = x, predictor.center
-    if predictor.fc1 is not None:
-        inputs, center = matvec(x, predictor.fc1, is_relu=True, center=center), None
-
-    def passed(stage: DeviceStage, earlier: Tensor | None) -> Tensor:
-        return score_mask(
-            inputs, stage.matrix, stage.bias, stage.threshold, center=center, earlier=earlier
-        )
-
-    first, *others = predictor.stages
-    mask = passed(first, earlier)
-    for stage in others:
-        mask = passed(stage, mask)
-    return mask
-
-
-def _predict_many(x: Tensor, predictor: DevicePredictor, earlier: Tensor | None) -> Tensor:
-    inputs = x if predictor.center is None else x - predictor.center
-    if predictor.fc1 is not None:
-        inputs = product(inputs, predictor.fc1).relu_()
-
-    def stopped(stage: DeviceStage) -> Tensor:
-        scores = product(inputs, stage.matrix)
-        if stage.bias is not None:
-            scores.add_(stage.bias)
-        # NaN is not below the threshold.
-        return scores < stage.threshold
-
-    first, *others = predictor.stages
-    is_stopped = stopped(first)
-    for stage in others:
-        is_stopped.logical_or_(stopped(stage))
-    passed = is_stopped.logical_not_().view(torch.uint8)
-    return passed if earlier is None else passed.mul_(earlier)
 
 
 def masked_ffn(

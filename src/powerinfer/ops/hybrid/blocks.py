@@ -20,7 +20,7 @@ from powerinfer.ops.gpu.formats import chunk_neurons
 from powerinfer.ops.gpu.memory import Arena, SharedBuffers, naming_kernel_failure
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.recorder import Activations
-from powerinfer.ops.gpu.router import route
+from powerinfer.ops.gpu.selection import route
 from powerinfer.ops.gpu.uploads import Uploader
 from powerinfer.ops.hybrid.build import exchange_buffers, make_step_graphs
 from powerinfer.ops.hybrid.counters import HybridCounters

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from powerinfer.ops.cpu.exchange import NativeExchange
-from powerinfer.ops.gpu.ffn import DevicePredictor, HotNeurons
+from powerinfer.ops.gpu.ffn import HotNeurons
 from powerinfer.ops.gpu.ops import TorchGPU
+from powerinfer.ops.gpu.selection import DevicePredictor
 from powerinfer.ops.hybrid.decode import SplitFFN
 from powerinfer.ops.protocol import FFNCounters
 

@@ -18,11 +18,17 @@ import torch
 from torch import Tensor
 
 from powerinfer.ops.cpu.handles import NativeFFN
-from powerinfer.ops.gpu.ffn import DevicePredictor, HotNeurons, hot_ffn, predict, write_cold
+from powerinfer.ops.gpu.ffn import HotNeurons, hot_ffn, write_cold
 from powerinfer.ops.gpu.kernels.handover import add_to, copy_to_host, update_scores
 from powerinfer.ops.gpu.memory import SharedBuffers
 from powerinfer.ops.gpu.ops import TorchGPU
-from powerinfer.ops.gpu.router import DeviceRouter, Routing, add_expert_biases
+from powerinfer.ops.gpu.selection import (
+    DevicePredictor,
+    DeviceRouter,
+    Routing,
+    add_expert_biases,
+    predict,
+)
 from powerinfer.ops.hybrid.handles import SlotTable
 from powerinfer.ops.hybrid.handoff.methods import Handoff
 from powerinfer.ops.protocol import ActiveIds

@@ -20,7 +20,7 @@ from powerinfer.ops.gpu.ffn import HotNeurons, masked_ffn
 from powerinfer.ops.gpu.formats import chunk_neurons
 from powerinfer.ops.gpu.memory import Arena
 from powerinfer.ops.gpu.ops import TorchGPU
-from powerinfer.ops.gpu.router import Routing, add_expert_biases
+from powerinfer.ops.gpu.selection import Routing, add_expert_biases
 from powerinfer.ops.gpu.uploads import Uploader
 from powerinfer.ops.hybrid.decode import Mask, SplitFFN
 from powerinfer.ops.hybrid.upload import Placer, Uploads

@@ -18,7 +18,7 @@ from powerinfer.ops.cpu.handles import (
 )
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.columns import write_columns
-from powerinfer.ops.gpu.ffn import DevicePredictor, DeviceStage, HotNeurons
+from powerinfer.ops.gpu.ffn import HotNeurons
 from powerinfer.ops.gpu.formats import transposed_format
 from powerinfer.ops.gpu.matrix import (
     DeviceMatrix,
@@ -30,7 +30,7 @@ from powerinfer.ops.gpu.matrix import (
 )
 from powerinfer.ops.gpu.memory import Arena
 from powerinfer.ops.gpu.ops import TorchGPU
-from powerinfer.ops.gpu.router import DeviceRouter
+from powerinfer.ops.gpu.selection import DevicePredictor, DeviceRouter
 from powerinfer.ops.gpu.uploads import Staging
 from powerinfer.ops.hybrid.handles import (
     Fused,
@@ -40,8 +40,7 @@ from powerinfer.ops.hybrid.handles import (
     SlotTable,
     UploadedLinear,
 )
-from powerinfer.ops.operands import RouterRule
-from powerinfer.ops.protocol import Linear
+from powerinfer.ops.protocol import Linear, NeuronPredictor, ScoreStage
 from powerinfer.quant import get_format
 from powerinfer.values import ByteArray, IntArray
 
@@ -287,19 +286,20 @@ class Placer:
         down_bias = self._numbers(ffn.down.bias)
         return DeviceRouter(
             linear=Linear(self.matrix(router.linear.matrix), bias),
+            num_experts=router.num_experts,
             num_used=router.num_used,
-            is_sigmoid=router.rule is RouterRule.SIGMOID,
+            rule=router.rule,
             is_normalized=router.is_normalized,
             down_bias=None if down_bias is None else down_bias.view(router.num_experts, -1),
         )
 
     def _predictor(self, predictor: NativePredictor) -> DevicePredictor:
         stages = [
-            DeviceStage(self.matrix(stage.matrix), self._numbers(stage.bias), stage.threshold)
+            ScoreStage(self.matrix(stage.matrix), self._numbers(stage.bias), stage.threshold)
             for stage in predictor.stages
         ]
         fc1 = None if predictor.fc1 is None else self.matrix(predictor.fc1)
-        return DevicePredictor(fc1, self._numbers(predictor.center), tuple(stages))
+        return NeuronPredictor(fc1, self._numbers(predictor.center), tuple(stages))
 
     def _wide(self, matrix: NativeMatrix) -> DeviceMatrix:
         """Place a matrix with numbers beyond f16, in a format without a packed form, as f32.
