@@ -10,15 +10,19 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from powerinfer.errors import ShapeError
+from powerinfer.errors import NumericsError, ShapeError
 from powerinfer.ops.gpu.formats import PANEL_BYTES
 from powerinfer.ops.gpu.kernels import MAX_TOKENS
 from powerinfer.ops.gpu.kernels.matvec import binarized, check_x, input_blocks, matvec
-from powerinfer.ops.gpu.kernels.prompts import decode_rows, halved
-from powerinfer.ops.gpu.matrix import DeviceMatrix
+from powerinfer.ops.gpu.kernels.prompts import decode_rows, decoded, halved
+from powerinfer.ops.gpu.matrix import DeviceMatrix, upload_matrix
 from powerinfer.ops.operands import Linear
+from powerinfer.values import ByteArray, IntArray
 
-__all__ = ["DeviceLinear", "linear", "multiplied", "panels", "product", "rounded"]
+__all__ = ["DeviceLinear", "linear", "multiplied", "panels", "product", "rounded", "write_columns"]
+
+# Decoded numbers in flight at a time, see `matrix`.
+_PIECE = 1 << 22
 
 DeviceLinear: TypeAlias = Linear[DeviceMatrix, torch.Tensor]
 
@@ -37,35 +41,26 @@ def linear(x: Tensor, layers: Sequence[DeviceLinear]) -> list[Tensor]:
         ShapeError: the input does not fit a matrix.
     """
     x = x.contiguous()
-    if x.shape[0] <= MAX_TOKENS:
-        return _few_products(x, layers)
-    return [_biased(product(x, layer.matrix), layer.bias) for layer in layers]
-
-
-def _few_products(x: Tensor, layers: Sequence[DeviceLinear]) -> list[Tensor]:
-    """Multiply up to 8 tokens, which are rounded to int8 blocks once for all packed matrices."""
+    if len(x) > MAX_TOKENS:
+        products = [(product(x, layer.matrix), layer.bias) for layer in layers]
+        return [y if bias is None else y.add_(bias) for y, bias in products]
+    # Rounded to int8 blocks once for all packed matrices.
     packed = [layer.matrix for layer in layers if layer.matrix.bits and not layer.matrix.is_binary]
     blocks = None
     if packed:
         check_x(x, packed[0])
         blocks = input_blocks(x, packed[0])
-
-    def multiply(layer: DeviceLinear) -> Tensor:
-        own = None if layer.matrix.is_binary else blocks
-        return matvec(x, layer.matrix, layer.bias, blocks=own)
-
-    return [multiply(layer) for layer in layers]
+    return [
+        matvec(x, layer.matrix, layer.bias, blocks=None if layer.matrix.is_binary else blocks)
+        for layer in layers
+    ]
 
 
 def product(x: Tensor, matrix: DeviceMatrix) -> Tensor:
-    """Compute x @ matrix.T for any number of tokens, see `rounded`.
+    """Compute x @ matrix.T for any number of tokens, see `rounded`: f32[num_tokens, rows].
 
     Args:
         x: f32[num_tokens, at most matrix.columns], contiguous.
-        matrix: a matrix on the device of x.
-
-    Returns:
-        f32[num_tokens, rows].
 
     Raises:
         ShapeError: x has more columns than the matrix.
@@ -73,11 +68,14 @@ def product(x: Tensor, matrix: DeviceMatrix) -> Tensor:
     columns = x.shape[1]
     if columns > matrix.columns:
         raise ShapeError(f"input of {columns} columns for a matrix of {matrix.columns} columns")
-    if matrix.is_binary:
-        x = binarized(x)
-    factor, sizes = rounded(x, matrix)
-    parts = [multiplied(factor, weights[:, :columns].T) for _, weights in panels(matrix)]
-    out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+    factor, sizes = rounded(binarized(x) if matrix.is_binary else x, matrix)
+    parts = ((rows, multiplied(factor, weights[:, :columns].T)) for rows, weights in panels(matrix))
+    rows, out = next(parts)
+    if rows.stop < matrix.rows:
+        part, out = out, out.new_empty((len(x), matrix.rows))
+        out[:, rows] = part
+        for rows, part in parts:
+            out[:, rows] = part
     return out if sizes is None else out.mul_(sizes)
 
 
@@ -100,19 +98,21 @@ def panels(matrix: DeviceMatrix) -> Iterator[tuple[slice, Tensor]]:
 
     Floats are one panel, without a copy; packed rows are decoded to f16 in the same memory.
     """
-    if not matrix.bits:
-        # Unless `multiplied` would make a copy in f32.
-        is_copied = matrix.values.dtype == torch.bfloat16 and not _HAS_WIDE_OUTPUT
-        size = max(1, PANEL_BYTES // (4 * matrix.columns)) if is_copied else matrix.rows
-        for rows in _slices(matrix.rows, size):
-            yield rows, matrix.values[rows]
-        return
-    size = min(matrix.rows, max(1, PANEL_BYTES // (2 * matrix.columns)))
-    memory = torch.empty((size, matrix.columns), dtype=torch.float16, device=matrix.device)
-    for rows in _slices(matrix.rows, size):
-        panel = memory[: rows.stop - rows.start]
-        decode_rows(matrix, rows.start, panel)
-        yield rows, panel
+    size, memory = matrix.rows, matrix.values
+    if matrix.bits:
+        size = min(size, max(1, PANEL_BYTES // (2 * matrix.columns)))
+        memory = memory.new_empty((size, matrix.columns), dtype=torch.float16)
+    elif memory.dtype == torch.bfloat16 and not _HAS_WIDE_OUTPUT:
+        # `multiplied` makes a copy in f32.
+        size = max(1, PANEL_BYTES // (4 * matrix.columns))
+    for first in range(0, matrix.rows, size):
+        rows = slice(first, min(first + size, matrix.rows))
+        if matrix.bits:
+            panel = memory[: rows.stop - first]
+            decode_rows(matrix, first, panel)
+            yield rows, panel
+        else:
+            yield rows, memory[rows]
 
 
 def multiplied(x: Tensor, y: Tensor) -> Tensor:
@@ -126,9 +126,38 @@ def multiplied(x: Tensor, y: Tensor) -> Tensor:
     return torch.mm(x, y).float()
 
 
-def _slices(num_rows: int, size: int) -> Iterator[slice]:
-    return (slice(first, min(first + size, num_rows)) for first in range(0, num_rows, size))
+def write_columns(
+    target: DeviceMatrix,
+    ids: IntArray,
+    encoded: ByteArray,
+    format_name: str,
+    columns: int,
+    first: int,
+) -> None:
+    """Write columns of a piece of a matrix into rows of another: a neuron has a row of `down`.
 
+    Args:
+        target: floats [slots, hidden_size]; row s gets column ids[s], from element `first` on.
+        ids: i32[at most slots], columns of the matrix.
+        encoded: u8[rows, row_bytes], some rows of the matrix.
+        format_name: encoding of the rows.
+        columns: numbers in a row.
+        first: number of the first of these rows.
 
-def _biased(values: Tensor, bias: Tensor | None) -> Tensor:
-    return values if bias is None else values.add_(bias)
+    Raises:
+        NumericsError: a number does not fit the f16 of `target`.
+    """
+    chosen = torch.from_numpy(ids.astype("int64")).to(target.device)
+    step = max(1, _PIECE // columns)
+    for start in range(0, len(encoded), step):
+        piece = upload_matrix(encoded[start : start + step], format_name, columns, target.device)
+        numbers = decoded(piece).index_select(1, chosen)
+        written = numbers.to(target.values.dtype)
+        is_narrowed = numbers.dtype == torch.float32 and written.dtype == torch.float16
+        if is_narrowed and (written.isinf() & numbers.isfinite()).any():
+            raise NumericsError(
+                f"a number of a {format_name} matrix is beyond the largest f16, which its columns "
+                "would be kept in on the device; leave this model on the CPU"
+            )
+        at = first + start
+        target.values[: len(chosen), at : at + piece.rows] = written.T

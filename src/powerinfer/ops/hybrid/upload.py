@@ -17,9 +17,9 @@ from powerinfer.ops.cpu.handles import (
     NativeVector,
 )
 from powerinfer.ops.cpu.ops import NativeOps
-from powerinfer.ops.gpu.columns import write_columns
 from powerinfer.ops.gpu.ffn import HotNeurons
 from powerinfer.ops.gpu.formats import transposed_format
+from powerinfer.ops.gpu.linear import write_columns
 from powerinfer.ops.gpu.matrix import (
     DeviceMatrix,
     can_join,
