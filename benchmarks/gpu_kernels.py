@@ -82,7 +82,7 @@ class _Bench:
         from powerinfer.ops.gpu.matrix import empty_matrix
 
         matrix = empty_matrix(format_name, rows, columns, self.device)
-        if matrix.scales is None:
+        if not matrix.bits:
             matrix.values.normal_()
         else:
             matrix.values.random_(-(2**31), 2**31 - 1)

@@ -180,10 +180,10 @@ def _slot_values(
         x,
         x if blocks is None else blocks,
         gate.values,
-        gate.values if gate.scales is None else gate.scales,
+        gate.scales,
         x if hot.gate_bias is None else hot.gate_bias,
         up.values,
-        up.values if up.scales is None else up.scales,
+        up.scales,
         x if hot.up_bias is None else hot.up_bias,
         hot.neuron_of_slot,
         hot.neuron_of_slot if mask is None else mask,
@@ -228,7 +228,7 @@ def _sum_down(values: Tensor, hot: HotNeurons, listing: Listing | None) -> Tenso
     num_chunks = 0 if listing is None else listing.num_chunks
     down_kernel[(num_tokens, num_programs, num_parts)](
         hot.down.values,
-        hot.down.values if hot.down.scales is None else hot.down.scales,
+        hot.down.scales,
         values,
         hot.neuron_of_slot if listing is None else listing.slots,
         counts,

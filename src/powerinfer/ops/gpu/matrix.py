@@ -4,7 +4,7 @@
 device, some megabytes at a time, so neither side ever holds a second copy of a matrix.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from powerinfer.errors import NumericsError, ShapeError
-from powerinfer.ops.gpu.formats import SCALE_COLUMNS, Scaling, device_format, packed_shape
+from powerinfer.ops.gpu.formats import SCALE_COLUMNS, device_format, packed_shape
 from powerinfer.ops.gpu.memory import Arena
 from powerinfer.quant import get_format
 from powerinfer.values import ByteArray, IntArray
@@ -23,7 +23,6 @@ __all__ = [
     "can_join",
     "empty_matrix",
     "joined_format",
-    "packed_parts",
     "rows_of",
     "upload_matrix",
     "write_rows",
@@ -38,40 +37,41 @@ _PIECE = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class DeviceMatrix:
-    """A weight matrix on a device.
+    """A weight matrix on a device: of neurons, slots or outputs, one a row.
 
     Attributes:
-        format_name: encoding it was made from.
-        rows: out features, neurons or slots.
+        format_name: encoding it was made from, which decides the layout.
         columns: in features, padded to blocks of the encoding.
         values: f32, f16 or bf16[rows, columns]; codes of packed formats, as words
             i32[rows, bits * blocks], the columns padded to a multiple of four blocks.
-        scales: f16[rows, n] of packed formats, see `Scaling`, else None.
-        bits: size of a code; 0 for floats.
-        centre: code that means zero.
-        scaling: of packed codes.
+        scales: f16[rows, n], see `Scaling`; n is 0 for floats.
     """
 
     format_name: str
-    rows: int
     columns: int
     values: Tensor
-    scales: Tensor | None
-    bits: int
-    centre: float
-    scaling: Scaling = Scaling.PLAIN
+    scales: Tensor
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(self.values)
+
+    @property
+    def bits(self) -> int:
+        """Size of a code; 0 for floats."""
+        return device_format(self.format_name).bits
 
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
-        parts = (self.values,) if self.scales is None else (self.values, self.scales)
-        return sum(int(part.numel()) * int(part.element_size()) for part in parts)
+        return int(self.values.nbytes) + int(self.scales.nbytes)
 
     @property
     def row_bytes(self) -> int:
         """Bytes read for one row, even if there are none."""
-        parts = (self.values,) if self.scales is None else (self.values, self.scales)
-        return sum(int(part.shape[1]) * int(part.element_size()) for part in parts)
+        parts = self.values, self.scales
+        return sum(int(part.shape[1]) * part.element_size() for part in parts)
 
     @property
     def is_binary(self) -> bool:
@@ -96,7 +96,6 @@ def empty_matrix(
 
     Args:
         format_name: encoding of the rows that will be written.
-        rows: number of rows.
         columns: numbers in a row; for packed formats a multiple of 32.
         where: an arena, or a torch device or its name for separate memory.
         is_wide: keep a format that has no packed form as f32 rather than f16.
@@ -107,39 +106,26 @@ def empty_matrix(
     """
     form = device_format(format_name)
     get_format(format_name).num_bytes(columns)
+    if form.is_packed:
+        dtype, (num_values, num_halves) = torch.int32, packed_shape(form, columns)
+    else:
+        dtype, num_values, num_halves = _DTYPES[form.element], columns, 0
+        if is_wide and format_name not in _DTYPES:
+            dtype = torch.float32
 
-    def array(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def array(size: int, dtype: torch.dtype) -> Tensor:
         if isinstance(where, Arena):
-            return where.array(shape, dtype)
-        return torch.zeros(shape, dtype=dtype, device=where)
+            return where.array((rows, size), dtype)
+        return torch.zeros((rows, size), dtype=dtype, device=where)
 
-    if not form.is_packed:
-        element = "f32" if is_wide and format_name not in _DTYPES else form.element
-        values = array((rows, columns), _DTYPES[element])
-        return DeviceMatrix(format_name, rows, columns, values, None, 0, 0.0)
-    num_words, num_halves = packed_shape(form, columns)
-    return DeviceMatrix(
-        format_name,
-        rows,
-        columns,
-        array((rows, num_words), torch.int32),
-        array((rows, num_halves), torch.float16),
-        form.bits,
-        form.centre,
-        form.scaling,
-    )
+    values = array(num_values, dtype)
+    return DeviceMatrix(format_name, columns, values, array(num_halves, torch.float16))
 
 
 def upload_matrix(
     encoded: ByteArray, format_name: str, columns: int, device: torch.device | str
 ) -> DeviceMatrix:
-    """Copy a whole encoded matrix to the device.
-
-    Args:
-        encoded: u8[rows, row_bytes], for example a view of a mapped file.
-        format_name: encoding of the bytes.
-        columns: numbers in a row.
-        device: torch device or its name.
+    """Copy a whole encoded matrix, u8[rows, row_bytes], to the device.
 
     Raises:
         ShapeError: the bytes of a row are not `columns` numbers.
@@ -173,7 +159,7 @@ def write_rows(
         NumericsError: a decoded number does not fit the f16 of `matrix`; make it `is_wide`.
     """
     row_bytes = get_format(matrix.format_name).num_bytes(matrix.columns)
-    if encoded.ndim != 2 or encoded.shape != (len(slots), row_bytes):
+    if encoded.shape != (len(slots), row_bytes):
         raise ShapeError(
             f"rows of shape {encoded.shape} for {len(slots)} slots of {matrix.columns} columns; "
             f"{matrix.format_name} needs ({len(slots)}, {row_bytes})"
@@ -182,19 +168,20 @@ def write_rows(
         return
     if slots.min() < 0 or slots.max() >= matrix.rows:
         raise IndexError(f"slots must lie within [0, {matrix.rows})")
-    whole = _target(slots)
+    whole = _place(slots)
     if is_staged and matrix.format_name in _DTYPES and isinstance(whole, slice):
         # Nothing to unpack: sent straight to its place.
         rows = torch.from_numpy(encoded).view(matrix.values.dtype)
         matrix.values[whole].copy_(rows, non_blocking=True)
         return
-    for piece in _pieces(len(slots), max(row_bytes, matrix.columns)):
-        chosen = _target(slots[piece])
-        target = chosen.to(matrix.device) if isinstance(chosen, Tensor) else chosen
-        values, scales = _parts(matrix, encoded[piece], is_staged=is_staged)
-        matrix.values[target] = values
-        if matrix.scales is not None and scales is not None:
-            matrix.scales[target] = scales
+    step = max(1, _PIECE // max(1, row_bytes, matrix.columns))
+    for first in range(0, len(slots), step):
+        place = _place(slots[first : first + step])
+        place = place.to(matrix.device) if isinstance(place, Tensor) else place
+        values, scales = _parts(matrix, encoded[first : first + step], is_staged=is_staged)
+        matrix.values[place] = values
+        if scales is not None:
+            matrix.scales[place] = scales
 
 
 def can_join(matrices: Sequence[tuple[str, int]]) -> bool:
@@ -213,22 +200,11 @@ def joined_format(format_name: str) -> str:
 
 def rows_of(matrix: DeviceMatrix, first: int, last: int, format_name: str) -> DeviceMatrix:
     """View rows [first, last) of a joined matrix, to be written in their own format."""
-    scales = None if matrix.scales is None else matrix.scales[first:last]
-    return replace(
-        matrix,
-        format_name=format_name,
-        rows=last - first,
-        values=matrix.values[first:last],
-        scales=scales,
-    )
+    values, scales = matrix.values[first:last], matrix.scales[first:last]
+    return replace(matrix, format_name=format_name, values=values, scales=scales)
 
 
-def _pieces(rows: int, row_size: int) -> Iterator[slice]:
-    step = max(1, _PIECE // max(1, row_size))
-    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
-
-
-def _target(slots: IntArray) -> slice | Tensor:
+def _place(slots: IntArray) -> slice | Tensor:
     """Return consecutive slots as a slice, others as i64[n] on the host."""
     if (np.diff(slots) == 1).all():
         return slice(int(slots[0]), int(slots[-1]) + 1)
@@ -239,17 +215,17 @@ def _parts(
     matrix: DeviceMatrix, encoded: ByteArray, *, is_staged: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Unpack rows on the device, for `values` and `scales`."""
-    if matrix.bits:
-        return packed_parts(_sent(encoded, matrix.device, is_staged=is_staged), matrix.format_name)
-    if matrix.format_name in _DTYPES:
-        return _sent(encoded, matrix.device, is_staged=is_staged).view(matrix.values.dtype), None
-    numbers = get_format(matrix.format_name).decode(encoded)
-    if matrix.values.dtype == torch.float16:
+    name, dtype = matrix.format_name, matrix.values.dtype
+    if matrix.bits or name in _DTYPES:
+        sent = _sent(encoded, matrix.device, is_staged=is_staged)
+        return _packed_parts(sent, name) if matrix.bits else (sent.view(dtype), None)
+    numbers = get_format(name).decode(encoded)
+    if dtype == torch.float16:
         sizes = np.abs(numbers)
         if ((sizes > _MAX_HALF) & np.isfinite(sizes)).any():
             raise NumericsError(
-                f"a number of a {matrix.format_name} matrix is beyond {_MAX_HALF:.0f}, the largest "
-                f"f16; keep the matrix in f32"
+                f"a number of a {name} matrix is beyond {_MAX_HALF:.0f}, the largest f16; keep the "
+                "matrix in f32"
             )
         with np.errstate(all="ignore"):
             numbers = numbers.astype(np.float16)
@@ -270,23 +246,19 @@ _SUPERBLOCK = 256
 _SPLIT_BITS = (5, 6)
 
 
-def packed_parts(encoded: Tensor, format_name: str) -> tuple[Tensor, Tensor]:
+def _packed_parts(encoded: Tensor, format_name: str) -> tuple[Tensor, Tensor]:
     """Split u8[rows, row_bytes] of a packed format into words of codes and scales.
 
-    Returns:
-        i32[rows, bits * blocks] and f16[rows, n], of the padded columns.
+    They are i32[rows, bits * blocks] and f16[rows, n], of the padded columns.
     """
     form, rows = device_format(format_name), encoded.shape[0]
     blocks = encoded.reshape(rows, -1, get_format(format_name).block_bytes)
-    codes, scales, *units = _SPLITTERS[format_name](blocks)
+    codes, *halves = _SPLITTERS[format_name](blocks)
     codes = codes.reshape(rows, -1, SCALE_COLUMNS)
-    halves = torch.cat([part.reshape(rows, -1) for part in (scales, *units)], dim=1)
+    scales = torch.cat([part.reshape(rows, -1) for part in halves], dim=1)
     num_words, num_halves = packed_shape(form, codes.shape[1] * SCALE_COLUMNS)
     codes = functional.pad(codes, (0, 0, 0, num_words // form.bits - codes.shape[1]))
-    return (
-        _words(codes, form.bits),
-        functional.pad(halves, (0, num_halves - halves.shape[1])),
-    )
+    return _words(codes, form.bits), functional.pad(scales, (0, num_halves - scales.shape[1]))
 
 
 def _words(codes: Tensor, bits: int) -> Tensor:

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from powerinfer.errors import ShapeError
-from powerinfer.ops.gpu.formats import num_blocks
+from powerinfer.ops.gpu.formats import device_format, num_blocks
 from powerinfer.ops.gpu.kernels import IS_INTERPRETED, MAX_TOKENS
 from powerinfer.ops.gpu.kernels.blocks import quantized, tile_blocks
 from powerinfer.ops.gpu.kernels.overlap import begin_filling, begin_small, overlapping
@@ -169,7 +169,7 @@ def matvec(
         x if blocks is None else blocks,
         x if center is None else center,
         matrix.values,
-        matrix.values if matrix.scales is None else matrix.scales,
+        matrix.scales,
         x if bias is None else bias,
         y,
         num_tokens,
@@ -215,11 +215,12 @@ def binarized(x: Tensor, center: Tensor | None = None) -> Tensor:
 
 def row_arguments(matrix: DeviceMatrix) -> dict[str, int | float | str]:
     """Kernel arguments, by name, that locate the rows of a matrix."""
+    form = device_format(matrix.format_name)
     return {
-        "BITS": matrix.bits,
-        "CENTRE": matrix.centre,
-        "SCALING": matrix.scaling.value,
-        "SIZE": num_blocks(matrix.columns) if matrix.bits else matrix.columns,
+        "BITS": form.bits,
+        "CENTRE": form.centre,
+        "SCALING": form.scaling.value,
+        "SIZE": num_blocks(matrix.columns) if form.bits else matrix.columns,
     }
 
 

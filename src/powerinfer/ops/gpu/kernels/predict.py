@@ -106,7 +106,7 @@ def score_mask(
         x if blocks is None else blocks,
         x if center is None else center,
         matrix.values,
-        matrix.values if matrix.scales is None else matrix.scales,
+        matrix.scales,
         x if bias is None else bias,
         float(threshold),
         mask,

@@ -130,7 +130,7 @@ def decode_rows(matrix: DeviceMatrix, first: int, panel: Tensor) -> None:
     blocks = power_of_two(count, _MOST_BLOCKS)
     decode_kernel[(triton.cdiv(num_rows, _ROWS), triton.cdiv(count, blocks))](
         matrix.values,
-        matrix.values if matrix.scales is None else matrix.scales,
+        matrix.scales,
         panel,
         first,
         num_rows,
