@@ -25,14 +25,9 @@ __all__ = [
     "Activations",
     "CudaRecorder",
     "CudaRecording",
-    "PoolHandle",
     "StaticInputs",
-    "capturing",
     "waiting_event",
 ]
-
-PoolHandle: TypeAlias = "torch.cuda._POOL_HANDLE"
-"""Torch's name for memory that graphs share; it gives the type no public one."""
 
 # With fewer cores every one of them has a worker of the CPU's half, which a wait that spins would
 # hold up.
@@ -54,48 +49,6 @@ def _may_spin() -> bool:
     except AttributeError:  # only Linux tells
         num_cores = os.cpu_count() or 1
     return num_cores >= _CORES_TO_SPIN
-
-
-@contextmanager
-def capturing(
-    graph: torch.cuda.CUDAGraph,
-    *,
-    pool: PoolHandle,
-    stream: torch.cuda.Stream,
-    device_index: int,
-) -> Iterator[None]:
-    """Capture the work that this thread queues on a stream, which becomes the current one.
-
-    Garbage collection is off meanwhile: it may free memory of the device or use events, which
-    cannot be captured.
-
-    Raises:
-        RuntimeError: something cannot be captured; torch says what.
-    """
-    was_collecting = gc.isenabled()
-    gc.disable()
-    try:
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            yield
-    except BaseException:
-        _unwind(graph, pool, device_index)
-        raise
-    finally:
-        if was_collecting:
-            gc.enable()
-
-
-def _unwind(graph: torch.cuda.CUDAGraph, pool: PoolHandle, device_index: int) -> None:
-    """Tell torch's allocator that a capture is over.
-
-    If the driver aborted it, torch before 2.13 would assume forever that it goes on, and may refuse
-    to begin another.
-    """
-    with suppress(AttributeError, RuntimeError):
-        torch._C._cuda_endAllocateToPool(device_index, pool)
-        # Only reached if torch had not done so itself.
-        _broken.append(graph)
-        torch._C._cuda_releasePool(device_index, pool)
 
 
 Activations: TypeAlias = FloatArray | Tensor
@@ -168,7 +121,7 @@ class CudaRecorder:
         with torch.cuda.device(gpu.device):
             self.stream = torch.cuda.Stream()
         self._reached = None if _may_spin() else waiting_event()
-        self._pool: PoolHandle | None = None
+        self._pool: torch.cuda._POOL_HANDLE | None = None
         self._recordings: weakref.WeakSet[CudaRecording] = weakref.WeakSet()
 
     @contextmanager
@@ -197,11 +150,13 @@ class CudaRecorder:
             DeviceError: the result is an array on the host.
             RuntimeError: something cannot be captured; torch says what.
         """
-        graph, pool = torch.cuda.CUDAGraph(), self._shared_pool()
-        # Put back on success: torch still counts a failed record among its pool's users.
-        self._pool = None
-        index = self._gpu.device.index
-        with capturing(graph, pool=pool, stream=self.stream, device_index=index):
+        # torch refuses a pool whose graphs are all gone, and still counts a failed record among its
+        # pool's users.
+        pool, self._pool = self._pool, None
+        if pool is None or all(recording.is_dropped for recording in self._recordings):
+            pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with self._capturing(graph, pool):
             output = work()
         if isinstance(output, np.ndarray):
             raise DeviceError("a step that ends on the host cannot be recorded; run it eagerly")
@@ -209,6 +164,34 @@ class CudaRecorder:
         recording = CudaRecording(graph, output)
         self._recordings.add(recording)
         return recording
+
+    @contextmanager
+    def _capturing(
+        self, graph: torch.cuda.CUDAGraph, pool: "torch.cuda._POOL_HANDLE"
+    ) -> Iterator[None]:
+        """Capture what this thread queues on the stream, which becomes the current one.
+
+        Garbage collection is off meanwhile: it may free memory of the device or use events, which
+        cannot be captured.
+        """
+        was_collecting = gc.isenabled()
+        gc.disable()
+        try:
+            mode = "thread_local"
+            with torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode=mode):
+                yield
+        except BaseException:
+            # If the driver aborted the capture, torch before 2.13 would assume forever that it goes
+            # on, and may refuse to begin another.
+            with suppress(AttributeError, RuntimeError):
+                torch._C._cuda_endAllocateToPool(self._gpu.device.index, pool)
+                # Only reached if torch had not done so itself.
+                _broken.append(graph)
+                torch._C._cuda_releasePool(self._gpu.device.index, pool)
+            raise
+        finally:
+            if was_collecting:
+                gc.enable()
 
     def to_host(self, values: Activations) -> FloatArray:
         """Wait for the numbers of a tensor or array and return them."""
@@ -221,9 +204,3 @@ class CudaRecorder:
             return
         self._reached.record(self.stream)
         self._reached.synchronize()
-
-    def _shared_pool(self) -> PoolHandle:
-        # torch refuses a pool whose graphs are all gone.
-        if self._pool is None or all(recording.is_dropped for recording in self._recordings):
-            return torch.cuda.graph_pool_handle()
-        return self._pool
