@@ -40,11 +40,7 @@ def release_cached() -> None:
 # Messages of torch's and Triton's plain RuntimeErrors about it: no room for page-locked memory, for
 # a module of kernels, or for the handle of cuBLAS, which the first prompt creates (the second name
 # is that of older versions).
-_EXHAUSTED = (
-    "out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUBLAS_STATUS_NOT_INITIALIZED",
-)
+_EXHAUSTED = "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -133,33 +129,29 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(text.split())[:_MOST_QUOTED]}"
 
 
-# More than any device has.
-_ENDLESS_BYTES = 1 << 56
-
-
 class Arena:
     """Device memory that is allocated at once and cut into consecutive arrays.
 
     torch takes memory from the driver in pieces of 2 or 20 MiB and up, so that many separate arrays
     take more than their bytes. Here a gap of less than `formats.ALIGNMENT` bytes follows each, and
     a lack of memory shows before anything is sent. The arrays keep the memory alive.
+
+    Attributes:
+        used_bytes: bytes of all arrays so far, including gaps.
+        is_counting: its arrays hold no numbers.
     """
 
     def __init__(self, memory: Tensor) -> None:
         """Cut up existing memory, an aligned u8[num_bytes]."""
         self._memory = memory
-        self._used = 0
+        self.used_bytes = 0
+        self.is_counting = memory.is_meta
 
     @classmethod
     def allocate(
         cls, device: torch.device, num_bytes: int, what: str, *, is_zero: bool = True
     ) -> "Arena":
-        """Allocate memory of a device.
-
-        Args:
-            num_bytes: size of the arena.
-            what: its purpose, for error messages.
-            is_zero: fill it with zeros.
+        """Allocate memory of a device for the purpose `what`.
 
         Raises:
             OutOfDeviceMemoryError: the device has no room.
@@ -171,17 +163,8 @@ class Arena:
     @classmethod
     def counting(cls) -> "Arena":
         """Create an endless arena without memory, to count the bytes of arrays."""
-        return cls(torch.empty(_ENDLESS_BYTES, dtype=torch.uint8, device="meta"))
-
-    @property
-    def is_counting(self) -> bool:
-        """True if its arrays hold no numbers."""
-        return self._memory.is_meta
-
-    @property
-    def used_bytes(self) -> int:
-        """Bytes of all arrays so far, including gaps."""
-        return self._used
+        # More than any device has.
+        return cls(torch.empty(1 << 56, dtype=torch.uint8, device="meta"))
 
     def array(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Cut out the next array, with the contents of the memory.
@@ -189,15 +172,14 @@ class Arena:
         Raises:
             OutOfDeviceMemoryError: too little is left.
         """
-        num_bytes = math.prod(shape) * dtype.itemsize
-        first = self._used
+        first, num_bytes = self.used_bytes, math.prod(shape) * dtype.itemsize
         if first + num_bytes > len(self._memory):
             raise OutOfDeviceMemoryError(
                 f"an arena of {len(self._memory)} bytes, {first} of them in use, has no room for "
                 f"{num_bytes} more",
                 remedy="use a smaller {vram_budget}",
             )
-        self._used = first + aligned(num_bytes)
+        self.used_bytes += aligned(num_bytes)
         return self._memory[first : first + num_bytes].view(dtype).view(shape)
 
 
@@ -221,7 +203,7 @@ class DeviceMemory:
         Raises:
             OutOfDeviceMemoryError: the system has no page-locked memory left.
         """
-        num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        num_bytes = math.prod(shape) * dtype.itemsize
         with naming_exhaustion("page-locked memory of the host", num_bytes):
             return torch.empty(shape, dtype=dtype, pin_memory=self.is_cuda)
 
@@ -308,21 +290,18 @@ class SharedBuffers:
         Raises:
             OutOfDeviceMemoryError: the system has no more page-locked memory.
         """
-        words = -(-num_neurons // 32)
-        stream = (max_tokens, hidden_size)
 
-        def routed(columns: int) -> Tensor:
-            if not num_experts:
-                return torch.empty((0, columns), dtype=torch.float32)
-            return memory.pinned((max_tokens, columns), torch.float32).zero_()
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return memory.pinned(shape, dtype).zero_()
 
+        num_routed = max_tokens if num_experts else 0
         return cls(
-            x=memory.pinned(stream, torch.float32).zero_(),
-            cold=memory.pinned((max_tokens, words), torch.int32).zero_(),
-            y=memory.pinned(stream, torch.float32).zero_(),
-            predictor_input=memory.pinned(stream, torch.float32).zero_(),
-            router_input=routed(hidden_size),
-            expert_weights=routed(num_experts),
-            status=memory.pinned((1,), torch.int32).zero_(),
-            flags=memory.pinned((2, num_layers), torch.int32).zero_(),
+            x=zeros(max_tokens, hidden_size),
+            cold=zeros(max_tokens, -(-num_neurons // 32), dtype=torch.int32),
+            y=zeros(max_tokens, hidden_size),
+            predictor_input=zeros(max_tokens, hidden_size),
+            router_input=zeros(num_routed, hidden_size),
+            expert_weights=zeros(num_routed, num_experts),
+            status=zeros(1, dtype=torch.int32),
+            flags=zeros(2, num_layers, dtype=torch.int32),
         )
