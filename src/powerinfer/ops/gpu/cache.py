@@ -13,7 +13,7 @@ from powerinfer.ops.gpu.memory import Arena, DeviceMemory
 from powerinfer.ops.operands import KVType
 from powerinfer.values import Batch, BoolArray
 
-__all__ = ["DeviceBatch", "DeviceKV", "new_kv_layers", "query_tiles"]
+__all__ = ["DeviceBatch", "DeviceKV", "query_tiles"]
 
 _SCALE_BLOCK = 32
 
@@ -32,6 +32,30 @@ class DeviceKV:
     values: Tensor
     key_scales: Tensor
     value_scales: Tensor
+
+    @classmethod
+    def cut(cls, arena: Arena, shape: tuple[int, int, int, int], kv_type: KVType) -> "DeviceKV":
+        """Cut an uninitialised cache out of an arena.
+
+        `shape` is num_blocks, block_size, num_kv_heads, head_dim.
+
+        Raises:
+            UnsupportedError: q8_0 with heads that are not whole blocks.
+        """
+        *outer, head_dim = shape
+        element = torch.float16
+        scales: tuple[int, ...] = (0,)
+        if kv_type is KVType.Q8_0:
+            if head_dim % _SCALE_BLOCK:
+                raise UnsupportedError(
+                    f"a KV cache of type {kv_type} needs heads whose width is a multiple of "
+                    f"{_SCALE_BLOCK}; these are {head_dim} wide: use f16"
+                )
+            element, scales = torch.int8, (*outer, head_dim // _SCALE_BLOCK)
+        keys, values = arena.array(shape, element), arena.array(shape, element)
+        return cls(
+            keys, values, arena.array(scales, torch.float16), arena.array(scales, torch.float16)
+        )
 
     @property
     def block_size(self) -> int:
@@ -62,40 +86,6 @@ class DeviceKV:
     def nbytes(self) -> int:
         """Bytes on the device."""
         return sum(int(array.nbytes) for array in self.arrays)
-
-
-def new_kv_layers(
-    num_layers: int, shape: tuple[int, int, int, int], kv_type: KVType, device: torch.device
-) -> list[DeviceKV]:
-    """Allocate caches of layers in one arena, uninitialised.
-
-    `shape` is num_blocks, block_size, num_kv_heads, head_dim.
-
-    Raises:
-        UnsupportedError: q8_0 with heads that are not whole blocks.
-        OutOfDeviceMemoryError: the device has no room.
-    """
-    *outer, head_dim = shape
-    is_q8 = kv_type is KVType.Q8_0
-    if is_q8 and head_dim % _SCALE_BLOCK:
-        raise UnsupportedError(
-            f"a KV cache of type {kv_type} needs heads whose width is a multiple of "
-            f"{_SCALE_BLOCK}; these are {head_dim} wide: use f16"
-        )
-    element = torch.int8 if is_q8 else torch.float16
-    scales = (*outer, head_dim // _SCALE_BLOCK) if is_q8 else (0,)
-
-    def layer(arena: Arena) -> DeviceKV:
-        keys, values = arena.array(shape, element), arena.array(shape, element)
-        return DeviceKV(
-            keys, values, arena.array(scales, torch.float16), arena.array(scales, torch.float16)
-        )
-
-    counted = Arena.counting()
-    layer(counted)
-    num_bytes = num_layers * counted.used_bytes
-    arena = Arena.allocate(device, num_bytes, "the KV cache", is_zero=False)
-    return [layer(arena) for _ in range(num_layers)]
 
 
 class DeviceBatch:

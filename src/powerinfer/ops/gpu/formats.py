@@ -75,7 +75,6 @@ class DeviceFormat:
         element: ``f32``, ``f16`` or ``bf16``; ``packed`` for codes and scales.
         bits: size of a code; 0 for floats.
         centre: the code that means zero, unless blocks have minima.
-        scaling: of packed codes.
     """
 
     element: str
@@ -114,11 +113,9 @@ def device_format(format_name: str) -> DeviceFormat:
     Raises:
         UnsupportedError: there is no such format.
     """
-    known = _FORMATS.get(format_name)
-    if known is not None:
-        return known
-    get_format(format_name)
-    return _DECODED
+    if format_name not in _FORMATS:
+        get_format(format_name)
+    return _FORMATS.get(format_name, _DECODED)
 
 
 def transposed_format(format_name: str) -> str:
@@ -135,18 +132,12 @@ def device_bytes(format_name: str, rows: int, columns: int) -> int:
 
     Raises:
         ShapeError: the columns are not a whole number of blocks.
-        UnsupportedError: there is no such format.
     """
     return rows * sum(_row_parts(format_name, columns))
 
 
 def held_bytes(format_name: str, rows: int, columns: int) -> int:
-    """Count the bytes that a matrix takes of an arena, including gaps for alignment.
-
-    Raises:
-        ShapeError: the columns are not a whole number of blocks.
-        UnsupportedError: there is no such format.
-    """
+    """Count the bytes that a matrix takes of an arena, including gaps for alignment."""
     return sum(aligned(rows * part) for part in _row_parts(format_name, columns))
 
 
@@ -181,12 +172,9 @@ def packed_shape(form: DeviceFormat, columns: int) -> tuple[int, int]:
 
 
 def chunk_neurons(neuron_bytes: int, num_neurons: int, chunk_bytes: int) -> int:
-    """Choose the number of cold neurons that a prompt sends at a time.
+    """Choose the number of cold neurons that a prompt sends at a time, of `neuron_bytes` each.
 
-    Args:
-        neuron_bytes: size of the rows of one neuron on the device.
-        num_neurons: neurons of the layer.
-        chunk_bytes: approximate size of a chunk, which holds at least 256 neurons.
+    They take about `chunk_bytes`; at least they are 256, or all of the layer.
     """
     wanted = chunk_bytes // max(1, neuron_bytes) // _CHUNK_ALIGNMENT
     return min(max(1, wanted) * _CHUNK_ALIGNMENT, num_neurons)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from powerinfer.ops.float_errors import ignore_float_errors
 from powerinfer.ops.gpu import linear
-from powerinfer.ops.gpu.cache import DeviceBatch, DeviceKV, new_kv_layers
+from powerinfer.ops.gpu.cache import DeviceBatch, DeviceKV
 from powerinfer.ops.gpu.devices import open_device
 from powerinfer.ops.gpu.kernels import MAX_TOKENS, handover, norm, rope
 from powerinfer.ops.gpu.kernels.arguments import Angles, Softmax
@@ -23,7 +23,7 @@ from powerinfer.ops.gpu.kernels.attention import attend_few
 from powerinfer.ops.gpu.kernels.attention_many import attend_many
 from powerinfer.ops.gpu.linear import DeviceLinear
 from powerinfer.ops.gpu.matrix import DeviceMatrix, upload_matrix
-from powerinfer.ops.gpu.memory import DeviceMemory, naming_exhaustion
+from powerinfer.ops.gpu.memory import Arena, DeviceMemory, naming_exhaustion
 from powerinfer.ops.operands import HeadNorms, KVType, RopeTable
 from powerinfer.values import Batch, ByteArray, FloatArray, IntArray
 
@@ -36,18 +36,17 @@ _MIN_TOKENS_PER_SEQUENCE = 4
 class TorchGPU(DeviceMemory):
     """Operations on a torch device; `powerinfer.ops.protocol.Ops` describes them.
 
-    Args:
-        device: `cuda`, `cuda:N` (which becomes torch's current device) or `cpu`.
-
     Attributes:
         has_packed: products have packed weights, so norms and attention round their results too.
             To be set before the first step, since a norm that rounds may add up in another order.
-
-    Raises:
-        DeviceError: torch sees no such device.
     """
 
     def __init__(self, device: str = "cuda") -> None:
+        """Open `cuda`, `cuda:N` (which becomes torch's current device) or `cpu`.
+
+        Raises:
+            DeviceError: torch sees no such device.
+        """
         super().__init__(open_device(device))
         # Tables by identity: a table is kept here, so its identity is not given to another.
         self._angles: dict[int, tuple[RopeTable, Angles]] = {}
@@ -118,10 +117,12 @@ class TorchGPU(DeviceMemory):
             UnsupportedError: q8_0 with heads that are not whole blocks.
             OutOfDeviceMemoryError: it does not fit.
         """
-        shape = (num_blocks, block_size, num_kv_heads, head_dim)
-        caches = new_kv_layers(num_layers, shape, kv_type, self.device)
+        shape, counted = (num_blocks, block_size, num_kv_heads, head_dim), Arena.counting()
+        DeviceKV.cut(counted, shape, kv_type)
+        num_bytes = num_layers * counted.used_bytes
+        arena = Arena.allocate(self.device, num_bytes, "the KV cache", is_zero=False)
         self._table_width = max(self._table_width, num_blocks)
-        return caches
+        return [DeviceKV.cut(arena, shape, kv_type) for _ in range(num_layers)]
 
     def copy_kv_blocks(self, layers: Sequence[DeviceKV], pairs: Sequence[tuple[int, int]]) -> None:
         """Queue the copies in place, so that records keep their addresses.
