@@ -176,6 +176,7 @@ def _slot_values(
     blocks = input_blocks(x, packed)
     most_rows = None if listing is None else _LISTED_ROWS
     sizes = tile_sizes(num_tokens, hot.num_slots, columns, packed.bits, most_rows)
+    used, list_arguments = _list_arguments(hot, listing)
     value_kernel[(-(-hot.num_slots // sizes["ROWS"]),)](
         x,
         x if blocks is None else blocks,
@@ -187,76 +188,75 @@ def _slot_values(
         x if hot.up_bias is None else hot.up_bias,
         hot.neuron_of_slot,
         hot.neuron_of_slot if mask is None else mask,
-        hot.neuron_of_slot if listing is None else listing.slots,
-        hot.neuron_of_slot if listing is None else listing.counts,
+        used.slots,
+        used.counts,
         values if weights is None else weights,
         values,
         float(hot.activation.threshold),
         num_tokens,
         hot.num_slots,
         len(hot.slot_of_neuron),
-        0 if listing is None else listing.num_chunks,
+        used.num_chunks,
         1 if weights is None else weights.shape[1],
         columns,
-        **_prefixed("GATE", gate),
-        **_prefixed("UP", up),
+        **{f"GATE_{name}": value for name, value in row_arguments(gate).items()},
+        **{f"UP_{name}": value for name, value in row_arguments(up).items()},
         HAS_GATE=hot.gate is not None,
         HAS_GATE_BIAS=hot.gate_bias is not None,
         HAS_UP_BIAS=hot.up_bias is not None,
-        HAS_LIST=listing is not None,
         HAS_WEIGHTS=weights is not None,
         IS_SKIPPING=hot.is_skipping,
         KIND=hot.activation.kind.value,
         WIDTH=0 if blocks is None else blocks.shape[2],
         **sizes,
-        **_chunks(listing),
+        **list_arguments,
+        CHUNK=CHUNK,
     )
     return values
 
 
 def _sum_down(values: Tensor, hot: HotNeurons, listing: Listing | None) -> Tensor:
     """Add up the rows of down times their values, and the bias."""
-    num_tokens, device, columns = len(values), values.device, hot.down.columns
+    num_tokens, columns = len(values), hot.down.columns
     tokens = power_of_two(num_tokens, MAX_TOKENS)
     num_parts = _PARTS // tokens
     block, num_programs = _down_blocks(hot.down)
     rows = _DOWN_TILE["ROWS"] // (2 if hot.down.bits else 1)
-    parts = torch.empty((num_parts, num_tokens, columns), dtype=torch.float32, device=device)
-    active = torch.empty((num_parts, num_tokens), dtype=torch.int32, device=device)
-    list_arguments = {"HAS_LIST": listing is not None, **_chunks(listing)}
-    counts = hot.neuron_of_slot if listing is None else listing.counts
-    num_chunks = 0 if listing is None else listing.num_chunks
+    parts = values.new_empty((num_parts, num_tokens, columns))
+    active = values.new_empty((num_parts, num_tokens), dtype=torch.int32)
+    used, list_arguments = _list_arguments(hot, listing)
     down_kernel[(num_tokens, num_programs, num_parts)](
         hot.down.values,
         hot.down.scales,
         values,
-        hot.neuron_of_slot if listing is None else listing.slots,
-        counts,
+        used.slots,
+        used.counts,
         parts,
         active,
         num_tokens,
         hot.num_slots,
-        num_chunks,
+        used.num_chunks,
         columns,
         **row_arguments(hot.down),
         **list_arguments,
+        CHUNK=CHUNK,
         PARTS=num_parts,
         ROWS=rows,
         BLOCK=block,
         num_warps=1 if hot.down.bits else NUM_WARPS,
     )
-    y = torch.empty((num_tokens, columns), dtype=torch.float32, device=device)
+    y = values.new_empty((num_tokens, columns))
     sum_parts_kernel[(num_tokens, -(-columns // _SUM_BLOCK))](
         parts,
         active,
-        counts,
-        counts if listing is None else listing.tallies,
+        used.counts,
+        used.tallies,
         parts if hot.down_bias is None else hot.down_bias,
         y,
-        counts if hot.counters is None else hot.counters,
+        used.counts if hot.counters is None else hot.counters,
         num_tokens,
         hot.num_slots,
-        num_chunks,
+        used.num_chunks,
         columns,
         HAS_BIAS=hot.down_bias is not None,
         HAS_COUNTERS=hot.counters is not None and listing is not None,
@@ -264,11 +264,21 @@ def _sum_down(values: Tensor, hot: HotNeurons, listing: Listing | None) -> Tenso
         ROWS=rows,
         TOKENS=tokens,
         BLOCK=_SUM_BLOCK,
-        HAS_LIST=listing is not None,
-        CHUNKS=list_arguments["CHUNKS"],
+        **list_arguments,
         num_warps=NUM_WARPS,
     )
     return y
+
+
+def _list_arguments(hot: HotNeurons, listing: Listing | None) -> tuple[Listing, dict[str, int]]:
+    """Return the list for kernels, which do not read that of all slots, and constants about it.
+
+    CHUNKS is the power of two that holds the number of segments.
+    """
+    table = hot.neuron_of_slot
+    used = listing or Listing(table, table, table, num_chunks=0)
+    chunks = power_of_two(used.num_chunks, 1 << 16)
+    return used, {"HAS_LIST": listing is not None, "CHUNKS": chunks}
 
 
 def _down_blocks(down: DeviceMatrix) -> tuple[int, int]:
@@ -280,17 +290,6 @@ def _down_blocks(down: DeviceMatrix) -> tuple[int, int]:
     planes, size = 8 if down.bits == 8 else 4, num_blocks(down.columns)
     words = min(_DOWN_TILE["BLOCK"] * planes // 32, power_of_two(size, 1 << 16))
     return words * 32 // planes, -(-size // words) * planes
-
-
-def _prefixed(name: str, matrix: DeviceMatrix) -> dict[str, int | float | str]:
-    """Prefix the names of the arguments for one of two matrices."""
-    return {f"{name}_{key}": value for key, value in row_arguments(matrix).items()}
-
-
-def _chunks(listing: Listing | None) -> dict[str, int]:
-    """Return the size of a list's segments, and the power of two that holds their number."""
-    num_chunks = 1 if listing is None else listing.num_chunks
-    return {"CHUNKS": power_of_two(num_chunks, 1 << 16), "CHUNK": CHUNK}
 
 
 def masked_ffn(
@@ -335,7 +334,7 @@ def masked_ffn(
         is_counted = hot.counters is not None and (mask is not None or hot.is_skipping)
         if neurons is not None or selected is not None or is_counted:
             select_values(values, neurons, selected, hot.counters if is_counted else None)
-        _add_rows(y, values, _rows(hot.down, piece))
+        _add_rows(y, values, rows_of(hot.down, piece.start, piece.stop))
     return y.add_(hot.down_bias) if has_down_bias and hot.down_bias is not None else y
 
 
@@ -353,20 +352,13 @@ def _slot_weights(
 
 def _activated_slots(x: Tensor, hot: HotNeurons, piece: slice) -> Tensor:
     """Compute the activated neurons of x: f32[num_tokens, slots of the piece]."""
-    gate = None
-    if hot.gate is not None:
-        gate = _biased_product(x, hot.gate, hot.gate_bias, piece)
-    up = _biased_product(x, hot.up, hot.up_bias, piece)
-    return _activated(hot.activation, gate, up)
 
+    def part(matrix: DeviceMatrix, bias: Tensor | None) -> Tensor:
+        values = product(x, rows_of(matrix, piece.start, piece.stop))
+        return values if bias is None else values.add_(bias[piece])
 
-def _biased_product(x: Tensor, matrix: DeviceMatrix, bias: Tensor | None, piece: slice) -> Tensor:
-    values = product(x, _rows(matrix, piece))
-    return values if bias is None else values.add_(bias[piece])
-
-
-def _rows(matrix: DeviceMatrix, piece: slice) -> DeviceMatrix:
-    return rows_of(matrix, piece.start, piece.stop, matrix.format_name)
+    gate = None if hot.gate is None else part(hot.gate, hot.gate_bias)
+    return _activated(hot.activation, gate, part(hot.up, hot.up_bias))
 
 
 def _activated(activation: Activation, gate: Tensor | None, up: Tensor) -> Tensor:

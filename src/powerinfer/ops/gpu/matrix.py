@@ -5,7 +5,7 @@ device, some megabytes at a time, so neither side ever holds a second copy of a 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -198,10 +198,12 @@ def joined_format(format_name: str) -> str:
     return format_name if form.is_packed else form.element
 
 
-def rows_of(matrix: DeviceMatrix, first: int, last: int, format_name: str) -> DeviceMatrix:
-    """View rows [first, last) of a joined matrix, to be written in their own format."""
+def rows_of(
+    matrix: DeviceMatrix, first: int, last: int, format_name: str | None = None
+) -> DeviceMatrix:
+    """View rows [first, last); those of a joined matrix may be written in a format of their own."""
     values, scales = matrix.values[first:last], matrix.scales[first:last]
-    return replace(matrix, format_name=format_name, values=values, scales=scales)
+    return DeviceMatrix(format_name or matrix.format_name, matrix.columns, values, scales)
 
 
 def _place(slots: IntArray) -> slice | Tensor:
