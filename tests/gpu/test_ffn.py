@@ -305,11 +305,8 @@ class TestManyTokens:
         block = Block(form, seed=13)
         x, mask = block.numbers(12, 64), block.mask(12, 0.5)
         expected = block.expected(x, mask, FFNCounters())
-        by_slot = mask[:, array(block.hot.neuron_of_slot)]
-        none_hot = replace(block.hot, neuron_of_slot=tensor(np.full(40, -1, np.int32)))
-        got = masked_ffn(
-            tensor(x), none_hot, device_mask(by_slot[:, :25]), has_down_bias=False, num_neurons=25
-        )
+        chunk = replace(block.hot, neuron_of_slot=block.hot.neuron_of_slot[:25])
+        got = masked_ffn(tensor(x), chunk, device_mask(mask), has_down_bias=False)
         rest = masked_ffn(tensor(x), block.hot, device_mask(mask), has_down_bias=True)
         only_last = mask.copy()
         only_last[:, array(block.hot.neuron_of_slot)[:25]] = False
@@ -406,12 +403,15 @@ class TestWeights:
             got = run(tensor(x), block.hot, device_mask(mask), tensor(weights))
             assert_close(array(got), expected, "one operation, float")
 
-    def test_streamed_weights_have_those_of_their_columns(self) -> None:
+    def test_streamed_weights_have_those_of_their_neurons(self) -> None:
         block = Block(Form((64, 40, 40, 40), "f32"), seed=41)
         x, weights = block.numbers(12, 64), block.numbers(12, 40)
-        expected = block.expected(x, None, FFNCounters(), weights)
-        by_slot = tensor(weights[:, array(block.hot.neuron_of_slot)])
-        got = masked_ffn(tensor(x), block.hot, None, by_slot, num_neurons=40)
+        table = block.hot.neuron_of_slot[:25]
+        sent = np.zeros((12, 40), bool)
+        sent[:, array(table)] = True
+        expected = block.expected(x, sent, FFNCounters(), weights)
+        chunk = replace(block.hot, neuron_of_slot=table)
+        got = masked_ffn(tensor(x), chunk, None, tensor(weights))
         assert_close(array(got), expected, "one operation, float")
 
     def test_weights_that_do_not_fit(self) -> None:

@@ -72,14 +72,9 @@ def _watch_slots(patch: pytest.MonkeyPatch, machine: Machine) -> None:
         machine.read(*names(hot, np.flatnonzero(hot.neuron_of_slot.numpy() >= 0).tolist()))
         return hot_ffn(x, hot, *arguments, **options)
 
-    def watched_many(
-        x: Any, hot: HotNeurons, *arguments: Any, num_neurons: int | None = None, **options: Any
-    ) -> Any:
-        used = np.flatnonzero(hot.neuron_of_slot.numpy() >= 0)
-        if num_neurons is not None:
-            used = np.arange(num_neurons)
-        machine.read(*names(hot, used.tolist()))
-        return masked_ffn(x, hot, *arguments, num_neurons=num_neurons, **options)
+    def watched_many(x: Any, hot: HotNeurons, *arguments: Any, **options: Any) -> Any:
+        machine.read(*names(hot, np.flatnonzero(hot.neuron_of_slot.numpy() >= 0).tolist()))
+        return masked_ffn(x, hot, *arguments, **options)
 
     patch.setattr(Uploads, "neurons", watched_write)
     replace_everywhere(patch, hot_ffn, watched_few)

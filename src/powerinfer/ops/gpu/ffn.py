@@ -299,55 +299,36 @@ def masked_ffn(
     weights: Tensor | None = None,
     *,
     has_down_bias: bool = True,
-    num_neurons: int | None = None,
 ) -> Tensor:
     """Compute the block over a device's neurons for any number of tokens.
 
-    All rows are multiplied, those of free slots by zero: they must be finite. Activations are
-    rounded to the type of the weights (`linear.rounded`).
+    All rows of the slots in the table are multiplied, those of free slots by zero: they must be
+    finite. Activations are rounded to the type of the weights (`linear.rounded`).
 
     Args:
         x: f32[num_tokens, hidden_size], contiguous.
-        hot: neurons on the device.
+        hot: neurons on the device; its table may name fewer slots than there are.
         mask: u8[num_tokens, intermediate_size], selected neurons; None for all.
         weights: factors of the neurons' values, as for `hot_ffn`.
         has_down_bias: add the bias of down.
-        num_neurons: number of first slots that hold the neurons of the columns of `mask` and of the
-            weights, regardless of the tables; None: as the tables say.
 
     Raises:
         ShapeError: x does not fit the matrices, or the weights do not fit x and the neurons.
     """
-    _check_weights(weights, len(x), len(hot.slot_of_neuron) if num_neurons is None else num_neurons)
-    num_slots = hot.num_slots if num_neurons is None else num_neurons
+    num_slots, num_neurons = len(hot.neuron_of_slot), len(hot.slot_of_neuron)
+    _check_weights(weights, len(x), num_neurons)
+    is_counted = mask is not None or hot.is_skipping
     y = torch.zeros((len(x), hot.down.columns), dtype=torch.float32, device=x.device)
     for first in range(0, num_slots, WIDEST_PIECE):
         piece = slice(first, min(first + WIDEST_PIECE, num_slots))
-        values = _activated_slots(x, hot, piece)
+        neurons, values = hot.neuron_of_slot[piece], _activated_slots(x, hot, piece)
         if weights is not None:
-            values.mul_(_slot_weights(hot, weights, num_neurons, piece))
-        neurons, selected = None, mask
-        if num_neurons is None:
-            neurons = hot.neuron_of_slot[piece]
-        elif mask is not None:
-            selected = mask[:, piece]
-        is_counted = hot.counters is not None and (mask is not None or hot.is_skipping)
-        if neurons is not None or selected is not None or is_counted:
-            select_values(values, neurons, selected, hot.counters if is_counted else None)
+            # Those of free slots are arbitrary.
+            sources = neurons.clamp(min=0) // (num_neurons // weights.shape[1])
+            values.mul_(weights.index_select(1, sources))
+        select_values(values, neurons, mask, hot.counters if is_counted else None)
         _add_rows(y, values, rows_of(hot.down, piece.start, piece.stop))
     return y.add_(hot.down_bias) if has_down_bias and hot.down_bias is not None else y
-
-
-def _slot_weights(
-    hot: HotNeurons, weights: Tensor, num_neurons: int | None, piece: slice
-) -> Tensor:
-    """Gather the weights of a piece: f32[num_tokens, slots]; arbitrary for free slots."""
-    if num_neurons is None:
-        neurons, size = hot.neuron_of_slot[piece].clamp(min=0), len(hot.slot_of_neuron)
-    else:
-        neurons = torch.arange(piece.start, piece.stop, device=weights.device)
-        size = num_neurons
-    return weights.index_select(1, neurons // (size // weights.shape[1]))
 
 
 def _activated_slots(x: Tensor, hot: HotNeurons, piece: slice) -> Tensor:

@@ -121,21 +121,19 @@ class PrefillFFN:
     def _streamed(self, x: Tensor, block: SplitFFN, mask: Mask, weights: Tensor | None) -> Tensor:
         """Add up the hot neurons and the chunks of cold ones."""
         # Neurons that are columns of the file's down are sent in ranges, which include hot ones.
-        keeps_hot = block.cpu.is_down_transposed
-        every = np.arange(block.num_neurons, dtype=np.int32)
-        y = masked_ffn(x, block.hot, mask, weights, num_neurons=None if keeps_hot else 0)
-        for ids, chunk in self._chunks(block, block.slots.cold if keeps_hot else every):
-            chunk_mask, chunk_weights = mask, weights
-            if mask is not None:
-                chunk_mask = mask.index_select(1, self._gpu.to_device(ids))
-            if weights is not None:
-                experts = ids // (block.num_neurons // weights.shape[1])
-                chunk_weights = weights.index_select(1, self._gpu.to_device(experts))
-            counting = replace(chunk, counters=block.hot.counters)
-            part = masked_ffn(
-                x, counting, chunk_mask, chunk_weights, has_down_bias=False, num_neurons=len(ids)
+        hot, wanted = block.hot, block.slots.cold
+        if not block.cpu.is_down_transposed:
+            hot = replace(hot, neuron_of_slot=hot.neuron_of_slot[:0])
+            wanted = np.arange(block.num_neurons, dtype=np.int32)
+        y = masked_ffn(x, hot, mask, weights)
+        for ids, chunk in self._chunks(block, wanted):
+            sent = replace(
+                chunk,
+                neuron_of_slot=self._gpu.to_device(ids),
+                slot_of_neuron=hot.slot_of_neuron,
+                counters=hot.counters,
             )
-            self._gpu.add(y, part)
+            self._gpu.add(y, masked_ffn(x, sent, mask, weights, has_down_bias=False))
         return y
 
     def _chunks(self, block: SplitFFN, wanted: IntArray) -> Iterator[tuple[IntArray, HotNeurons]]:
