@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from powerinfer.errors import PowerInferError, ShapeError, UnsupportedError
-from powerinfer.ops.gpu.kernels.attention_many import QUERY_TILE
 from powerinfer.ops.gpu.memory import Arena, DeviceMemory
 from powerinfer.ops.operands import KVType
 from powerinfer.values import Batch, BoolArray
 
-__all__ = ["DeviceBatch", "DeviceKV", "query_tiles"]
+__all__ = ["QUERY_TILE", "DeviceBatch", "DeviceKV", "query_tiles"]
+
+QUERY_TILE = 64
+"""Tokens of one tile of a prompt: what one warp group multiplies at once."""
 
 _SCALE_BLOCK = 32
 

@@ -17,10 +17,11 @@ from powerinfer.ops.float_errors import ignore_float_errors
 from powerinfer.ops.gpu import linear
 from powerinfer.ops.gpu.cache import DeviceBatch, DeviceKV
 from powerinfer.ops.gpu.devices import open_device
-from powerinfer.ops.gpu.kernels import MAX_TOKENS, handover, norm, rope
-from powerinfer.ops.gpu.kernels.arguments import Angles, Softmax
+from powerinfer.ops.gpu.kernels import MAX_TOKENS, handover, norm
 from powerinfer.ops.gpu.kernels.attention import attend_few
 from powerinfer.ops.gpu.kernels.attention_many import attend_many
+from powerinfer.ops.gpu.kernels.attention_tiles import Softmax
+from powerinfer.ops.gpu.kernels.rope import Angles, rope_and_store
 from powerinfer.ops.gpu.linear import DeviceLinear
 from powerinfer.ops.gpu.matrix import DeviceMatrix, upload_matrix
 from powerinfer.ops.gpu.memory import Arena, DeviceMemory, naming_exhaustion
@@ -157,7 +158,7 @@ class TorchGPU(DeviceMemory):
         """
         placed = self.device_batch(batch)
         placed.require_blocks(cache.block_size)
-        rope.rope_and_store(q, k, v, cache, placed, self._uploaded_angles(table), head_norms)
+        rope_and_store(q, k, v, cache, placed, self._uploaded_angles(table), head_norms)
 
     @ignore_float_errors
     def attention(

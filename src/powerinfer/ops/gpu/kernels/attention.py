@@ -13,10 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from powerinfer.ops.gpu.kernels.arguments import PagedCache, PlacedBatch, Softmax
+from powerinfer.ops.gpu.cache import DeviceBatch, DeviceKV
 from powerinfer.ops.gpu.kernels.attention_tiles import (
     LOG2_E,
     NO_WINDOW,
+    Softmax,
     add_sink,
     block_of_head,
     cache_rows,
@@ -166,7 +167,7 @@ def merge_splits_kernel(
 
 
 def attend_few(
-    q: Tensor, cache: PagedCache, batch: PlacedBatch, softmax: Softmax, *, is_rounded: bool = False
+    q: Tensor, cache: DeviceKV, batch: DeviceBatch, softmax: Softmax, *, is_rounded: bool = False
 ) -> Tensor:
     """Attention whose time does not depend on the host: f32[num_tokens, num_heads * head_dim].
 
@@ -223,7 +224,7 @@ def _merged(
     mixed: Tensor,
     top: Tensor,
     total: Tensor,
-    batch: PlacedBatch,
+    batch: DeviceBatch,
     softmax: Softmax,
     *,
     is_rounded: bool,

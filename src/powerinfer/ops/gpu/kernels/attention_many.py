@@ -9,10 +9,11 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from powerinfer.ops.gpu.kernels.arguments import PagedCache, PlacedBatch, Softmax
+from powerinfer.ops.gpu.cache import QUERY_TILE, DeviceBatch, DeviceKV
 from powerinfer.ops.gpu.kernels.attention_tiles import (
     LOG2_E,
     NO_WINDOW,
+    Softmax,
     add_sink,
     block_of_head,
     cache_rows,
@@ -24,10 +25,7 @@ from powerinfer.ops.gpu.kernels.attention_tiles import (
 )
 from powerinfer.ops.gpu.kernels.overlap import begin_filling, overlapping
 
-__all__ = ["QUERY_TILE", "attend_many", "many_tokens_kernel"]
-
-QUERY_TILE = 64
-"""Tokens of one tile: what one warp group multiplies at once."""
+__all__ = ["attend_many", "many_tokens_kernel"]
 
 # Positions loaded at once. With 32, and 8 warps, registers spilled at a head width of 128 fall
 # from 48 bytes to 0 on sm_90 and from 1,128 to 272 on sm_120; to be timed on a GPU.
@@ -109,7 +107,7 @@ def many_tokens_kernel(
     tl.store(target, result, mask=mask)
 
 
-def attend_many(q: Tensor, cache: PagedCache, batch: PlacedBatch, softmax: Softmax) -> Tensor:
+def attend_many(q: Tensor, cache: DeviceKV, batch: DeviceBatch, softmax: Softmax) -> Tensor:
     """Attention by tiles of tokens: f32[num_tokens, num_heads * head_dim].
 
     Args:

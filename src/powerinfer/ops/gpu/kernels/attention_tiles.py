@@ -4,12 +4,17 @@ Products run on f16 tensor cores with f32 sums. Keys are f16 as stored (Q8_0 is 
 queries and probabilities are split in two halves each, which keeps 22 bits of them.
 """
 
+import math
+from dataclasses import dataclass
+
 import triton
 import triton.language as tl
+from torch import Tensor
 
 __all__ = [
     "LOG2_E",
     "NO_WINDOW",
+    "Softmax",
     "add_sink",
     "block_of_head",
     "cache_rows",
@@ -26,6 +31,29 @@ NO_WINDOW = 1 << 30
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 """Turns powers of e into powers of two, which the device has an instruction for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Softmax:
+    """Constants of the softmax; see `powerinfer.ops.protocol.Ops.attention`.
+
+    Attributes:
+        window: positions that a token sees, or None for all.
+        sinks: f32[num_heads] or None.
+        soft_cap: of the scaled products, or None.
+    """
+
+    scale: float
+    window: int | None = None
+    sinks: Tensor | None = None
+    soft_cap: float | None = None
+
+    @property
+    def factors(self) -> tuple[float, float]:
+        """Factor of products and cap of the result, in base 2."""
+        if self.soft_cap is None:
+            return self.scale, 0.0
+        return self.scale / self.soft_cap, self.soft_cap * math.log2(math.e)
 
 
 @triton.jit

@@ -6,15 +6,20 @@ and the value, as f16 or as Q8_0: a scale for 32 numbers, d = (largest magnitude
 rounded to nearest, ties away from zero. Bound by the launch: a few KiB per token.
 """
 
+from typing import TypeAlias
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from powerinfer.ops.gpu.kernels.arguments import Angles, PagedCache, PlacedBatch
+from powerinfer.ops.gpu.cache import DeviceBatch, DeviceKV
 from powerinfer.ops.gpu.kernels.overlap import begin_small, overlapping
 from powerinfer.ops.operands import HeadNorms
 
-__all__ = ["rope_and_store", "rope_and_store_kernel"]
+__all__ = ["Angles", "rope_and_store", "rope_and_store_kernel"]
+
+Angles: TypeAlias = tuple[Tensor, Tensor, bool]
+"""cos and sin, f32[context_length, rotary_dim / 2] each, and whether pairs are interleaved."""
 
 _BLOCK = tl.constexpr(32)
 
@@ -224,8 +229,8 @@ def rope_and_store(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    cache: PagedCache,
-    batch: PlacedBatch,
+    cache: DeviceKV,
+    batch: DeviceBatch,
     angles: Angles | None,
     norms: HeadNorms[Tensor] | None = None,
 ) -> None:
