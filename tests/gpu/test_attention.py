@@ -126,7 +126,7 @@ class World:
         joined = self.gpu.to_device(np.concatenate(inputs, axis=1))
         q, k, v = self.gpu.split_columns(joined, [x.shape[1] for x in inputs])
         self.gpu.rope_and_store(q, k, v, self.cache, batch, self.rope)
-        sinks = None if self.sinks is None else self.gpu.upload_vector(self.sinks)
+        sinks = None if self.sinks is None else self.gpu.to_device(self.sinks)
         placed = q, self.cache, batch, self.heads.head_dim**-0.5, self.window
         return self.gpu.attention(*placed, sinks=sinks, soft_cap=self.soft_cap)
 

@@ -68,7 +68,7 @@ class DenseCase:
         if not has_bias:
             return Linear(matrix), Linear(original)
         bias = numbers(rows, seed=7)
-        return Linear(matrix, self.gpu.upload_vector(bias)), Linear(original, bias)
+        return Linear(matrix, self.gpu.to_device(bias)), Linear(original, bias)
 
 
 class TestNorms(DenseCase):
@@ -77,7 +77,7 @@ class TestNorms(DenseCase):
     )
     def test_rms_norm(self, tokens: int, columns: int) -> None:
         x, weight = numbers(tokens, columns) * 5 + 1, numbers(columns, seed=1)
-        got = self.gpu.rms_norm(self.gpu.to_device(x), self.gpu.upload_vector(weight), 1e-5)
+        got = self.gpu.rms_norm(self.gpu.to_device(x), self.gpu.to_device(weight), 1e-5)
         expected = self.reference.rms_norm(x, weight, 1e-5)
         assert_close(self.gpu.to_host(got), expected, "one operation, float")
 
@@ -86,17 +86,15 @@ class TestNorms(DenseCase):
     def test_layer_norm(self, tokens: int, columns: int, has_bias: bool) -> None:
         x, weight = numbers(tokens, columns) * 3 + 10, numbers(columns, seed=1)
         bias = numbers(columns, seed=2) if has_bias else None
-        shift = None if bias is None else self.gpu.upload_vector(bias)
-        got = self.gpu.layer_norm(
-            self.gpu.to_device(x), self.gpu.upload_vector(weight), shift, 1e-5
-        )
+        shift = None if bias is None else self.gpu.to_device(bias)
+        got = self.gpu.layer_norm(self.gpu.to_device(x), self.gpu.to_device(weight), shift, 1e-5)
         expected = self.reference.layer_norm(x, weight, bias, 1e-5)
         assert_close(self.gpu.to_host(got), expected, "one operation, float")
 
     def test_rows_of_a_wider_tensor(self) -> None:
         x, weight = numbers(3, 100), numbers(40, seed=1)
         part = self.gpu.to_device(x)[:, 20:60]
-        got = self.gpu.rms_norm(part, self.gpu.upload_vector(weight), 1e-6)
+        got = self.gpu.rms_norm(part, self.gpu.to_device(weight), 1e-6)
         expected = self.reference.rms_norm(x[:, 20:60], weight, 1e-6)
         assert_close(self.gpu.to_host(got), expected, "one operation, float")
 
@@ -118,7 +116,7 @@ class TestRoundedNorms(DenseCase):
     def test_blocks_are_those_of_the_result(self, tokens: int, columns: int) -> None:
         x = numbers(tokens, columns)
         x[-1, 5] = np.nan if tokens == 3 else x[-1, 5]
-        weight = self.gpu.upload_vector(numbers(columns, seed=1))
+        weight = self.gpu.to_device(numbers(columns, seed=1))
         for normed in (
             norm.rms_norm(self.gpu.to_device(x), weight, 1e-5, is_rounded=True),
             norm.layer_norm(self.gpu.to_device(x), weight, weight, 1e-5, is_rounded=True),
@@ -129,13 +127,13 @@ class TestRoundedNorms(DenseCase):
             assert torch.equal(left, made)
 
     def test_blocks_of_a_changed_result_are_made_again(self) -> None:
-        x, weight = self.gpu.to_device(numbers(2, 64)), self.gpu.upload_vector(numbers(64))
+        x, weight = self.gpu.to_device(numbers(2, 64)), self.gpu.to_device(numbers(64))
         normed = norm.rms_norm(x, weight, 1e-5, is_rounded=True)
         self.gpu.add(normed, x)
         assert torch.equal(quantized(normed), quantized(normed.clone()))
 
     def test_only_with_packed_matrices(self) -> None:
-        x, weight = self.gpu.to_device(numbers(1, 64)), self.gpu.upload_vector(numbers(64))
+        x, weight = self.gpu.to_device(numbers(1, 64)), self.gpu.to_device(numbers(64))
         for has_packed in (False, True):
             self.gpu.has_packed = has_packed
             normed = self.gpu.rms_norm(x, weight, 1e-5)

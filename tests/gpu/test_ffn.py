@@ -22,9 +22,9 @@ from powerinfer.ops.gpu.ffn import (
     HotNeurons,
     hot_ffn,
     masked_ffn,
-    write_cold,
 )
 from powerinfer.ops.gpu.kernels import matvec
+from powerinfer.ops.gpu.kernels.listing import write_cold
 from powerinfer.ops.gpu.kernels.prompts import select_values
 from powerinfer.ops.gpu.matrix import DeviceMatrix, empty_matrix, write_rows
 from powerinfer.ops.operands import FFN, FFNCounters, Linear
@@ -430,7 +430,7 @@ class TestColdBits:
         neurons = block.form.sizes[1]
         words = torch.full((num_tokens, -(-neurons // 32)), -1, dtype=torch.int32)
         words = words.pin_memory() if DEVICE.type == "cuda" else words
-        write_cold(device_mask(mask), block.hot, words)
+        write_cold(device_mask(mask), block.hot.slot_of_neuron, words)
         if DEVICE.type == "cuda":
             torch.cuda.synchronize()
         bits = np.unpackbits(words.numpy().view(np.uint8), axis=1, bitorder="little")
@@ -461,4 +461,4 @@ class TestColdBits:
     def test_words_that_do_not_fit(self) -> None:
         block = Block(Form(), seed=22)
         with pytest.raises(ShapeError, match="expected 3"):
-            write_cold(None, block.hot, torch.zeros((1, 4), dtype=torch.int32))
+            write_cold(None, block.hot.slot_of_neuron, torch.zeros((1, 4), dtype=torch.int32))

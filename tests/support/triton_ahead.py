@@ -32,9 +32,9 @@ from triton.runtime.jit import JITFunction
 from powerinfer.ops.gpu.ffn import (
     HotNeurons,
     hot_ffn,
-    write_cold,
 )
 from powerinfer.ops.gpu.kernels import handover, norm, overlap
+from powerinfer.ops.gpu.kernels.listing import write_cold
 from powerinfer.ops.gpu.kernels.matvec import matvec
 from powerinfer.ops.gpu.kernels.prompts import decoded, halved, select_values
 from powerinfer.ops.gpu.kernels.route import choose_experts
@@ -225,8 +225,8 @@ def _blocks() -> None:
         hot_ffn(x, hot, mask, weights)
         hot_ffn(x, hot, None, weights)
     words = _empty(1, _NEURONS // 32, dtype=torch.int32)
-    write_cold(mask, hot, words)
-    write_cold(None, hot, words)
+    write_cold(mask, hot.slot_of_neuron, words)
+    write_cold(None, hot.slot_of_neuron, words)
 
 
 def _dense(gpu: TorchGPU) -> None:

@@ -26,9 +26,6 @@ class _GPU:
     def to_device(self, array: np.ndarray) -> Any:
         return torch.from_numpy(array)
 
-    def upload_vector(self, array: np.ndarray) -> Any:
-        return torch.from_numpy(array)
-
     def linear(self, x: Any, layers: list[Any]) -> list[Any]:
         self.run(len(layers), sum(layer.matrix.nbytes for layer in layers) / READ)
         return [torch.ones(1, 1) for _ in layers]

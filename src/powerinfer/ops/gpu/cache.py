@@ -84,11 +84,6 @@ class DeviceKV:
         """Arguments of kernels: keys, values and their scales."""
         return self.keys, self.values, self.key_scales, self.value_scales
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes on the device."""
-        return sum(int(array.nbytes) for array in self.arrays)
-
 
 class DeviceBatch:
     """A batch on the device, whose memory may be refilled with batches of the same sizes.

@@ -19,7 +19,6 @@ from powerinfer.ops.gpu.kernels.listing import (
     Listing,
     list_firing,
     list_predicted,
-    write_cold_bits,
 )
 from powerinfer.ops.gpu.kernels.matvec import (
     NUM_WARPS,
@@ -39,7 +38,6 @@ __all__ = [
     "HotNeurons",
     "hot_ffn",
     "masked_ffn",
-    "write_cold",
 ]
 
 # Parts of the sum over neurons, times tokens: with 8 blocks of 512 columns they fill the 132
@@ -98,27 +96,6 @@ class HotNeurons:
         """Bytes of the rows of one neuron, even if there is no slot."""
         parts = [part for part in (self.gate, self.up, self.down) if part is not None]
         return sum(part.row_bytes for part in parts)
-
-
-def write_cold(mask: Tensor | None, hot: HotNeurons, words: Tensor) -> None:
-    """Write the bits of the neurons that passed and are not on the device.
-
-    Args:
-        mask: u8[num_tokens, intermediate_size]; None if every neuron passes.
-        hot: neurons on the device.
-        words: i32 or u32[num_tokens, ceil(intermediate_size / 32)], on the device or page-locked
-            on the host; neuron i has bit i % 32 of word i / 32.
-
-    Raises:
-        ShapeError: the words do not fit the neurons.
-    """
-    num_words = -(-len(hot.slot_of_neuron) // 32)
-    if words.ndim != 2 or words.shape[1] != num_words or not words.is_contiguous():
-        raise ShapeError(
-            f"words of shape {tuple(words.shape)} for {len(hot.slot_of_neuron)} neurons; "
-            f"expected {num_words} contiguous words a token"
-        )
-    write_cold_bits(mask, hot.slot_of_neuron, words)
 
 
 def hot_ffn(

@@ -26,7 +26,7 @@ from powerinfer.ops.gpu.linear import DeviceLinear
 from powerinfer.ops.gpu.matrix import DeviceMatrix, upload_matrix
 from powerinfer.ops.gpu.memory import Arena, DeviceMemory, naming_exhaustion
 from powerinfer.ops.operands import HeadNorms, KVType, RopeTable
-from powerinfer.values import Batch, ByteArray, FloatArray, IntArray
+from powerinfer.values import Batch, ByteArray, IntArray
 
 __all__ = ["DeviceBatch", "DeviceKV", "TorchGPU"]
 
@@ -63,14 +63,6 @@ class TorchGPU(DeviceMemory):
         """
         with naming_exhaustion(f"a {format_name} matrix", int(encoded.nbytes)):
             return upload_matrix(encoded, format_name, columns, self.device)
-
-    def upload_vector(self, values: FloatArray) -> Tensor:
-        """Copy a norm weight or bias: f32[n].
-
-        Raises:
-            OutOfDeviceMemoryError: it does not fit.
-        """
-        return self.to_device(values.astype(np.float32, copy=False))
 
     @ignore_float_errors
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

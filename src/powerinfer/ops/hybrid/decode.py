@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from powerinfer.ops.cpu.handles import NativeFFN
-from powerinfer.ops.gpu.ffn import HotNeurons, hot_ffn, write_cold
+from powerinfer.ops.gpu.ffn import HotNeurons, hot_ffn
 from powerinfer.ops.gpu.kernels.handover import add_to, copy_to_host, update_scores
+from powerinfer.ops.gpu.kernels.listing import write_cold
 from powerinfer.ops.gpu.memory import SharedBuffers
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.selection import (
@@ -122,7 +123,7 @@ class DecodeFFN:
         if layer is None:
             return lambda: _hot(x, block, mask, routing)
         copy_to_host(x, self._buffers.x[:num_tokens])
-        write_cold(mask, block.hot, self._buffers.cold[:num_tokens])
+        write_cold(mask, block.hot.slot_of_neuron, self._buffers.cold[:num_tokens])
         if routing is not None:
             copy_to_host(routing.weights, self._buffers.expert_weights[:num_tokens])
         self.handoff.signal(layer, num_tokens)

@@ -224,7 +224,7 @@ def _gather(bench: _Bench, parts: list[DeviceMatrix]) -> _Timed:
 def _launch_s(bench: _Bench, format_name: str) -> float:
     gpu, x, num_parts = bench.gpu, _input(bench), bench.parts
     small: DeviceLinear = Linear(_matrix(bench, format_name, 0))
-    weight = gpu.upload_vector(np.ones(bench.columns, np.float32))
+    weight = gpu.to_device(np.ones(bench.columns, np.float32))
 
     def parts(number: int) -> None:
         for _ in range(number):

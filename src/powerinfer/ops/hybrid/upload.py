@@ -314,7 +314,7 @@ class Placer:
         bias = layer.bias
         on_device = None
         if bias is not None:
-            on_device = OnDevice(self._gpu.upload_vector(self._cpu.vector_values(bias)), bias)
+            on_device = OnDevice(self._gpu.to_device(self._cpu.vector_values(bias)), bias)
         return Linear(OnDevice(self._wide(layer.matrix), layer.matrix), on_device)
 
     def _fused(self, layers: Sequence[NativeLinear]) -> Fused:

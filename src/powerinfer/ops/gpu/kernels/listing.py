@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from powerinfer.errors import ShapeError
 from powerinfer.ops.gpu.kernels import MAX_TOKENS
 from powerinfer.ops.gpu.kernels.matvec import power_of_two
 from powerinfer.ops.gpu.kernels.overlap import begin_small, overlapping
@@ -24,7 +25,7 @@ __all__ = [
     "list_places",
     "list_predicted",
     "list_size",
-    "write_cold_bits",
+    "write_cold",
 ]
 
 CHUNK = 1024
@@ -225,20 +226,29 @@ def list_firing(values: Tensor, neuron_of_slot: Tensor) -> tuple[Listing, Tensor
     return listing, listed_values
 
 
-def write_cold_bits(mask: Tensor | None, slot_of_neuron: Tensor, words: Tensor) -> None:
-    """Set bit i % 32 of word i / 32 where neuron i passed and has no slot.
+def write_cold(mask: Tensor | None, slot_of_neuron: Tensor, words: Tensor) -> None:
+    """Write the bits of the neurons that passed and have no slot.
 
     Args:
-        mask: u8[num_tokens, num_neurons]; None where every neuron passes.
+        mask: u8[num_tokens, num_neurons]; None if every neuron passes.
         slot_of_neuron: i32[num_neurons], -1 for neurons without a slot.
-        words: i32 or u32[num_tokens, num_words], on the device or page-locked on the host.
+        words: i32 or u32[num_tokens, ceil(num_neurons / 32)], on the device or page-locked on the
+            host; neuron i has bit i % 32 of word i / 32.
+
+    Raises:
+        ShapeError: the words do not fit the neurons.
     """
-    num_tokens, num_words = words.shape
-    write_cold_kernel[(triton.cdiv(num_words, _COLD_WORDS), num_tokens)](
+    num_neurons, num_words = len(slot_of_neuron), -(-len(slot_of_neuron) // 32)
+    if words.ndim != 2 or words.shape[1] != num_words or not words.is_contiguous():
+        raise ShapeError(
+            f"words of shape {tuple(words.shape)} for {num_neurons} neurons; expected {num_words} "
+            "contiguous words a token"
+        )
+    write_cold_kernel[(triton.cdiv(num_words, _COLD_WORDS), len(words))](
         slot_of_neuron if mask is None else mask,
         slot_of_neuron,
         words if words.dtype == torch.int32 else words.view(torch.int32),
-        len(slot_of_neuron),
+        num_neurons,
         num_words,
         HAS_MASK=mask is not None,
         WORDS=_COLD_WORDS,
