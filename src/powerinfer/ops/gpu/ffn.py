@@ -14,12 +14,7 @@ from torch.nn import functional
 from powerinfer.errors import ShapeError
 from powerinfer.ops.gpu.formats import WIDEST_PIECE, num_blocks
 from powerinfer.ops.gpu.kernels import IS_INTERPRETED, MAX_TOKENS
-from powerinfer.ops.gpu.kernels.listing import (
-    CHUNK,
-    Listing,
-    list_firing,
-    list_predicted,
-)
+from powerinfer.ops.gpu.kernels.listing import CHUNK, Listing, list_firing, list_predicted
 from powerinfer.ops.gpu.kernels.matvec import (
     NUM_WARPS,
     check_x,
@@ -34,11 +29,7 @@ from powerinfer.ops.gpu.linear import multiplied, panels, product, rounded
 from powerinfer.ops.gpu.matrix import DeviceMatrix, rows_of
 from powerinfer.values import Activation, ActivationKind
 
-__all__ = [
-    "HotNeurons",
-    "hot_ffn",
-    "masked_ffn",
-]
+__all__ = ["HotNeurons", "hot_ffn", "masked_ffn"]
 
 # Parts of the sum over neurons, times tokens: with 8 blocks of 512 columns they fill the 132
 # processors of an H200 eight times.

@@ -85,12 +85,7 @@ class DeviceMatrix:
 
 
 def empty_matrix(
-    format_name: str,
-    rows: int,
-    columns: int,
-    where: Arena | torch.device | str,
-    *,
-    is_wide: bool = False,
+    format_name: str, rows: int, columns: int, where: Arena | torch.device | str
 ) -> DeviceMatrix:
     """Allocate a matrix to be filled by `write_rows`: zeros, or the contents of the arena.
 
@@ -98,7 +93,6 @@ def empty_matrix(
         format_name: encoding of the rows that will be written.
         columns: numbers in a row; for packed formats a multiple of 32.
         where: an arena, or a torch device or its name for separate memory.
-        is_wide: keep a format that has no packed form as f32 rather than f16.
 
     Raises:
         ShapeError: the columns are not a whole number of blocks.
@@ -110,8 +104,6 @@ def empty_matrix(
         dtype, (num_values, num_halves) = torch.int32, packed_shape(form, columns)
     else:
         dtype, num_values, num_halves = _DTYPES[form.element], columns, 0
-        if is_wide and format_name not in _DTYPES:
-            dtype = torch.float32
 
     def array(size: int, dtype: torch.dtype) -> Tensor:
         if isinstance(where, Arena):
@@ -127,6 +119,8 @@ def upload_matrix(
 ) -> DeviceMatrix:
     """Copy a whole encoded matrix, u8[rows, row_bytes], to the device.
 
+    Numbers of a format without a packed form become f16, or if one does not fit, f32.
+
     Raises:
         ShapeError: the bytes of a row are not `columns` numbers.
         UnsupportedError: there is no such format.
@@ -136,7 +130,8 @@ def upload_matrix(
     try:
         write_rows(matrix, slots, encoded)
     except NumericsError:
-        matrix = empty_matrix(format_name, len(encoded), columns, device, is_wide=True)
+        wide = empty_matrix("f32", len(encoded), columns, device)
+        matrix = rows_of(wide, 0, len(encoded), format_name)
         write_rows(matrix, slots, encoded)
     return matrix
 
@@ -156,7 +151,7 @@ def write_rows(
     Raises:
         ShapeError: the bytes do not fit the matrix.
         IndexError: a slot is out of range.
-        NumericsError: a decoded number does not fit the f16 of `matrix`; make it `is_wide`.
+        NumericsError: a decoded number does not fit the f16 of `matrix`.
     """
     row_bytes = get_format(matrix.format_name).num_bytes(matrix.columns)
     if encoded.shape != (len(slots), row_bytes):

@@ -190,16 +190,13 @@ class TorchGPU(DeviceMemory):
         # Not `self`, which keeps the last batch: the two would form a cycle.
         return DeviceBatch(DeviceMemory(self.device), batch, width)
 
-    def keep_angles(self, table: RopeTable, cos: Tensor, sin: Tensor) -> Angles:
+    def keep_angles(self, table: RopeTable, cos: Tensor, sin: Tensor) -> None:
         """Use these copies on the device for the angles of a table from now on."""
-        angles = (cos, sin, table.is_interleaved)
-        self._angles[id(table)] = (table, angles)
-        return angles
+        self._angles[id(table)] = (table, (cos, sin, table.is_interleaved))
 
     def _uploaded_angles(self, table: RopeTable | None) -> Angles | None:
         if table is None or not table.rotary_dim:
             return None
-        known = self._angles.get(id(table))
-        if known is None:
-            return self.keep_angles(table, self.to_device(table.cos), self.to_device(table.sin))
-        return known[1]
+        if id(table) not in self._angles:
+            self.keep_angles(table, self.to_device(table.cos), self.to_device(table.sin))
+        return self._angles[id(table)][1]

@@ -21,13 +21,7 @@ if TYPE_CHECKING:
     # It comes with the kernels, which recording does not need.
     from powerinfer.ops.gpu.ops import TorchGPU
 
-__all__ = [
-    "Activations",
-    "CudaRecorder",
-    "CudaRecording",
-    "StaticInputs",
-    "waiting_event",
-]
+__all__ = ["Activations", "CudaRecorder", "CudaRecording", "StaticInputs", "waiting_event"]
 
 # With fewer cores every one of them has a worker of the CPU's half, which a wait that spins would
 # hold up.
