@@ -100,7 +100,9 @@ class DeviceBatch:
         self.host = batch
         self._memory = memory
         self._sizes = batch.num_tokens, len(batch.block_tables), width
-        length = 2 * _aligned(batch.num_tokens) + len(batch.block_tables) * width
+        # Multiples of 16 bytes: Triton recompiles a kernel for arrays of other alignment.
+        self._step = -(-batch.num_tokens // 4) * 4
+        length = 2 * self._step + len(batch.block_tables) * width
         self._numbers = memory.to_device(np.zeros(length, np.int32))
         self.positions, self.sequences, self.block_tables = self._parts(self._numbers)
         self._staging = memory.pinned((length,), torch.int32)
@@ -173,8 +175,7 @@ class DeviceBatch:
 
     def _parts(self, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """View the positions, sequences and block tables among all numbers."""
-        num_tokens, num_sequences, width = self._sizes
-        step = _aligned(num_tokens)
+        (num_tokens, num_sequences, width), step = self._sizes, self._step
         tables = numbers[2 * step :].view(num_sequences, width)
         return numbers[:num_tokens], numbers[step : step + num_tokens], tables
 
@@ -188,11 +189,6 @@ def query_tiles(batch: Batch) -> npt.NDArray[np.int32]:
         for rows in np.split(order, starts)
     )
     return np.concatenate(list(padded)).reshape(-1, QUERY_TILE)
-
-
-def _aligned(length: int) -> int:
-    """Round up to 16 bytes of i32: Triton recompiles a kernel for arrays of other alignment."""
-    return -(-length // 4) * 4
 
 
 def _check_blocks(batch: Batch, block_size: int) -> None:

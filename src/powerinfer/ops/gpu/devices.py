@@ -69,14 +69,13 @@ def find_devices() -> tuple[TorchDevice, ...]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return tuple(_device(f"cuda:{number}") for number in range(count))
-
-
-def _device(name: str) -> TorchDevice:
-    found = torch.cuda.get_device_properties(name)
     # For ROCm, torch's "capability" numbers AMD's architectures, which is another numbering.
-    capability = None if torch.version.hip is not None else (found.major, found.minor)
-    return TorchDevice(name, found.name, found.total_memory, capability)
+    is_amd, devices = torch.version.hip is not None, []
+    for name in (f"cuda:{number}" for number in range(count)):
+        found = torch.cuda.get_device_properties(name)
+        capability = None if is_amd else (found.major, found.minor)
+        devices.append(TorchDevice(name, found.name, found.total_memory, capability))
+    return tuple(devices)
 
 
 def why_no_device() -> str:
