@@ -21,8 +21,7 @@ from powerinfer.ops.gpu.memory import SharedBuffers
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.recorder import CudaRecorder
 from powerinfer.ops.hybrid.build import exchange_buffers, make_step_graphs
-from powerinfer.ops.hybrid.handoff.driver import load_driver
-from powerinfer.ops.hybrid.handoff.methods import EagerHandoff, MemoryOperationHandoff
+from powerinfer.ops.hybrid.handoff import EagerHandoff, MemoryOperationHandoff, load_driver
 from powerinfer.ops.hybrid.speed import measure_gpu_speed, measure_handoff
 from powerinfer.ops.hybrid.step_graphs import StepGraphs
 from powerinfer.values import Batch, FloatArray

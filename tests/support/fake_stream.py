@@ -8,7 +8,7 @@ import ctypes
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from patience import PATIENCE_S
-from powerinfer.ops.hybrid.handoff.driver import CudaDriver, MemoryOperation, OperationKind
+from powerinfer.ops.hybrid.handoff import CudaDriver
 from powerinfer.values import Batch, FloatArray
 
 Action = Callable[[], None]
@@ -118,18 +118,17 @@ class FakeDriver(CudaDriver):
     def require_memory_operations(self, device_index: int) -> None:
         pass
 
-    def memory_operations(self, stream: int, operations: Sequence[MemoryOperation]) -> None:
+    def write(self, stream: int, address: int, value: int) -> None:
         if self._machine.recorded is not None and self._machine.refuses_memory:
             raise RuntimeError("memory operations cannot be recorded")
-        for operation in operations:
-            word = ctypes.c_uint32.from_address(operation.address)
-            if operation.kind is OperationKind.WRITE:
-                action = _writing(word, operation.value)
-            elif self._machine.is_broken:
-                continue
-            else:
-                action = _waiting(word, operation.value)
-            self._machine.streams[stream].queue(action)
+        word = ctypes.c_uint32.from_address(address)
+        self._machine.streams[stream].queue(_writing(word, value))
+
+    def wait_and_clear(self, stream: int, address: int) -> None:
+        if not self._machine.is_broken:
+            word = ctypes.c_uint32.from_address(address)
+            self._machine.streams[stream].queue(_waiting(word, 1))
+        self.write(stream, address, 0)
 
 
 class FakeInputs:

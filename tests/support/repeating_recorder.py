@@ -12,7 +12,7 @@ from powerinfer.ops.cpu.exchange import NativeExchange
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.recorder import StaticInputs
 from powerinfer.ops.hybrid import blocks as hybrid_blocks
-from powerinfer.ops.hybrid.handoff.methods import EagerHandoff, HandoffChoice
+from powerinfer.ops.hybrid.handoff import EagerHandoff, HandoffChoice
 from powerinfer.ops.hybrid.step_graphs import Counting, StepGraphs
 from powerinfer.values import Batch, FloatArray
 

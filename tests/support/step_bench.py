@@ -9,7 +9,7 @@ import numpy as np
 from fake_stream import FakeDriver, FakeRecorder, Machine
 from powerinfer.errors import DeviceError
 from powerinfer.ops.gpu.recorder import Activations
-from powerinfer.ops.hybrid.handoff.methods import (
+from powerinfer.ops.hybrid.handoff import (
     EagerHandoff,
     HandoffChoice,
     MemoryOperationHandoff,

@@ -10,7 +10,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 from fake_stream import FakeDriver, FakeRecorder, Machine
 from powerinfer.errors import DeviceError
-from powerinfer.ops.hybrid.handoff.methods import EagerHandoff, MemoryOperationHandoff
+from powerinfer.ops.hybrid.handoff import EagerHandoff, MemoryOperationHandoff
 from split_ffn import HIDDEN, MAX_TOKENS, SplitLayers
 
 LAYERS = (0, 2, 1)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from powerinfer.errors import DeviceError
-from powerinfer.ops.hybrid.handoff import driver as handoff_driver
-from powerinfer.ops.hybrid.handoff.driver import CudaDriver, MemoryOperation, OperationKind
+from powerinfer.ops.hybrid import handoff
+from powerinfer.ops.hybrid.handoff import CudaDriver
 
 STREAM = 0x7F12_3456_789A_BCD0
 ADDRESS = 0x7F00_DEAD_BEE0
@@ -63,10 +63,9 @@ def _operations(address: int, count: int) -> list[tuple[int, int, int, int]]:
     return found
 
 
-WAIT = MemoryOperation(OperationKind.WAIT, ADDRESS, 1)
-WRITE = MemoryOperation(OperationKind.WRITE, ADDRESS + 4, 0xFFFF_FFFF)
-# Flag 1 of a wait: until equal. Flag 0 of a write: with a fence before it.
-ENCODED = [(1, ADDRESS, 1, 1), (2, ADDRESS + 4, 0xFFFF_FFFF, 0)]
+# Type, address, value, flags. Flag 1 of a wait: until equal. Flag 0 of a write: after a fence.
+WAIT_AND_CLEAR = [(1, ADDRESS, 1, 1), (2, ADDRESS, 0, 0)]
+WRITE = [(2, ADDRESS + 4, 0xFFFF_FFFF, 0)]
 
 
 def test_memory_operations_lie_as_the_driver_reads_them() -> None:
@@ -77,9 +76,9 @@ def test_memory_operations_lie_as_the_driver_reads_them() -> None:
         return 0
 
     driver = CudaDriver(Library(cuStreamBatchMemOp_v2=keep))
-    driver.memory_operations(STREAM, [WAIT, WRITE])
-    driver.memory_operations(STREAM, [WRITE])
-    assert batches == [(STREAM, 2, ENCODED, 0), (STREAM, 1, ENCODED[1:], 0)]
+    driver.wait_and_clear(STREAM, ADDRESS)
+    driver.write(STREAM, ADDRESS + 4, 0xFFFF_FFFF)
+    assert batches == [(STREAM, 2, WAIT_AND_CLEAR, 0), (STREAM, 1, WRITE, 0)]
 
 
 def test_pinned_memory_may_lie_elsewhere_for_the_device() -> None:
@@ -123,21 +122,21 @@ def test_a_failure_names_the_function_and_the_error() -> None:
     with pytest.raises(
         DeviceError, match=r"cuStreamBatchMemOp_v2 failed with CUDA_ERROR_NOT_PERMITTED \(800\)"
     ):
-        driver.memory_operations(STREAM, [WRITE])
+        driver.write(STREAM, ADDRESS, 1)
 
 
 def test_an_error_without_a_name_is_shown_by_its_number() -> None:
     driver = CudaDriver(Library(cuStreamBatchMemOp_v2=lambda *_: 7, cuGetErrorName=lambda *_: 1))
     with pytest.raises(DeviceError, match="cuStreamBatchMemOp_v2 failed with error 7"):
-        driver.memory_operations(STREAM, [WRITE])
+        driver.write(STREAM, ADDRESS, 1)
 
 
 def test_an_old_driver_lacks_functions() -> None:
     with pytest.raises(DeviceError, match="has no cuStreamBatchMemOp_v2; install a newer driver"):
-        CudaDriver(object()).memory_operations(STREAM, [WRITE])
+        CudaDriver(object()).write(STREAM, ADDRESS, 1)
 
 
 def test_a_machine_without_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handoff_driver, "LIBRARY", "libnothing-of-this-name.so.1")
+    monkeypatch.setattr(handoff, "LIBRARY", "libnothing-of-this-name.so.1")
     with pytest.raises(DeviceError, match="libnothing-of-this-name"):
-        handoff_driver.load_driver()
+        handoff.load_driver()

@@ -26,7 +26,7 @@ from powerinfer.ops.hybrid.build import exchange_buffers, make_step_graphs
 from powerinfer.ops.hybrid.counters import HybridCounters
 from powerinfer.ops.hybrid.decode import DecodeFFN, HandedFFN, SplitFFN, listed, predicted
 from powerinfer.ops.hybrid.handles import SlotTable
-from powerinfer.ops.hybrid.handoff.methods import Handoff
+from powerinfer.ops.hybrid.handoff import Handoff
 from powerinfer.ops.hybrid.migration import HybridSettings, OnlineMode, OnlinePlacement
 from powerinfer.ops.hybrid.prefill import PrefillFFN
 from powerinfer.ops.hybrid.runs import Group, LayerRun, token_groups

@@ -10,11 +10,11 @@ from powerinfer.errors import DeviceError, UnsupportedError
 from powerinfer.ops.cpu.exchange import ExchangeBuffers, NativeExchange
 from powerinfer.ops.gpu.memory import SharedBuffers
 from powerinfer.ops.gpu.recorder import CudaRecorder
-from powerinfer.ops.hybrid.handoff.driver import load_driver
-from powerinfer.ops.hybrid.handoff.methods import (
+from powerinfer.ops.hybrid.handoff import (
     EagerHandoff,
     HandoffChoice,
     MemoryOperationHandoff,
+    load_driver,
 )
 from powerinfer.ops.hybrid.step_graphs import Counting, StepGraphs
 

@@ -31,7 +31,7 @@ from powerinfer.ops.gpu.selection import (
     predict,
 )
 from powerinfer.ops.hybrid.handles import SlotTable
-from powerinfer.ops.hybrid.handoff.methods import Handoff
+from powerinfer.ops.hybrid.handoff import Handoff
 from powerinfer.ops.protocol import ActiveIds
 
 __all__ = ["DecodeFFN", "HandedFFN", "Mask", "SplitFFN", "listed", "predicted"]

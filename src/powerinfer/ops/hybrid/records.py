@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from powerinfer.ops.cpu.ops import weak_key
 from powerinfer.ops.gpu.recorder import CudaRecording, StaticInputs
-from powerinfer.ops.hybrid.handoff.methods import Handoff
+from powerinfer.ops.hybrid.handoff import Handoff
 
 __all__ = ["RunEntries", "RunEntry", "RunRecord"]
 

@@ -31,7 +31,7 @@ from powerinfer.ops.gpu.memory import SharedBuffers
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.recorder import Activations, CudaRecorder, CudaRecording
 from powerinfer.ops.hybrid.build import exchange_buffers, memory_handoff
-from powerinfer.ops.hybrid.handoff.methods import (
+from powerinfer.ops.hybrid.handoff import (
     FAILURES,
     EagerHandoff,
     Handoff,

@@ -20,7 +20,7 @@ import numpy as np
 from powerinfer.errors import DeviceError, OutOfDeviceMemoryError
 from powerinfer.ops.gpu.memory import is_out_of_memory, release_cached
 from powerinfer.ops.gpu.recorder import Activations, CudaRecorder, StaticInputs
-from powerinfer.ops.hybrid.handoff.methods import (
+from powerinfer.ops.hybrid.handoff import (
     FAILURES,
     Handoff,
     HandoffChoice,

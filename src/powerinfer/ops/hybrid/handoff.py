@@ -1,4 +1,4 @@
-"""Two methods for the device to hand a layer to the CPU and take the result back.
+"""Handing a layer from the device to the CPU, and taking the result back, in one of two ways.
 
 The device has written the FFN input and the cold active neurons to pinned memory; `signal` notifies
 the CPU, which computes, and the work of the stream after `wait` sees its result. In between the
@@ -6,33 +6,34 @@ device computes its own neurons. Paper: "Hybrid Execution".
 
 A step is ``begin_step``, then per layer ``signal`` and ``wait``, then, once the device has
 finished, ``end_step``. If signals and waits were recorded into a graph, the replay replaces them.
-One layer is in progress at a time. A method that fails is not recorded again.
+One layer is in progress at a time. A hand-off that fails is not recorded again.
 """
 
+import ctypes
 import logging
+import struct
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from powerinfer.errors import DeviceError, OutOfDeviceMemoryError
 from powerinfer.ops.cpu.exchange import NativeExchange
 from powerinfer.ops.gpu.memory import KernelError, is_out_of_memory
 from powerinfer.ops.gpu.recorder import CudaRecorder, waiting_event
-from powerinfer.ops.hybrid.handoff.driver import CudaDriver, MemoryOperation, OperationKind
 
 __all__ = [
     "FAILURES",
+    "CudaDriver",
     "EagerHandoff",
     "Handoff",
     "HandoffChoice",
     "MemoryOperationHandoff",
     "cause_of",
     "is_exhaustion",
+    "load_driver",
 ]
 
 _log = logging.getLogger(__name__)
@@ -44,48 +45,122 @@ FAILURES = (DeviceError, RuntimeError)
 _TRIAL_S = 0.005
 _TRIAL_LIMIT_S = 2.0
 
+LIBRARY = "libcuda.so.1"
 
-class Handoff(Protocol):
-    """A method of handing over layers of an exchange."""
+# CUdevice_attribute: support of the first version of the memory operations (0 also if the second
+# version is not supported), and of 64-bit operations of the second version.
+_MEMORY_OPERATIONS = (92, 122)
 
-    @property
-    def name(self) -> str:
-        """Name in reports."""
-        ...
+# CUstreamBatchMemOpType. A write follows a fence: a reader of the word sees the stream's earlier
+# writes.
+_WAIT, _WRITE = 1, 2
+_UNTIL_EQUAL = 1
 
-    def begin_step(self, num_tokens: int, layers: Sequence[int]) -> None:
-        """Prepare, before the device starts, for the signals of `layers` in this order."""
-        ...
+# CUstreamBatchMemOpParams, 48 bytes: type, address, value, flags.
+_PARAMETERS = struct.Struct("=I4xQQI20x")
 
-    def signal(self, layer: int, num_tokens: int) -> None:
-        """Queue the signal that the input of the layer is complete."""
-        ...
+_POINTER, _UNSIGNED, _INT = ctypes.c_void_p, ctypes.c_uint, ctypes.c_int
 
-    def wait(self, layer: int, num_tokens: int) -> None:
-        """Queue the wait for the CPU's result."""
-        ...
+# Symbol to argument types; all functions return a CUresult.
+_SIGNATURES: dict[str, tuple[type[object], ...]] = {
+    "cuGetErrorName": (_INT, ctypes.POINTER(ctypes.c_char_p)),
+    "cuDeviceGet": (ctypes.POINTER(_INT), _INT),
+    "cuDeviceGetAttribute": (ctypes.POINTER(_INT), _INT, _INT),
+    "cuMemHostGetDevicePointer_v2": (ctypes.POINTER(ctypes.c_uint64), _POINTER, _UNSIGNED),
+    "cuStreamBatchMemOp_v2": (_POINTER, _UNSIGNED, ctypes.c_char_p, _UNSIGNED),
+}
 
-    def end_step(self) -> None:
-        """Finish the step after the device has.
+
+class CudaDriver:
+    """Functions of the CUDA driver that torch does not offer; streams are handles as integers.
+
+    Stream memory operations tie a CUDA stream to a CPU thread without Python in between; they are
+    recorded when the stream is being captured into a graph. Signatures and numbers are those of
+    the CUDA driver API reference ("Stream Memory Operations"). The functions are named as the
+    library exports them: the header maps `cuStreamBatchMemOp` to the symbol with `_v2`, while the
+    plain symbol is the first version, which most systems disable.
+
+    Every method raises DeviceError if the driver lacks the function or reports a failure.
+    """
+
+    def __init__(self, library: object) -> None:
+        """Take a loaded library (`load_driver` loads the system's)."""
+        self._library = library
+        self._functions: dict[str, Callable[..., int]] = {}
+
+    def write(self, stream: int, address: int, value: int) -> None:
+        """Queue a write of a 32-bit word, given its address for the device."""
+        self._queue(stream, (_WRITE, address, value, 0))
+
+    def wait_and_clear(self, stream: int, address: int) -> None:
+        """Queue a wait until a word is 1, and a write of 0, as one entry of the stream."""
+        self._queue(stream, (_WAIT, address, 1, _UNTIL_EQUAL), (_WRITE, address, 0, 0))
+
+    def device_address(self, host_address: int) -> int:
+        """Return the device's address of pinned host memory."""
+        address = ctypes.c_uint64()
+        self._call("cuMemHostGetDevicePointer_v2", ctypes.byref(address), host_address, 0)
+        return address.value
+
+    def require_memory_operations(self, device_index: int) -> None:
+        """Check the driver's attributes of a device; only a trial can show that they work.
 
         Raises:
-            DeviceError: the CPU's half failed or did not answer in time; results are worthless.
+            DeviceError: it has no memory operations.
         """
-        ...
+        device, value = _INT(), _INT()
+        self._call("cuDeviceGet", ctypes.byref(device), device_index)
+        for number in _MEMORY_OPERATIONS:
+            self._call("cuDeviceGetAttribute", ctypes.byref(value), number, device.value)
+            if value.value:
+                return
+        raise DeviceError(f"device {device_index} has no stream memory operations")
 
-    def abort_step(self) -> None:
-        """Stop the CPU's half after another failure, instead of `end_step`.
+    def _queue(self, stream: int, *operations: tuple[int, int, int, int]) -> None:
+        packed = b"".join(_PARAMETERS.pack(*operation) for operation in operations)
+        self._call("cuStreamBatchMemOp_v2", stream, len(operations), packed, 0)
 
-        The device need not have finished, or begun; it passes its remaining waits.
-        """
-        ...
+    def _call(self, name: str, *arguments: object) -> None:
+        error = self._function(name)(*arguments)
+        if error:
+            text = ctypes.c_char_p()
+            self._function("cuGetErrorName")(error, ctypes.byref(text))
+            shown = f"{text.value.decode()} ({error})" if text.value else f"error {error}"
+            raise DeviceError(f"the CUDA driver's {name} failed with {shown}")
+
+    def _function(self, name: str) -> Callable[..., int]:
+        if name not in self._functions:
+            try:
+                function = getattr(self._library, name)
+            except AttributeError:
+                raise DeviceError(
+                    f"the CUDA driver has no {name}; install a newer driver"
+                ) from None
+            function.argtypes, function.restype = _SIGNATURES[name], _INT
+            self._functions[name] = function
+        return self._functions[name]
+
+
+def load_driver() -> CudaDriver:
+    """Load the driver of this machine.
+
+    Raises:
+        DeviceError: there is no CUDA driver, as with an AMD device.
+    """
+    try:
+        return CudaDriver(ctypes.CDLL(LIBRARY))
+    except OSError as error:
+        raise DeviceError(f"the CUDA driver library {LIBRARY} cannot be loaded: {error}") from None
 
 
 class EagerHandoff:
     """The calling thread waits for the signal and computes; cannot be recorded.
 
-    The only method on torch's cpu device, and the last resort elsewhere: it costs calls of Python
-    and of the driver in every layer.
+    The only one on torch's cpu device, and the last resort elsewhere: it costs calls of Python and
+    of the driver in every layer.
+
+    Attributes:
+        name: name in reports.
     """
 
     name = "eager"
@@ -96,27 +171,36 @@ class EagerHandoff:
         self._is_ready = waiting_event() if is_cuda else None
 
     def begin_step(self, num_tokens: int, layers: Sequence[int]) -> None:
-        """Reset the state that an aborted step may have left."""
+        """Prepare, before the device starts, for the signals of `layers` in this order."""
+        # State that an aborted step may have left.
         with suppress(DeviceError):
             self._exchange.raise_failure()
 
     def signal(self, layer: int, num_tokens: int) -> None:
-        """Mark the position in the stream, so that `wait` ignores later work."""
+        """Queue the signal that the input of the layer is complete."""
+        # `wait` ignores later work of the stream.
         if self._is_ready is not None:
             self._is_ready.record()
 
     def wait(self, layer: int, num_tokens: int) -> None:
-        """Wait for the mark, then compute."""
+        """Queue the wait for the CPU's result; here, wait for the signal and compute it."""
         if self._is_ready is not None:
             self._is_ready.synchronize()
         self._exchange.run(layer, num_tokens)
 
     def end_step(self) -> None:
-        """See the protocol."""
+        """Finish the step after the device has.
+
+        Raises:
+            DeviceError: the CPU's half failed or did not answer in time; results are worthless.
+        """
         self._exchange.raise_failure()
 
     def abort_step(self) -> None:
-        """Do nothing: no work runs but what the device requests."""
+        """Stop the CPU's half after another failure, instead of `end_step`.
+
+        The device need not have finished, or begun; it passes its remaining waits.
+        """
 
 
 class MemoryOperationHandoff:
@@ -124,7 +208,7 @@ class MemoryOperationHandoff:
 
     Everything is on one stream: waits in parallel branches of a graph may share a hardware queue
     and block each other. The device resets the done flag itself, so that a recorded step may be
-    replayed with the same constants.
+    replayed with the same constants. For the methods of a step see `EagerHandoff`.
     """
 
     name = "memory_operations"
@@ -142,11 +226,8 @@ class MemoryOperationHandoff:
         self._driver = driver
         self._flags = flags
         self._is_begun = False
-        first = driver.device_address(flags.ctypes.data)
-        self._ready_addresses, self._done_addresses = (
-            [first + row * flags.strides[0] + 4 * layer for layer in range(flags.shape[1])]
-            for row in range(2)
-        )
+        self._ready = driver.device_address(flags.ctypes.data)
+        self._done = self._ready + flags.strides[0]
 
     def begin_step(self, num_tokens: int, layers: Sequence[int]) -> None:
         """Clear flags that a failed step may have left, and wake the CPU's thread."""
@@ -159,18 +240,11 @@ class MemoryOperationHandoff:
 
     def signal(self, layer: int, num_tokens: int) -> None:
         """Set the ready flag, after a fence."""
-        write = MemoryOperation(OperationKind.WRITE, self._ready_addresses[layer], 1)
-        self._queue([write])
+        self._driver.write(_stream(), self._ready + 4 * layer, 1)
 
     def wait(self, layer: int, num_tokens: int) -> None:
         """Await the done flag, then clear it."""
-        address = self._done_addresses[layer]
-        self._queue(
-            [
-                MemoryOperation(OperationKind.WAIT, address, 1),
-                MemoryOperation(OperationKind.WRITE, address, 0),
-            ]
-        )
+        self._driver.wait_and_clear(_stream(), self._done + 4 * layer)
 
     def end_step(self) -> None:
         """Join the CPU's thread."""
@@ -194,19 +268,22 @@ class MemoryOperationHandoff:
             DeviceError: it does not, or its writes do not arrive.
             RuntimeError: the operations cannot be recorded.
         """
-        self._flags.fill(0)
+        flags = self._flags
+        flags.fill(0)
         recording = recorder.record(self._queue_trial)
         try:
             recording.replay()
-            has_signalled = _is_soon_set(self._flags[0])
+            deadline = time.monotonic() + _TRIAL_LIMIT_S
+            while not (has_signalled := bool(flags[0, 0])) and time.monotonic() < deadline:
+                pass
             time.sleep(_TRIAL_S)
-            is_held = self._flags[0, 0] == 1
+            is_held = flags[0, 0] == 1
         finally:
-            self._flags[1, 0] = 1
+            flags[1, 0] = 1
             recorder.synchronize()
             recording.drop()
-        is_released = self._flags[0, 0] == 2
-        self._flags.fill(0)
+        is_released = flags[0, 0] == 2
+        flags.fill(0)
         if not (has_signalled and is_held and is_released):
             raise DeviceError(
                 "a trial of memory operations failed: the device "
@@ -216,19 +293,14 @@ class MemoryOperationHandoff:
     def _queue_trial(self) -> None:
         self.signal(0, 1)
         self.wait(0, 1)
-        self._queue([MemoryOperation(OperationKind.WRITE, self._ready_addresses[0], 2)])
-
-    def _queue(self, operations: list[MemoryOperation]) -> None:
-        self._driver.memory_operations(torch.cuda.current_stream().cuda_stream, operations)
+        self._driver.write(_stream(), self._ready, 2)
 
 
-def _is_soon_set(words: npt.NDArray[np.uint32]) -> bool:
-    """Test whether the first word becomes other than 0 within a short time."""
-    deadline = time.monotonic() + _TRIAL_LIMIT_S
-    while words[0] == 0:
-        if time.monotonic() > deadline:
-            return False
-    return True
+def _stream() -> int:
+    return torch.cuda.current_stream().cuda_stream
+
+
+Handoff: TypeAlias = EagerHandoff | MemoryOperationHandoff
 
 
 class HandoffChoice:
@@ -238,23 +310,22 @@ class HandoffChoice:
         """Make nothing before a step needs it.
 
         Args:
-            make: makes a method that can be recorded; raises one of FAILURES if it does not work.
-            eager: method of recorded steps that hand no layer over; None: record nothing.
+            make: makes a hand-off that can be recorded; raises one of FAILURES if it does not work.
+            eager: hand-off of recorded steps that hand no layer over; None: record nothing.
         """
-        self._make = make
+        self._make: Callable[[], Handoff] | None = make
         self._eager = eager
         self._handoff: Handoff | None = None
-        self._has_failed = False
 
     def best(self, *, hands_over: bool) -> Handoff | None:
-        """Return the hand-off to record with; None if the step must run eagerly.
+        """Return the hand-off to record with; None if no such step can be recorded.
 
         Raises:
-            OutOfDeviceMemoryError: there is no room to try it out.
+            OutOfDeviceMemoryError: there is no room to try one out.
         """
         if self._eager is None or not hands_over:
             return self._eager
-        if self._handoff is None and not self._has_failed:
+        if self._handoff is None and self._make is not None:
             try:
                 self._handoff = self._make()
             except FAILURES as error:
@@ -282,11 +353,11 @@ class HandoffChoice:
     @property
     def is_exhausted(self) -> bool:
         """True if no step can be recorded any more."""
-        return self._eager is None or self._has_failed
+        return self._eager is None or self._make is None
 
     def _give_up(self, error: BaseException) -> None:
         cause = cause_of(error)
-        self._handoff, self._has_failed = None, True
+        self._handoff = self._make = None
         _log.warning(
             "handing layers to the CPU in recorded steps failed: %s; steps run eagerly from now "
             "on, slower",

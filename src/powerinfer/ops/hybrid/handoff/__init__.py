@@ -1,1 +1,0 @@
-"""Hand-off of layers from the GPU to the CPU inside a step, and its cost."""
