@@ -9,17 +9,20 @@ half idle.
 """
 
 import logging
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from powerinfer.errors import DeviceError, OutOfDeviceMemoryError
+from powerinfer.ops.cpu.ops import weak_key
 from powerinfer.ops.gpu.memory import is_out_of_memory, release_cached
-from powerinfer.ops.gpu.recorder import Activations, CudaRecorder, StaticInputs
+from powerinfer.ops.gpu.recorder import Activations, CudaRecorder, CudaRecording, StaticInputs
 from powerinfer.ops.hybrid.handoff import (
     FAILURES,
     Handoff,
@@ -27,7 +30,6 @@ from powerinfer.ops.hybrid.handoff import (
     cause_of,
     is_exhaustion,
 )
-from powerinfer.ops.hybrid.records import RunEntries, RunEntry, RunRecord
 from powerinfer.values import Batch, FloatArray
 
 if TYPE_CHECKING:
@@ -38,8 +40,6 @@ __all__ = ["Counting", "QueueRun", "StepGraphs"]
 
 _log = logging.getLogger(__name__)
 
-_T = TypeVar("_T")
-
 # Largest difference to the eager result, as a share of its largest number. Equal bits are usual;
 # a library may choose another algorithm while it is being recorded.
 TOLERANCE = 1e-3
@@ -49,6 +49,9 @@ _DRIVER_SAYS = ("CUDA error", "HIP error", "Triton Error [")
 QueueRun: TypeAlias = Callable[[Activations, "Batch | DeviceBatch", Handoff], Activations]
 """Queues a run of layers: called with x and its batch, or with static copies of both, and with the
 hand-off to signal by; returns f32[num_tokens, columns]."""
+
+# A `weak_key`, the shape of x, the number of sequences.
+_Size: TypeAlias = tuple[Hashable, tuple[int, ...], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,31 @@ class _Run:
     layers: Sequence[int]
 
 
+@dataclass(slots=True)
+class _Entry:
+    """A run of layers for one key and size.
+
+    Attributes:
+        inputs: arguments that its record reads.
+        num_warm_ups: eager steps so far.
+        record: what was recorded, and the hand-off in it.
+        has_taken_room: other records were dropped for it once.
+        is_eager: there is no room for a record.
+    """
+
+    inputs: StaticInputs | None = None
+    num_warm_ups: int = 0
+    record: tuple[CudaRecording, Handoff] | None = None
+    has_taken_room: bool = False
+    is_eager: bool = False
+
+    def drop(self) -> None:
+        """Release the record, which may be made again."""
+        record, self.record, self.inputs, self.num_warm_ups = self.record, None, None, 0
+        if record is not None:
+            record[0].drop()
+
+
 class _LostDeviceError(DeviceError):
     """The device itself failed: no hand-off is to blame, and nothing can be retried."""
 
@@ -83,7 +111,8 @@ class StepGraphs:
     """Executes runs of layers, recorded if possible.
 
     Attributes:
-        choice: the method that may be recorded.
+        handoff: that of the last run.
+        choice: the hand-off that may be recorded.
         is_on_trial: a lack of memory for a record is raised, so that less is placed. Otherwise
             other records are dropped, and if that does not help this size is not recorded.
     """
@@ -102,7 +131,7 @@ class StepGraphs:
         """Prepare; nothing is measured or recorded before the first run that can be.
 
         Args:
-            recorder: recorder of the device; None for torch's cpu device, which records nothing.
+            recorder: None for torch's cpu device, which records nothing.
             eager: hand-off of runs that are not recorded.
             choice: hand-offs of recorded runs.
             counting: counts of the device.
@@ -118,12 +147,14 @@ class StepGraphs:
         self._counting = counting or Counting()
         self._max_tokens = max_tokens
         self._num_warm_ups = num_warm_ups
-        self._entries = RunEntries(max_sizes)
+        self._max_sizes = max_sizes
+        # Entries by size and number of the run in its step.
+        self._sizes: OrderedDict[_Size, dict[int, _Entry]] = OrderedDict()
 
     @property
     def num_records(self) -> int:
         """Number of recorded runs."""
-        return self._entries.num_records
+        return sum(entry.record is not None for entry in self._entries())
 
     def working(self) -> AbstractContextManager[None]:
         """Open the context in which all work of the device must be queued; may be nested."""
@@ -161,80 +192,132 @@ class StepGraphs:
             is_small = batch.num_tokens <= self._max_tokens
             if key is None or self._recorder is None or self.choice.is_exhausted or not is_small:
                 return self._with_room(partial(self._run_eagerly, wanted))
-            entry = self._entries.find(key, x.shape, len(batch.block_tables), number)
-            try:
-                return self._run_or_replay(entry, self._recorder, wanted)
-            except FAILURES as error:
-                if self.is_on_trial or not is_exhaustion(error):
-                    raise
-                entry.drop()
-                entry.is_eager = True
-                _log.warning(
-                    "steps of %d tokens are not recorded, which is slower: %s",
-                    batch.num_tokens,
-                    str(cause_of(error)),
-                )
+            entry = self._entry(key, x.shape, len(batch.block_tables), number)
+            if not entry.is_eager:
+                attempt = partial(self._run_or_record, entry, self._recorder, wanted)
+                try:
+                    return self._with_room(attempt, entry)
+                except FAILURES as error:
+                    if self.is_on_trial or not is_exhaustion(error):
+                        raise
+                    entry.drop()
+                    entry.is_eager = True
+                    _log.warning(
+                        "steps of %d tokens are not recorded, which is slower: %s",
+                        batch.num_tokens,
+                        str(cause_of(error)),
+                    )
             return self._with_room(partial(self._run_eagerly, wanted))
 
     def forget(self, key: Hashable | None = None) -> None:
         """Drop the records of a key, or all."""
-        self._entries.forget(key)
+        owner = None if key is None else weak_key(key)
+        self._drop([size for size in self._sizes if owner is None or size[0] == owner])
 
-    def _run_or_replay(self, entry: RunEntry, recorder: CudaRecorder, wanted: _Run) -> FloatArray:
-        """Execute what an entry is due: eager steps, the record, its replays."""
-        if entry.is_eager:
-            return self._with_room(partial(self._run_eagerly, wanted))
-        if entry.record is not None and entry.inputs is not None:
-            return self._replay_or_run(entry.inputs, entry.record, wanted)
-        inputs = entry.inputs
-        if inputs is None:
-            make = partial(recorder.inputs, wanted.x, wanted.batch)
-            inputs = entry.inputs = self._with_room(make, entry)
-        entry.num_warm_ups += 1
-        if entry.num_warm_ups <= self._num_warm_ups:
-            return self._with_room(partial(self._run_filled, inputs, wanted))
-        return self._with_room(partial(self._record, inputs, entry, recorder, wanted), entry)
+    # Entries.
 
-    # Eager runs.
+    def _entries(self) -> Iterator[_Entry]:
+        for entries in self._sizes.values():
+            yield from entries.values()
 
-    def _run_eagerly(
-        self,
-        wanted: _Run,
-        x: Activations | None = None,
-        batch: "Batch | DeviceBatch | None" = None,
+    def _entry(
+        self, key: Hashable, shape: tuple[int, ...], num_sequences: int, number: int
+    ) -> _Entry:
+        size = (weak_key(key), shape, num_sequences)
+        if size not in self._sizes:
+            self._drop([size for size in self._sizes if _is_gone(size[0])])
+            self._drop(list(self._sizes)[: max(0, len(self._sizes) + 1 - self._max_sizes)])
+            self._sizes[size] = {}
+        self._sizes.move_to_end(size)
+        return self._sizes[size].setdefault(number, _Entry())
+
+    def _drop(self, sizes: Sequence[_Size]) -> None:
+        for size in sizes:
+            for entry in self._sizes.pop(size).values():
+                entry.drop()
+
+    def _with_room(
+        self, attempt: Callable[[], FloatArray], entry: _Entry | None = None
     ) -> FloatArray:
-        """Queue the run and wait for it, with static copies of x and batch if they are given."""
+        """Try `attempt`, and again without the records of other runs if memory runs out.
+
+        Records are dropped once for an entry; None: whenever necessary.
+        """
+        try:
+            return attempt()
+        except FAILURES as error:
+            may_take = entry is None or not entry.has_taken_room
+            if self.is_on_trial or not may_take or not is_exhaustion(error):
+                raise
+            num_records = self.num_records
+            for other in self._entries():
+                if other is not entry:
+                    other.drop()
+            if self.num_records == num_records:
+                raise
+        if entry is not None:
+            entry.has_taken_room = True
+        # Not inside `except`, where the frames of the failed attempt still hold memory.
+        release_cached()
+        return attempt()
+
+    # Runs.
+
+    def _run_or_record(self, entry: _Entry, recorder: CudaRecorder, wanted: _Run) -> FloatArray:
+        """Execute what an entry is due: eager steps, the record, its replays."""
+        if entry.inputs is None:
+            entry.inputs = recorder.inputs(wanted.x, wanted.batch)
+        if entry.record is not None:
+            recording, handoff = entry.record
+            try:
+                return self._replay(entry.inputs, recording, handoff, wanted)
+            except FAILURES as error:
+                if is_exhaustion(error):
+                    raise
+                self._abandon(handoff, error)
+        elif entry.num_warm_ups == self._num_warm_ups:
+            return self._record(entry, entry.inputs, recorder, wanted)
+        else:
+            entry.num_warm_ups += 1
+        return self._run_eagerly(wanted, entry.inputs)
+
+    def _run_eagerly(self, wanted: _Run, inputs: StaticInputs | None = None) -> FloatArray:
+        """Queue the run and wait for it, with static copies of its arguments if they are given."""
+        x: Activations = wanted.x
+        batch: Batch | DeviceBatch = wanted.batch
+        if inputs is not None:
+            # A run modifies its x, so inputs serve once.
+            inputs.fill(wanted.x, wanted.batch)
+            x, batch = inputs.x, inputs.batch
         with self._under_way(self._eager, wanted):
-            output = wanted.queue(
-                wanted.x if x is None else x,
-                wanted.batch if batch is None else batch,
-                self._eager,
-            )
+            output = wanted.queue(x, batch, self._eager)
             self._counting.fetch()
-            return self._to_host(output)
-
-    def _run_filled(self, inputs: StaticInputs, wanted: _Run) -> FloatArray:
-        # A run modifies its x, so inputs serve once.
-        inputs.fill(wanted.x, wanted.batch)
-        return self._run_eagerly(wanted, inputs.x, inputs.batch)
-
-    # Recorded runs.
+            if self._recorder is not None:
+                return self._recorder.to_host(output)
+            return output if isinstance(output, np.ndarray) else np.array(output.numpy())
 
     def _record(
-        self, inputs: StaticInputs, entry: RunEntry, recorder: CudaRecorder, wanted: _Run
+        self, entry: _Entry, inputs: StaticInputs, recorder: CudaRecorder, wanted: _Run
     ) -> FloatArray:
+        """Record the run with the best hand-off, if there is one, and compare a replay."""
         restore = self._counting.save()
-        expected = self._run_filled(inputs, wanted)
-        while (handoff := self.choice.best(hands_over=bool(wanted.layers))) is not None:
+        expected = self._run_eagerly(wanted, inputs)
+        handoff = self.choice.best(hands_over=bool(wanted.layers))
+        if handoff is not None:
             try:
                 self.handoff = handoff
                 # Not a step of the hand-off: nothing runs yet that the CPU would have to answer.
                 queue = partial(wanted.queue, inputs.x, inputs.batch, handoff)
-                record = RunRecord(recorder.record(queue), handoff)
-                with _dropped_on_failure(record):
+                recording = recorder.record(queue)
+                try:
                     restore()
-                    result = self._replay(inputs, record, wanted)
+                    result = self._replay(inputs, recording, handoff, wanted)
                     _check_same(result, expected)
+                except BaseException:
+                    # A lost device frees nothing any more.
+                    with suppress(RuntimeError):
+                        recording.drop()
+                    raise
             except FAILURES as error:
                 if is_exhaustion(error):
                     restore()
@@ -244,38 +327,30 @@ class StepGraphs:
                     ) from error
                 self._abandon(handoff, error)
             else:
-                entry.record = record
+                entry.record = recording, handoff
                 return result
         restore()
-        return self._run_filled(inputs, wanted)
+        return self._run_eagerly(wanted, inputs)
 
-    def _replay(self, inputs: StaticInputs, record: RunRecord, wanted: _Run) -> FloatArray:
+    def _replay(
+        self, inputs: StaticInputs, recording: CudaRecording, handoff: Handoff, wanted: _Run
+    ) -> FloatArray:
         inputs.fill(wanted.x, wanted.batch)
-        with self._under_way(record.handoff, wanted):
-            record.recording.replay()
+        with self._under_way(handoff, wanted):
+            recording.replay()
             self._counting.fetch()
             self._wait()
-        return record.recording.result()
-
-    def _replay_or_run(self, inputs: StaticInputs, record: RunRecord, wanted: _Run) -> FloatArray:
-        try:
-            return self._replay(inputs, record, wanted)
-        except FAILURES as error:
-            if is_exhaustion(error):
-                raise
-            self._abandon(record.handoff, error)
-            return self._run_filled(inputs, wanted)
+        return recording.result()
 
     def _abandon(self, handoff: Handoff, error: Exception) -> None:
+        """Record no more with a hand-off that failed, and drop the records with it."""
         if isinstance(error, _LostDeviceError):
             raise error
         self.choice.abandon(handoff, error)
-        for entry in self._entries:
-            if entry.record is not None and entry.record.handoff is handoff:
-                entry.record.recording.drop()
+        for entry in self._entries():
+            if entry.record is not None and entry.record[1] is handoff:
+                entry.record[0].drop()
                 entry.record = None
-
-    # Both.
 
     @contextmanager
     def _under_way(self, handoff: Handoff, wanted: _Run) -> Iterator[None]:
@@ -304,47 +379,9 @@ class StepGraphs:
             except RuntimeError as error:
                 raise _lost(error) from error
 
-    def _to_host(self, values: Activations) -> FloatArray:
-        if self._recorder is not None:
-            return self._recorder.to_host(values)
-        return values if isinstance(values, np.ndarray) else np.array(values.numpy())
 
-    # Memory.
-
-    def _with_room(self, attempt: Callable[[], _T], entry: RunEntry | None = None) -> _T:
-        """Try `attempt`, and again without the records of other runs if memory runs out.
-
-        Records are dropped once for an entry; None: whenever necessary.
-        """
-        try:
-            return attempt()
-        except FAILURES as error:
-            may_take = entry is None or not entry.has_taken_room
-            if self.is_on_trial or not may_take or not is_exhaustion(error):
-                raise
-            num_records = self.num_records
-            for other in self._entries:
-                if other is not entry:
-                    other.drop()
-            if self.num_records == num_records:
-                raise
-        if entry is not None:
-            entry.has_taken_room = True
-        # Not inside `except`, where the frames of the failed attempt still hold memory.
-        release_cached()
-        return attempt()
-
-
-@contextmanager
-def _dropped_on_failure(record: RunRecord) -> Iterator[None]:
-    """Drop a record that was not verified, even after Ctrl-C."""
-    try:
-        yield
-    except BaseException:
-        # A lost device frees nothing any more.
-        with suppress(RuntimeError):
-            record.recording.drop()
-        raise
+def _is_gone(reference: Hashable) -> bool:
+    return isinstance(reference, weakref.ref) and reference() is None
 
 
 def _is_of_device(error: BaseException) -> bool:
