@@ -403,6 +403,7 @@ class TestRecords:
             if static is None:
                 static = world.gpu.static_batch(batch)
             static.fill(batch)
+            static.send()
             got = world.gpu.to_host(world.run(static, inputs))
             assert_close(got, world.wanted(batch, inputs), "one operation, f16")
             # An eager step runs the same launches.
@@ -419,9 +420,27 @@ class TestRecords:
         world = World(Heads(1, 1, 8), (4,))
         batch = world.batch((4,))
         static = world.gpu.static_batch(batch)
+        static.send()
         world.run(static, world.inputs(4))
         with pytest.raises(PowerInferError, match="no KV block"):
             static.fill(world.batch((4,)))
+
+    def test_every_input_is_sent_and_the_rest_of_the_tables_is_cleared(self) -> None:
+        gpu = TorchGPU(DEVICE)
+        zeros = np.zeros(2, np.int32)
+        wide = Batch(zeros, zeros, zeros[:2], np.full((2, 5), 9, np.int32))
+        static = gpu.static_batch(wide, 6)
+        random = np.random.default_rng(0)
+        narrow = random.integers(0, 9, (2, 3), np.int32)
+        for tables in (narrow, narrow, np.flip(narrow, 0), np.where(narrow > 4, -1, narrow)):
+            positions, sequences = random.integers(0, 9, (2, 2), np.int32)
+            x = random.standard_normal((2, 6)).astype(np.float32)
+            static.fill(Batch(zeros, positions, sequences, tables), x)
+            static.send()
+            found = [gpu.to_host(part) for part in (static.x, *static.arrays)]
+            known = np.pad(np.maximum(tables, 0), ((0, 0), (0, 2)))
+            for one, expected in zip(found, (x, positions, sequences, known), strict=True):
+                np.testing.assert_array_equal(one, expected)
 
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
     def test_replayed_graph_equals_eager(self) -> None:
@@ -436,6 +455,7 @@ class TestRecords:
         world.store(inputs, batch)
 
         def step() -> Any:
+            static.send()
             q, k, v = world.gpu.split_columns(held.clone(), [512, 128, 128])
             world.gpu.rope_and_store(q, k, v, world.cache, static, table)
             return world.gpu.attention(q, world.cache, static, 0.125)

@@ -183,7 +183,7 @@ class TestHandoffs:
             # Compiles the kernels.
             bench.queue(x, None, EagerHandoff(bench.layers.exchange, is_cuda=True))
             recorder.synchronize()
-            recording = recorder.record(lambda: bench.queue(x, None, handoff))
+            recording = recorder.record(lambda: bench.queue(x, None, handoff), (1, HIDDEN))
         return Recorded(recorder, recording, x, handoff)
 
     def _replay(self, bench: Bench, made: Recorded, seed: int) -> None:

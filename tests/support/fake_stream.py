@@ -132,14 +132,17 @@ class FakeDriver(CudaDriver):
 
 
 class FakeInputs:
-    """`StaticInputs` in numpy arrays."""
+    """`DeviceBatch` in numpy arrays."""
 
-    def __init__(self, x: FloatArray, batch: Batch) -> None:
-        self.x = np.empty_like(x)
-        self.batch = batch
+    def __init__(self, machine: Machine, x: FloatArray) -> None:
+        self._machine = machine
+        self._staged, self.x = np.empty_like(x), np.empty_like(x)
 
-    def fill(self, x: FloatArray, batch: Batch) -> None:
-        self.x[...] = x
+    def fill(self, batch: Batch, x: FloatArray) -> None:
+        self._staged[...] = x
+
+    def send(self) -> None:
+        self._machine.queue(lambda: np.copyto(self.x, self._staged))
 
 
 class FakeRecording:
@@ -188,9 +191,9 @@ class FakeRecorder:
 
     def inputs(self, x: FloatArray, batch: Batch) -> FakeInputs:
         self._fail("inputs")
-        return FakeInputs(x, batch)
+        return FakeInputs(self.machine, x)
 
-    def record(self, work: Callable[[], Any]) -> FakeRecording:
+    def record(self, work: Callable[[], Any], shape: Any = None) -> FakeRecording:
         self.machine.main.synchronize()
         recorded: list[tuple[FakeStream, Action]] = []
         self.machine.recorded = recorded

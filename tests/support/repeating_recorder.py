@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from powerinfer.ops.cpu.exchange import NativeExchange
+from powerinfer.ops.gpu.cache import DeviceBatch
 from powerinfer.ops.gpu.ops import TorchGPU
-from powerinfer.ops.gpu.recorder import StaticInputs
 from powerinfer.ops.hybrid import blocks as hybrid_blocks
 from powerinfer.ops.hybrid.handoff import EagerHandoff, HandoffChoice
 from powerinfer.ops.hybrid.step_graphs import Counting, StepGraphs
@@ -36,8 +36,8 @@ class RepeatingRecorder:
     def working(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def inputs(self, x: FloatArray, batch: Batch) -> StaticInputs:
-        return StaticInputs(self.gpu, x, batch)
+    def inputs(self, x: FloatArray, batch: Batch) -> DeviceBatch:
+        return self.gpu.static_batch(batch, x.shape[1])
 
     def to_host(self, values: Any) -> FloatArray:
         return np.array(values if isinstance(values, np.ndarray) else values.numpy())
@@ -45,7 +45,7 @@ class RepeatingRecorder:
     def synchronize(self) -> None:
         pass
 
-    def record(self, work: Callable[[], Any]) -> "Recording":
+    def record(self, work: Callable[[], Any], shape: Any = None) -> "Recording":
         if self.failures:
             raise self.failures.pop(0)
         self.num_records += 1

@@ -104,10 +104,10 @@ class TestMemory:
         bench = step_bench(machine, num_warm_ups=0)
         record = bench.recorder.record
 
-        def only_one(work: Any) -> Any:
+        def only_one(work: Any, shape: Any = None) -> Any:
             if bench.graphs.num_records:
                 raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-            return record(work)
+            return record(work, shape)
 
         bench.recorder.record = only_one  # type: ignore[method-assign]
         for seed in range(12):

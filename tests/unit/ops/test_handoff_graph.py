@@ -93,7 +93,7 @@ def test_a_method_that_fails_later_costs_no_step(
         bench.step(seed)
     (recording,) = bench.recorder.recordings
     # The device loses its first signal.
-    del recording.actions[2]
+    del recording.actions[3]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StepBench, "save_counts", lambda self: lambda: None)
         bench.num_counted -= 1  # the failed replay counts too

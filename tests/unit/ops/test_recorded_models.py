@@ -26,9 +26,9 @@ from powerinfer.gguf import open_gguf  # noqa: E402
 from powerinfer.models import load_model, new_kv_cache  # noqa: E402
 from powerinfer.offload.placing import place_model  # noqa: E402
 from powerinfer.ops.cpu.ops import NativeOps  # noqa: E402
+from powerinfer.ops.gpu.cache import DeviceBatch  # noqa: E402
 from powerinfer.ops.gpu.memory import DeviceMemory  # noqa: E402
 from powerinfer.ops.gpu.ops import TorchGPU  # noqa: E402
-from powerinfer.ops.gpu.recorder import StaticInputs  # noqa: E402
 from powerinfer.ops.hybrid import blocks as hybrid_blocks  # noqa: E402
 from powerinfer.ops.hybrid.ops import HybridOps  # noqa: E402
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan  # noqa: E402
@@ -80,8 +80,8 @@ class Repeater:
     def working(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def inputs(self, x: FloatArray, batch: Batch) -> StaticInputs:
-        return StaticInputs(self.gpu, x, batch)
+    def inputs(self, x: FloatArray, batch: Batch) -> DeviceBatch:
+        return self.gpu.static_batch(batch, x.shape[1])
 
     def to_host(self, values: Any) -> FloatArray:
         return values if isinstance(values, np.ndarray) else self.gpu.to_host(values)
@@ -89,7 +89,7 @@ class Repeater:
     def synchronize(self) -> None:
         pass
 
-    def record(self, work: Callable[[], Any]) -> "Repetition":
+    def record(self, work: Callable[[], Any], shape: Any = None) -> "Repetition":
         return Repetition(self, work)
 
     @contextmanager

@@ -1,5 +1,7 @@
 """The paged KV cache on the device, and the batch of a step: what attention reads."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +12,7 @@ from torch import Tensor
 from powerinfer.errors import PowerInferError, ShapeError, UnsupportedError
 from powerinfer.ops.gpu.memory import Arena, DeviceMemory
 from powerinfer.ops.operands import KVType
-from powerinfer.values import Batch, BoolArray
+from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
 
 __all__ = ["QUERY_TILE", "DeviceBatch", "DeviceKV", "query_tiles"]
 
@@ -86,28 +88,34 @@ class DeviceKV:
 
 
 class DeviceBatch:
-    """A batch on the device, whose memory may be refilled with batches of the same sizes.
+    """Inputs of a step on the device, in memory that may be refilled with those of the same sizes.
+
+    Everything is in one array, so that it takes one copy.
 
     Attributes:
+        x: f32[num_tokens, num_columns], the stream that enters the layers.
         positions: i32[num_tokens].
         sequences: i32[num_tokens].
         block_tables: i32[num_sequences, width]; entries that no token reaches are 0.
         host: the batch it was last filled from.
     """
 
-    def __init__(self, memory: DeviceMemory, batch: Batch, width: int) -> None:
+    def __init__(
+        self, memory: DeviceMemory, batch: Batch, width: int, num_columns: int = 0
+    ) -> None:
         """Allocate room for such batches, with tables of up to `width` entries, and fill it."""
         self.host = batch
         self._memory = memory
-        self._sizes = batch.num_tokens, len(batch.block_tables), width
-        # Multiples of 16 bytes: Triton recompiles a kernel for arrays of other alignment.
-        self._step = -(-batch.num_tokens // 4) * 4
-        length = 2 * self._step + len(batch.block_tables) * width
-        self._numbers = memory.to_device(np.zeros(length, np.int32))
-        self.positions, self.sequences, self.block_tables = self._parts(self._numbers)
+        num_tokens, num_sequences = batch.num_tokens, len(batch.block_tables)
+        self._sizes = num_tokens, num_sequences, width
+        shapes = [(num_tokens, num_columns), (num_tokens,), (num_tokens,), (num_sequences, width)]
+        length = sum(_aligned(math.prod(shape)) for shape in shapes)
         self._staging = memory.pinned((length,), torch.int32)
-        # Passed when the staging memory may be written again; None where copies are immediate.
-        self._copied = torch.cuda.Event() if memory.is_cuda else None
+        self._numbers = torch.empty(length, dtype=torch.int32, device=memory.device)
+        staged, placed = (_parts(numbers, shapes) for numbers in (self._staging, self._numbers))
+        self.x, self.positions, self.sequences, self.block_tables = placed
+        self._staged = [part.numpy() for part in staged]
+        self._staged_tables: IntArray | None = None
         self._tiles: Tensor | None = None
         # Positions of a block, for checks of the tables; set by the first operation.
         self._block_size: int | None = None
@@ -135,8 +143,11 @@ class DeviceBatch:
             self._tiles = self._memory.to_device(query_tiles(self.host))
         return self._tiles
 
-    def fill(self, batch: Batch) -> None:
-        """Copy a batch of the same sizes, without waiting for the device.
+    def fill(self, batch: Batch, x: FloatArray | None = None) -> None:
+        """Write a batch of the same sizes to the memory that `send` copies to the device.
+
+        Earlier copies must have arrived. Block tables are not written again while they are the same
+        array.
 
         Raises:
             ShapeError: its sizes differ or its tables are wider.
@@ -152,16 +163,20 @@ class DeviceBatch:
             )
         if self._block_size is not None:
             _check_blocks(batch, self._block_size)
-        if self._copied is not None:
-            self._copied.synchronize()
-        positions, sequences, tables = (part.numpy() for part in self._parts(self._staging))
+        staged_x, positions, sequences, tables = self._staged
+        if x is not None:
+            staged_x[:] = x
         positions[:], sequences[:] = batch.positions, batch.sequences
-        tables[:, used:] = 0
-        np.maximum(batch.block_tables, 0, out=tables[:, :used])
-        self._numbers.copy_(self._staging, non_blocking=True)
-        if self._copied is not None:
-            self._copied.record()
+        if batch.block_tables is not self._staged_tables:
+            self._staged_tables = None
+            tables[:, used:] = 0
+            np.maximum(batch.block_tables, 0, out=tables[:, :used])
+            self._staged_tables = batch.block_tables
         self.host, self._tiles = batch, None
+
+    def send(self) -> None:
+        """Queue the copy to the device; it can be recorded."""
+        self._numbers.copy_(self._staging, non_blocking=True)
 
     def require_blocks(self, block_size: int) -> None:
         """Check once that every token of the batch has a KV block.
@@ -173,11 +188,15 @@ class DeviceBatch:
             self._block_size = block_size
             _check_blocks(self.host, block_size)
 
-    def _parts(self, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """View the positions, sequences and block tables among all numbers."""
-        (num_tokens, num_sequences, width), step = self._sizes, self._step
-        tables = numbers[2 * step :].view(num_sequences, width)
-        return numbers[:num_tokens], numbers[step : step + num_tokens], tables
+
+def _parts(numbers: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """View the inputs, of which the first is f32, among all numbers."""
+    parts, first = [], 0
+    for shape in shapes:
+        length = math.prod(shape)
+        parts.append(numbers[first : first + length].view(shape))
+        first += _aligned(length)
+    return [parts[0].view(torch.float32), *parts[1:]]
 
 
 def query_tiles(batch: Batch) -> npt.NDArray[np.int32]:
@@ -191,9 +210,15 @@ def query_tiles(batch: Batch) -> npt.NDArray[np.int32]:
     return np.concatenate(list(padded)).reshape(-1, QUERY_TILE)
 
 
+def _aligned(length: int) -> int:
+    """Round up to 16 bytes of i32: Triton recompiles a kernel for arrays of other alignment."""
+    return -(-length // 4) * 4
+
+
 def _check_blocks(batch: Batch, block_size: int) -> None:
-    blocks = batch.positions // block_size
-    width = batch.block_tables.shape[1]
-    found = batch.block_tables[batch.sequences, np.minimum(blocks, width - 1)]
-    if ((found < 0) | (blocks >= width)).any():
+    try:
+        found = batch.block_tables[batch.sequences, batch.positions // block_size]
+    except IndexError:
+        found = np.array([-1])
+    if (found < 0).any():
         raise PowerInferError("a token of the batch has no KV block; allocate before the step")

@@ -179,16 +179,17 @@ class TorchGPU(DeviceMemory):
             return batch
         if self._last is None or self._last.host is not batch:
             self._last = self.static_batch(batch)
+            self._last.send()
         return self._last
 
-    def static_batch(self, batch: Batch) -> DeviceBatch:
-        """Allocate a batch for records: `fill` replaces its numbers, with the same sizes.
+    def static_batch(self, batch: Batch, num_columns: int = 0) -> DeviceBatch:
+        """Allocate inputs for records, with `num_columns` of x; `fill` and `send` replace them.
 
         Since sequences may grow, its tables have room for all blocks of the largest cache so far.
         """
         width = max(self._table_width, batch.block_tables.shape[1])
         # Not `self`, which keeps the last batch: the two would form a cycle.
-        return DeviceBatch(DeviceMemory(self.device), batch, width)
+        return DeviceBatch(DeviceMemory(self.device), batch, width, num_columns)
 
     def keep_angles(self, table: RopeTable, cos: Tensor, sin: Tensor) -> None:
         """Use these copies on the device for the angles of a table from now on."""

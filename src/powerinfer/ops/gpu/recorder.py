@@ -19,9 +19,10 @@ from powerinfer.values import Batch, FloatArray
 
 if TYPE_CHECKING:
     # It comes with the kernels, which recording does not need.
+    from powerinfer.ops.gpu.cache import DeviceBatch
     from powerinfer.ops.gpu.ops import TorchGPU
 
-__all__ = ["Activations", "CudaRecorder", "CudaRecording", "StaticInputs", "waiting_event"]
+__all__ = ["Activations", "CudaRecorder", "CudaRecording", "waiting_event"]
 
 # With fewer cores every one of them has a worker of the CPU's half, which a wait that spins would
 # hold up.
@@ -49,57 +50,30 @@ Activations: TypeAlias = FloatArray | Tensor
 """f32[num_tokens, columns] on the host or on the device."""
 
 
-class StaticInputs:
-    """Arguments of a step at addresses that replays keep.
-
-    Attributes:
-        x: f32[num_tokens, hidden_size] on the device.
-        batch: tokens on the same device.
-    """
-
-    def __init__(self, gpu: "TorchGPU", x: FloatArray, batch: Batch) -> None:
-        """Allocate room for inputs of these sizes; `fill` writes them."""
-        self._staged = gpu.pinned(x.shape, torch.float32)
-        self.x = torch.empty(x.shape, dtype=torch.float32, device=gpu.device)
-        self.batch = gpu.static_batch(batch)
-
-    def fill(self, x: FloatArray, batch: Batch) -> None:
-        """Queue copies of new inputs; earlier copies must have arrived."""
-        self._staged.numpy()[...] = x
-        self.x.copy_(self._staged, non_blocking=True)
-        self.batch.fill(batch)
-
-
 class CudaRecording:
-    """Work that can be repeated, and room on the host for its result."""
+    """Work that can be repeated, and page-locked memory that it copies its result to."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, output: Tensor | None) -> None:
+    def __init__(self, graph: torch.cuda.CUDAGraph, received: Tensor | None) -> None:
         self._graph = graph
-        self._output = output
-        self._received: Tensor | None = None
-        if output is not None:
-            self._received = torch.empty(output.shape, dtype=output.dtype, pin_memory=True)
+        self._received = received
         self.is_dropped = False
 
     def replay(self) -> None:
-        """Queue the work, then the copy of the result."""
+        """Queue the work."""
         self._graph.replay()
-        if self._output is not None and self._received is not None:
-            self._received.copy_(self._output, non_blocking=True)
 
     def result(self) -> FloatArray:
         """Copy the result of the last finished replay.
 
         Raises:
-            DeviceError: the work returned nothing.
+            DeviceError: none was recorded.
         """
         if self._received is None:
-            raise DeviceError("this record leaves no result; record work that returns a tensor")
+            raise DeviceError("this record leaves no result; record work with its result's shape")
         return np.array(self._received.numpy())
 
     def drop(self) -> None:
         """Release the graph's memory; no replay may be running."""
-        self._output = None
         self._graph.reset()
         self.is_dropped = True
 
@@ -126,24 +100,31 @@ class CudaRecorder:
             yield
             return
         # Copies of weights may still be queued on the stream that the caller uses otherwise.
-        self.stream.wait_stream(outer)
+        if not outer.query():
+            self.stream.wait_stream(outer)
         with torch.cuda.device(self._gpu.device), torch.cuda.stream(self.stream):
             yield
 
-    def inputs(self, x: FloatArray, batch: Batch) -> StaticInputs:
-        """Create static arguments of steps with these sizes."""
-        return StaticInputs(self._gpu, x, batch)
+    def inputs(self, x: FloatArray, batch: Batch) -> "DeviceBatch":
+        """Create static inputs of steps with these sizes."""
+        return self._gpu.static_batch(batch, x.shape[1])
 
-    def record(self, work: Callable[[], Activations | None]) -> CudaRecording:
+    def record(
+        self, work: Callable[[], Activations | None], result_shape: tuple[int, ...] | None = None
+    ) -> CudaRecording:
         """Capture `work`, which must not wait for the device or allocate pinned memory.
 
         Args:
-            work: returns the tensor that holds the result, or None.
+            work: returns the tensor that holds the result, if any.
+            result_shape: shape of the result to be copied to the host; None for no copy.
 
         Raises:
             DeviceError: the result is an array on the host.
             RuntimeError: something cannot be captured; torch says what.
         """
+        received = None
+        if result_shape is not None:
+            received = torch.empty(result_shape, dtype=torch.float32, pin_memory=True)
         # torch refuses a pool whose graphs are all gone, and still counts a failed record among its
         # pool's users.
         pool, self._pool = self._pool, None
@@ -152,10 +133,12 @@ class CudaRecorder:
         graph = torch.cuda.CUDAGraph()
         with self._capturing(graph, pool):
             output = work()
+            if received is not None and isinstance(output, Tensor):
+                received.copy_(output, non_blocking=True)
         if isinstance(output, np.ndarray):
             raise DeviceError("a step that ends on the host cannot be recorded; run it eagerly")
         self._pool = pool
-        recording = CudaRecording(graph, output)
+        recording = CudaRecording(graph, received)
         self._recordings.add(recording)
         return recording
 

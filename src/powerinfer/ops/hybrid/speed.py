@@ -252,16 +252,16 @@ def _run_s(bench: _Bench) -> float:
     zeros = np.zeros(1, np.int32)
     batch = Batch(zeros, zeros, zeros, np.zeros((1, 1), np.int32))
     inputs = recorder.inputs(x, batch)
-    recorder.synchronize()
 
     def work() -> Activations:
+        inputs.send()
         gpu.add(inputs.x, inputs.x)
         return inputs.x
 
-    recording = recorder.record(work)
+    recording = recorder.record(work, x.shape)
 
     def step() -> None:
-        inputs.fill(x, batch)
+        inputs.fill(batch, x)
         recording.replay()
         recorder.synchronize()
         recording.result()

@@ -22,7 +22,7 @@ import numpy as np
 from powerinfer.errors import DeviceError, OutOfDeviceMemoryError
 from powerinfer.ops.cpu.ops import weak_key
 from powerinfer.ops.gpu.memory import is_out_of_memory, release_cached
-from powerinfer.ops.gpu.recorder import Activations, CudaRecorder, CudaRecording, StaticInputs
+from powerinfer.ops.gpu.recorder import Activations, CudaRecorder, CudaRecording
 from powerinfer.ops.hybrid.handoff import (
     FAILURES,
     Handoff,
@@ -47,7 +47,7 @@ TOLERANCE = 1e-3
 _DRIVER_SAYS = ("CUDA error", "HIP error", "Triton Error [")
 
 QueueRun: TypeAlias = Callable[[Activations, "Batch | DeviceBatch", Handoff], Activations]
-"""Queues a run of layers: called with x and its batch, or with static copies of both, and with the
+"""Queues a run of layers: called with x and its batch, or with static inputs for both, and with the
 hand-off to signal by; returns f32[num_tokens, columns]."""
 
 # A `weak_key`, the shape of x, the number of sequences.
@@ -83,14 +83,14 @@ class _Entry:
     """A run of layers for one key and size.
 
     Attributes:
-        inputs: arguments that its record reads.
+        inputs: memory that its record reads.
         num_warm_ups: eager steps so far.
         record: what was recorded, and the hand-off in it.
         has_taken_room: other records were dropped for it once.
         is_eager: there is no room for a record.
     """
 
-    inputs: StaticInputs | None = None
+    inputs: "DeviceBatch | None" = None
     num_warm_ups: int = 0
     record: tuple[CudaRecording, Handoff] | None = None
     has_taken_room: bool = False
@@ -281,23 +281,18 @@ class StepGraphs:
             entry.num_warm_ups += 1
         return self._run_eagerly(wanted, entry.inputs)
 
-    def _run_eagerly(self, wanted: _Run, inputs: StaticInputs | None = None) -> FloatArray:
-        """Queue the run and wait for it, with static copies of its arguments if they are given."""
-        x: Activations = wanted.x
-        batch: Batch | DeviceBatch = wanted.batch
+    def _run_eagerly(self, wanted: _Run, inputs: "DeviceBatch | None" = None) -> FloatArray:
+        """Queue the run and wait for it, with static inputs if they are given."""
         if inputs is not None:
-            # A run modifies its x, so inputs serve once.
-            inputs.fill(wanted.x, wanted.batch)
-            x, batch = inputs.x, inputs.batch
+            inputs.fill(wanted.batch, wanted.x)
         with self._under_way(self._eager, wanted):
-            output = wanted.queue(x, batch, self._eager)
-            self._counting.fetch()
+            output = self._queue(wanted, inputs, self._eager)
             if self._recorder is not None:
                 return self._recorder.to_host(output)
             return output if isinstance(output, np.ndarray) else np.array(output.numpy())
 
     def _record(
-        self, entry: _Entry, inputs: StaticInputs, recorder: CudaRecorder, wanted: _Run
+        self, entry: _Entry, inputs: "DeviceBatch", recorder: CudaRecorder, wanted: _Run
     ) -> FloatArray:
         """Record the run with the best hand-off, if there is one, and compare a replay."""
         restore = self._counting.save()
@@ -307,8 +302,8 @@ class StepGraphs:
             try:
                 self.handoff = handoff
                 # Not a step of the hand-off: nothing runs yet that the CPU would have to answer.
-                queue = partial(wanted.queue, inputs.x, inputs.batch, handoff)
-                recording = recorder.record(queue)
+                work = partial(self._queue, wanted, inputs, handoff)
+                recording = recorder.record(work, expected.shape)
                 try:
                     restore()
                     result = self._replay(inputs, recording, handoff, wanted)
@@ -333,14 +328,24 @@ class StepGraphs:
         return self._run_eagerly(wanted, inputs)
 
     def _replay(
-        self, inputs: StaticInputs, recording: CudaRecording, handoff: Handoff, wanted: _Run
+        self, inputs: "DeviceBatch", recording: CudaRecording, handoff: Handoff, wanted: _Run
     ) -> FloatArray:
-        inputs.fill(wanted.x, wanted.batch)
+        inputs.fill(wanted.batch, wanted.x)
         with self._under_way(handoff, wanted):
             recording.replay()
-            self._counting.fetch()
             self._wait()
         return recording.result()
+
+    def _queue(self, wanted: _Run, inputs: "DeviceBatch | None", handoff: Handoff) -> Activations:
+        """Queue a run from the copy of its inputs to the copy of its counts."""
+        if inputs is None:
+            output = wanted.queue(wanted.x, wanted.batch, handoff)
+        else:
+            # Sent each time, since a run modifies its x.
+            inputs.send()
+            output = wanted.queue(inputs.x, inputs, handoff)
+        self._counting.fetch()
+        return output
 
     def _abandon(self, handoff: Handoff, error: Exception) -> None:
         """Record no more with a hand-off that failed, and drop the records with it."""
