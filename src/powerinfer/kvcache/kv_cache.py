@@ -56,7 +56,7 @@ def _no_keeper() -> BlockKeeper | None:
     return None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Table:
     """Blocks of one sequence.
 
@@ -121,6 +121,11 @@ class KVCache:
     # both alive.
     _keeper: Callable[[], BlockKeeper | None] = field(default=_no_keeper, init=False, repr=False)
     _is_torn: bool = field(default=False, init=False, repr=False)
+    # Changes so far, and the block tables of the last step: their sequences, and the changes then.
+    _num_changes: int = field(default=0, init=False, repr=False)
+    _last: tuple[list[_Table], int, IntArray] = field(
+        default=([], 0, np.empty((0, 0), np.int32)), init=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         self._num_holders = [0] * self.num_blocks
@@ -191,10 +196,23 @@ class KVCache:
         Raises:
             PromptError: too few free blocks; nothing was allocated.
         """
-        with self.changing():
-            return self._allocated(sequence, num_positions, first)
+        table = self._tables.get(sequence)
+        if table is None or not self._may_write(table, num_positions, first):
+            with self.changing():
+                table = self._allocated(sequence, num_positions, first)
+        return table.held
 
-    def _allocated(self, sequence: Hashable, num_positions: int, first: int) -> IntArray:
+    def _may_write(self, table: _Table, num_positions: int, first: int) -> bool:
+        """Test whether a sequence has its blocks, and those to be written for itself alone."""
+        needed = self.num_blocks_for(num_positions)
+        written = range(first // self.block_size, needed)
+        return (
+            needed <= table.num_blocks
+            and not self._is_torn
+            and all(self._num_holders[table.blocks[index]] == 1 for index in written)
+        )
+
+    def _allocated(self, sequence: Hashable, num_positions: int, first: int) -> _Table:
         table = self._table(sequence)
         needed = self.num_blocks_for(num_positions)
         written = range(first // self.block_size, min(needed, table.num_blocks))
@@ -209,7 +227,7 @@ class KVCache:
             self._make_own(table, index, may_copy=wanted <= room)
         while table.num_blocks < needed:
             table.add(self._take())
-        return table.held
+        return table
 
     def fork(self, parent: Hashable, child: Hashable, num_positions: int) -> None:
         """Start a sequence without blocks with the first `num_positions` of another, see `share`.
@@ -314,6 +332,7 @@ class KVCache:
         if self._is_torn:
             self._recount()
         self._is_torn = True
+        self._num_changes += 1
         try:
             yield
         except PowerInferError:
@@ -328,7 +347,7 @@ class KVCache:
         parts: Sequence[tuple[Hashable, Sequence[int] | IntArray, int]],
         are_prompts: Sequence[bool],
     ) -> Batch:
-        """Allocate blocks for one step and build its batch.
+        """Allocate blocks for one step and build its batch, whose block tables are read-only.
 
         Args:
             parts: key, new token ids and position of the first of them, once per sequence. Group
@@ -339,23 +358,31 @@ class KVCache:
         Raises:
             PromptError: too few free blocks.
         """
-        tables = [
+        for sequence, token_ids, start in parts:
             self.allocate(sequence, start + len(token_ids), start)
-            for sequence, token_ids, start in parts
-        ]
         lengths = [len(token_ids) for _, token_ids, _ in parts]
-        block_tables = np.full((len(parts), max(map(len, tables))), -1, np.int32)
-        for row, table in zip(block_tables, tables, strict=True):
-            row[: len(table)] = table
         return Batch(
             token_ids=np.concatenate([np.asarray(ids, np.int32) for _, ids, _ in parts]),
             positions=np.concatenate(
                 [np.arange(start, start + len(ids), dtype=np.int32) for _, ids, start in parts]
             ),
             sequences=np.repeat(np.arange(len(parts), dtype=np.int32), lengths),
-            block_tables=block_tables,
+            block_tables=self._block_tables([sequence for sequence, _, _ in parts]),
             is_prompt=np.repeat(are_prompts, lengths) if any(are_prompts) else None,
         )
+
+    def _block_tables(self, sequences: Sequence[Hashable]) -> IntArray:
+        """Return the tables of some sequences, the array of the last step if they are the same."""
+        tables = [self._tables[sequence] for sequence in sequences]
+        known, num_changes, block_tables = self._last
+        if tables != known or num_changes != self._num_changes:
+            width = max(table.num_blocks for table in tables)
+            block_tables = np.full((len(tables), width), -1, np.int32)
+            for row, table in zip(block_tables, tables, strict=True):
+                row[: table.num_blocks] = table.held
+            block_tables.flags.writeable = False
+            self._last = tables, self._num_changes, block_tables
+        return block_tables
 
     def check_integrity(self) -> None:
         """Check that the count of each block equals its number of holders.

@@ -17,6 +17,7 @@ from powerinfer.models import ModelConfig, kv_bytes_per_position, load_model, ne
 from powerinfer.ops.backend import as_backend
 from powerinfer.ops.protocol import KVType
 from powerinfer.ops.reference.ops import ReferenceOps
+from powerinfer.values import IntArray
 from tiny_models import TINY_MODELS, write_model
 
 
@@ -148,6 +149,40 @@ def test_a_step_that_needs_no_block_takes_none() -> None:
     assert cache.allocate("a", 8).tolist() == [0, 1]
     assert cache.allocate("a", 3).tolist() == [0, 1]
     assert cache.num_free_blocks == 2
+
+
+def test_block_tables_are_another_array_only_after_a_change() -> None:
+    cache = empty_cache(16)
+
+    def tables(*parts: tuple[str, int]) -> IntArray:
+        steps = [(name, [5], position) for name, position in parts]
+        found = cache.batch(steps, [False] * len(parts)).block_tables
+        for row, (name, _) in zip(found, parts, strict=True):
+            assert row[row >= 0].tolist() == cache.blocks_of(name)
+        return found
+
+    cache.allocate("a", 5)
+    first = tables(("a", 5))
+    assert tables(("a", 6)) is first
+    assert tables(("a", 7)) is first
+    assert tables(("a", 8)) is not first
+    both = tables(("a", 9), ("b", 0))
+    assert tables(("a", 10), ("b", 1)) is both
+    assert tables(("b", 2), ("a", 11)) is not both
+    cache.reserve("a", 16)
+    tables(("a", 11), ("b", 3))
+    # Blocks of the same number that are others than before.
+    cache.truncate("a", 8)
+    cache.allocate("c", 4)
+    tables(("a", 9), ("b", 3))
+    # A write to a block that another sequence shares takes a copy.
+    cache.fork("b", "d", 4)
+    tables(("a", 10), ("b", 3))
+    tables(("a", 11), ("b", 3), ("d", 4))
+    cache.replace("a", 0, cache.blocks_of("c")[0])
+    tables(("a", 11), ("b", 3))
+    with pytest.raises(ValueError, match="read-only"):
+        first[0, 0] = 1
 
 
 def test_what_is_free_is_said_in_positions() -> None:
