@@ -81,7 +81,8 @@ class Bench:
         """One step against the same on the CPU, to the bit."""
         x = given(seed, num_tokens)
         expected = self.layers.expected(x, LAYERS)
-        result = graphs.run(x, batch_of(num_tokens), self.queue, self.key, layers=LAYERS)
+        with graphs.working():
+            result = graphs.run(x, batch_of(num_tokens), self.queue, self.key, layers=LAYERS)
         np.testing.assert_array_equal(result, expected, err_msg=f"step {seed}")
 
 
@@ -168,7 +169,8 @@ class TestRecordedSteps:
         for seed in range(8):
             x = given(seed, 1)
             expected = bench.layers.expected(x, LAYERS)
-            result = graphs.run(x, batch_of(1), queue, bench.key, layers=LAYERS)
+            with graphs.working():
+                result = graphs.run(x, batch_of(1), queue, bench.key, layers=LAYERS)
             np.testing.assert_array_equal(result, expected)
         assert warnings_in(caplog)
         assert graphs.choice.is_exhausted

@@ -102,8 +102,13 @@ class CudaRecorder:
         # Copies of weights may still be queued on the stream that the caller uses otherwise.
         if not outer.query():
             self.stream.wait_stream(outer)
-        with torch.cuda.device(self._gpu.device), torch.cuda.stream(self.stream):
-            yield
+        with torch.cuda.device(self._gpu.device):
+            try:
+                # Not torch's context, which asks for the current stream again, in every step.
+                torch.cuda.set_stream(self.stream)
+                yield
+            finally:
+                torch.cuda.set_stream(outer)
 
     def inputs(self, x: FloatArray, batch: Batch) -> "DeviceBatch":
         """Create static inputs of steps with these sizes."""

@@ -170,7 +170,7 @@ class StepGraphs:
         number: int = 0,
         layers: Sequence[int] = (),
     ) -> FloatArray:
-        """Execute one run of layers; see `powerinfer.ops.protocol.Ops.step`.
+        """Execute one run of layers, within `working`; see `powerinfer.ops.protocol.Ops.step`.
 
         Args:
             x: f32[num_tokens, hidden_size].
@@ -188,26 +188,25 @@ class StepGraphs:
             DeviceError: the CPU's half failed in an eager run, or the device failed.
         """
         wanted = _Run(x, batch, queue, layers)
-        with self.working():
-            is_small = batch.num_tokens <= self._max_tokens
-            if key is None or self._recorder is None or self.choice.is_exhausted or not is_small:
-                return self._with_room(partial(self._run_eagerly, wanted))
-            entry = self._entry(key, x.shape, len(batch.block_tables), number)
-            if not entry.is_eager:
-                attempt = partial(self._run_or_record, entry, self._recorder, wanted)
-                try:
-                    return self._with_room(attempt, entry)
-                except FAILURES as error:
-                    if self.is_on_trial or not is_exhaustion(error):
-                        raise
-                    entry.drop()
-                    entry.is_eager = True
-                    _log.warning(
-                        "steps of %d tokens are not recorded, which is slower: %s",
-                        batch.num_tokens,
-                        str(cause_of(error)),
-                    )
+        is_small = batch.num_tokens <= self._max_tokens
+        if key is None or self._recorder is None or self.choice.is_exhausted or not is_small:
             return self._with_room(partial(self._run_eagerly, wanted))
+        entry = self._entry(key, x.shape, len(batch.block_tables), number)
+        if not entry.is_eager:
+            attempt = partial(self._run_or_record, entry, self._recorder, wanted)
+            try:
+                return self._with_room(attempt, entry)
+            except FAILURES as error:
+                if self.is_on_trial or not is_exhaustion(error):
+                    raise
+                entry.drop()
+                entry.is_eager = True
+                _log.warning(
+                    "steps of %d tokens are not recorded, which is slower: %s",
+                    batch.num_tokens,
+                    str(cause_of(error)),
+                )
+        return self._with_room(partial(self._run_eagerly, wanted))
 
     def forget(self, key: Hashable | None = None) -> None:
         """Drop the records of a key, or all."""
