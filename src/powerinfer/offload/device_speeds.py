@@ -128,4 +128,4 @@ def _decode_cpu(field: Field) -> DeviceSpeed:
 
 
 CPU_SPEEDS = MeasurementFile("cpu", asdict, _decode_cpu, version=3)
-GPU_SPEEDS = MeasurementFile("gpu", asdict, _decode_gpu, version=2)
+GPU_SPEEDS = MeasurementFile("gpu", asdict, _decode_gpu, version=3)

@@ -71,8 +71,8 @@ class CostModel:
     Attributes:
         gpu: measured, or from a data sheet.
         cpu: measured with the threads that decode.
-        handoff_s: from the GPU having written the input to it having read the CPU's result,
-            without the CPU's computing.
+        handoff_s: from the input of a block on the GPU to its sum with the CPU's result there,
+            without any computing of neurons.
         transfer_bytes_per_s: from pinned host memory to the GPU, for prefill and moving neurons; a
             decode step copies next to nothing.
         run_s: overhead of each run of consecutive layers on the GPU: copying the stream in,

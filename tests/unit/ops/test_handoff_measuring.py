@@ -48,8 +48,6 @@ class TimedEvent(FakeEvent):
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    zeros = torch.zeros
-    monkeypatch.setattr(torch, "zeros", lambda *sizes, device: zeros(*sizes))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     with running_machine(monkeypatch, TimedEvent) as made:
         monkeypatch.setattr(build, "load_driver", lambda: FakeDriver(made))
@@ -57,7 +55,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
         yield made
 
 
-GPU: Any = SimpleNamespace(device=torch.device("cuda:0"), is_cuda=True)
+GPU: Any = SimpleNamespace(device=torch.device("cuda:0"), is_cuda=True, to_device=torch.from_numpy)
 
 
 @pytest.mark.parametrize("handoff", HANDOFFS)
@@ -126,7 +124,15 @@ def test_the_gpus_hand_off_is_measured_if_it_has_one(
 
     layers = SplitLayers()
     layers.cold.fill(0)
-    monkeypatch.setattr(speed, "_small_exchange", lambda *_: layers.exchange)
+    num_kernels = 0
+
+    def count(*_: Any) -> None:
+        nonlocal num_kernels
+        num_kernels += 1
+
+    for kernel in ("copy_to_host", "write_cold", "add_from_host"):
+        monkeypatch.setattr(speed, kernel, lambda *_: machine.queue(count))
+    monkeypatch.setattr(speed, "_small_exchange", lambda *_: (layers.exchange, layers))
     recorder = FakeRecorder(machine)
     monkeypatch.setattr(speed, "CudaRecorder", lambda gpu: recorder)
     if not works:
@@ -143,6 +149,8 @@ def test_the_gpus_hand_off_is_measured_if_it_has_one(
     # With nothing to compute.
     assert counters.total == 32 * 24 * 40
     assert counters.active == 0
+    # With the kernels of each, which ran once before.
+    assert num_kernels == 3 * (1 + 32 * 24)
     assert all(recording.is_dropped for recording in recorder.recordings)
     assert not caplog.records
 

@@ -25,6 +25,8 @@ from powerinfer.ops.cpu.exchange import NativeExchange
 from powerinfer.ops.cpu.handles import NativeLinear
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.ffn import HotNeurons, hot_ffn
+from powerinfer.ops.gpu.kernels.handover import add_to, copy_to_host
+from powerinfer.ops.gpu.kernels.listing import write_cold
 from powerinfer.ops.gpu.linear import DeviceLinear
 from powerinfer.ops.gpu.matrix import DeviceMatrix
 from powerinfer.ops.gpu.memory import SharedBuffers
@@ -62,7 +64,10 @@ _NUM_REPLAYS = 24
 
 @dataclass(frozen=True, slots=True)
 class HandoffFigures:
-    """Median and 99th percentile of a hand-off to the CPU and back, without work for the CPU."""
+    """Median and 99th percentile of a hand-off to the CPU and back, with nothing to compute there.
+
+    It includes the kernels that write the input and the cold bits and add the result.
+    """
 
     median_s: float
     p99_s: float
@@ -160,7 +165,7 @@ class _Bench:
         """Measure the median time of work that is only queued."""
         if self.recorder is None:
             return _wall_s(queue)
-        return statistics.median(self._sample(queue) for _ in range(_REPEATS))
+        return statistics.median(self._sample(queue) for _ in range(_NUM_HANDOFFS))
 
     def _sample(self, queue: Callable[[], object]) -> float:
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -278,22 +283,21 @@ def _handoff_s(gpu: TorchGPU, ops: NativeOps) -> float:
     found = measure_handoff(gpu, ops)
     if found is not None:
         return found.median_s
-    handoff = EagerHandoff(_small_exchange(gpu, ops), is_cuda=gpu.is_cuda)
-
-    def hand_over() -> None:
-        handoff.signal(0, 1)
-        handoff.wait(0, 1)
-
+    exchange, shared = _small_exchange(gpu, ops)
+    handoff = EagerHandoff(exchange, is_cuda=gpu.is_cuda)
+    hand_over = partial(_hand_over, handoff, shared, *_given(gpu, shared))
     return statistics.median(_wall_s(hand_over) for _ in range(_NUM_HANDOFFS))
 
 
 def measure_handoff(gpu: TorchGPU, ops: NativeOps) -> HandoffFigures | None:
-    """Time the gap between two kernels with a hand-off in between; None if none can be recorded."""
+    """Time hand-offs within a record; None if none can be recorded."""
     if not gpu.is_cuda:
         return None
-    exchange, recorder = _small_exchange(gpu, ops), CudaRecorder(gpu)
+    (exchange, shared), recorder = _small_exchange(gpu, ops), CudaRecorder(gpu)
     try:
-        return _time_handoff(recorder, memory_handoff(recorder, exchange, gpu.device.index))
+        handoff = memory_handoff(recorder, exchange, gpu.device.index)
+        with recorder.working():
+            return _time_handoff(recorder, handoff, shared, *_given(gpu, shared))
     except FAILURES as error:
         if is_exhaustion(error):
             raise OutOfDeviceMemoryError("the device has no room to time hand-offs") from error
@@ -301,31 +305,51 @@ def measure_handoff(gpu: TorchGPU, ops: NativeOps) -> HandoffFigures | None:
         return None
 
 
-def _time_handoff(recorder: CudaRecorder, handoff: Handoff) -> HandoffFigures:
-    """Time the hand-off of layer 0, in which no cold bit is set."""
-    with recorder.working():
-        marks = [_mark() for _ in range(_NUM_HANDOFFS + 1)]
-        word = torch.zeros(1, device="cuda")
-        word.add_(1)  # loads the kernel
+def _given(gpu: TorchGPU, shared: SharedBuffers) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the input of a block, and slots of its neurons, all of which are on the device."""
+    slots = np.zeros(32 * shared.cold.shape[1], np.int32)
+    return gpu.to_device(np.zeros(shared.x.shape, np.float32)), gpu.to_device(slots)
 
-        def queue() -> None:
-            word.add_(1)
-            marks[0].record()
-            for mark in marks[1:]:
-                handoff.signal(0, 1)
-                handoff.wait(0, 1)
-                word.add_(1)
-                mark.record()
 
-        recording = recorder.record(queue)
-        samples: list[float] = []
-        try:
-            for replay in range(_NUM_REPLAYS):
-                _replay(recorder, recording, handoff)
-                if replay:  # the first one sends the graph to the device
-                    samples += (1e-3 * one.elapsed_time(after) for one, after in pairwise(marks))
-        finally:
-            recording.drop()
+def _hand_over(
+    handoff: Handoff, shared: SharedBuffers, x: torch.Tensor, slots: torch.Tensor
+) -> None:
+    """Queue what a block does to have its cold neurons computed, see `decode.DecodeFFN`."""
+    copy_to_host(x, shared.x)
+    write_cold(None, slots, shared.cold)
+    handoff.signal(0, 1)
+    handoff.wait(0, 1)
+    add_to(x, shared.y)
+
+
+def _time_handoff(
+    recorder: CudaRecorder,
+    handoff: Handoff,
+    shared: SharedBuffers,
+    x: torch.Tensor,
+    slots: torch.Tensor,
+) -> HandoffFigures:
+    marks = [_mark() for _ in range(_NUM_HANDOFFS + 1)]
+    # Compiles and loads the kernels.
+    copy_to_host(x, shared.x)
+    write_cold(None, slots, shared.cold)
+    add_to(x, shared.y)
+
+    def queue() -> None:
+        marks[0].record()
+        for mark in marks[1:]:
+            _hand_over(handoff, shared, x, slots)
+            mark.record()
+
+    recording = recorder.record(queue)
+    samples: list[float] = []
+    try:
+        for replay in range(_NUM_REPLAYS):
+            _replay(recorder, recording, handoff)
+            if replay:  # the first one sends the graph to the device
+                samples += (1e-3 * one.elapsed_time(after) for one, after in pairwise(marks))
+    finally:
+        recording.drop()
     return HandoffFigures(float(np.median(samples)), float(np.quantile(samples, 0.99)))
 
 
@@ -348,15 +372,16 @@ def _replay(recorder: CudaRecorder, recording: CudaRecording, handoff: Handoff) 
         handoff.end_step()
 
 
-def _small_exchange(gpu: TorchGPU, ops: NativeOps) -> NativeExchange:
-    """Create an exchange of one tiny layer."""
+def _small_exchange(gpu: TorchGPU, ops: NativeOps) -> tuple[NativeExchange, SharedBuffers]:
+    """Create an exchange of one layer, as wide as those of large models, with few neurons."""
+    shape = _SMALL * _SMALL, _LARGE.columns
     buffers = SharedBuffers.allocate(
-        gpu, max_tokens=1, hidden_size=_SMALL, num_neurons=_SMALL, num_layers=1
+        gpu, max_tokens=1, hidden_size=shape[1], num_neurons=shape[0], num_layers=1
     )
-    data = np.zeros(_SMALL * _SMALL * 4, np.uint8)
-    tensor = Tensor("handoff", (_SMALL, _SMALL), "f32", data, Path())
+    data = np.zeros(shape[0] * shape[1] * 4, np.uint8)
+    tensor = Tensor("handoff", shape, "f32", data, Path())
     linear: NativeLinear = Linear(ops.matrix(tensor, MatrixUse.NEURONS))
     block = FFN(None, linear, linear, _RELU, is_down_transposed=True, is_exact_sparse=True)
     exchange = ops.exchange(exchange_buffers(buffers))
     exchange.add_layer(ops.ffn_weights(block))
-    return exchange
+    return exchange, buffers
