@@ -45,13 +45,12 @@ class SplitFFN:
     """One block on two devices.
 
     Attributes:
-        number: number of its layer.
         cpu: all neurons, prepared by the CPU backend.
         hot: neurons on the GPU, and the bias of down.
-        predictor: predictor on the GPU; None if all neurons are computed, or all that fire.
+        predictor: None if all neurons are computed, or all that fire.
         slots: the host's copy of the table of hot neurons.
         handoff_layer: its number in the exchange; None if no neuron is ever cold.
-        router: router on the GPU; None without experts.
+        router: None without experts.
         scores: f32[num_neurons] on the device, how often each neuron fired recently; None if
             neurons do not move.
     """
@@ -81,8 +80,6 @@ class HandedFFN:
     """A block that the CPU computes, with its predictor, in a layer whose rest is on the GPU.
 
     Attributes:
-        number: number of its layer.
-        cpu: the block as prepared by the CPU backend.
         down_bias: f32[hidden_size] on the device, or None.
         handoff_layer: its number in the exchange.
     """
@@ -97,11 +94,11 @@ class DecodeFFN:
     """Runs blocks for up to `max_tokens` tokens.
 
     Attributes:
-        handoff: method of the run that is being queued.
+        handoff: that of the run being queued.
     """
 
     def __init__(self, buffers: SharedBuffers, handoff: Handoff, score_decay: float) -> None:
-        """Take the shared memory, the first method, and the decay of scores per step."""
+        """Take the shared memory, the first hand-off, and the decay of scores per step."""
         self.handoff = handoff
         self._buffers = buffers
         self._score_decay = score_decay
@@ -111,21 +108,17 @@ class DecodeFFN:
     ) -> Callable[[], Tensor]:
         """Hand the cold neurons over; the result computes the hot ones and adds everything.
 
-        Args:
-            x: f32[num_tokens, hidden_size] on the device, contiguous.
-            block: a block with neurons on both devices.
-            mask: selected neurons.
-            routing: chosen experts; None without experts.
+        `x` is f32[num_tokens, hidden_size] on the device, contiguous.
         """
         if mask is not None and block.scores is not None:
             update_scores(block.scores, mask, self._score_decay)
-        layer, num_tokens = block.handoff_layer, len(x)
+        layer, shared, num_tokens = block.handoff_layer, self._buffers, len(x)
         if layer is None:
             return lambda: _hot(x, block, mask, routing)
-        copy_to_host(x, self._buffers.x[:num_tokens])
-        write_cold(mask, block.hot.slot_of_neuron, self._buffers.cold[:num_tokens])
+        copy_to_host(x, shared.x[:num_tokens])
+        write_cold(mask, block.hot.slot_of_neuron, shared.cold[:num_tokens])
         if routing is not None:
-            copy_to_host(routing.weights, self._buffers.expert_weights[:num_tokens])
+            copy_to_host(routing.weights, shared.expert_weights[:num_tokens])
         self.handoff.signal(layer, num_tokens)
         return lambda: self._sum(_hot(x, block, mask, routing), layer)
 
@@ -134,17 +127,13 @@ class DecodeFFN:
     ) -> Callable[[], Tensor]:
         """Hand the whole block over; the result waits for it.
 
-        Args:
-            x: f32[num_tokens, hidden_size] on the device, contiguous.
-            block: a block on the CPU.
-            scored: input of its predictor, like x.
-            routed: input of its router, if it has one, like x.
+        `scored` and `routed` are like x the inputs of its predictor and of its router, if any.
         """
-        num_tokens = len(x)
-        copy_to_host(x, self._buffers.x[:num_tokens])
-        copy_to_host(scored, self._buffers.predictor_input[:num_tokens])
+        shared, num_tokens = self._buffers, len(x)
+        copy_to_host(x, shared.x[:num_tokens])
+        copy_to_host(scored, shared.predictor_input[:num_tokens])
         if block.cpu.router is not None:
-            copy_to_host(routed, self._buffers.router_input[:num_tokens])
+            copy_to_host(routed, shared.router_input[:num_tokens])
         self.handoff.signal(block.handoff_layer, num_tokens)
         y = torch.zeros_like(x)
         if block.down_bias is not None:

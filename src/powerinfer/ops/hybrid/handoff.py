@@ -74,11 +74,11 @@ _SIGNATURES: dict[str, tuple[type[object], ...]] = {
 class CudaDriver:
     """Functions of the CUDA driver that torch does not offer; streams are handles as integers.
 
-    Stream memory operations tie a CUDA stream to a CPU thread without Python in between; they are
-    recorded when the stream is being captured into a graph. Signatures and numbers are those of
-    the CUDA driver API reference ("Stream Memory Operations"). The functions are named as the
-    library exports them: the header maps `cuStreamBatchMemOp` to the symbol with `_v2`, while the
-    plain symbol is the first version, which most systems disable.
+    Stream memory operations tie a stream to a CPU thread without Python in between; they are
+    recorded when the stream is being captured. Signatures and numbers are those of the CUDA driver
+    API reference ("Stream Memory Operations"), names those that the library exports: the header
+    maps `cuStreamBatchMemOp` to the symbol with `_v2`, while the plain one is the first version,
+    which most systems disable.
 
     Every method raises DeviceError if the driver lacks the function or reports a failure.
     """
@@ -158,12 +158,9 @@ class EagerHandoff:
 
     The only one on torch's cpu device, and the last resort elsewhere: it costs calls of Python and
     of the driver in every layer.
-
-    Attributes:
-        name: name in reports.
     """
 
-    name = "eager"
+    name = "eager"  # in reports
 
     def __init__(self, exchange: NativeExchange, *, is_cuda: bool) -> None:
         """Take the CPU's half; `is_cuda`: the device is asynchronous and must be waited for."""
@@ -269,8 +266,14 @@ class MemoryOperationHandoff:
             RuntimeError: the operations cannot be recorded.
         """
         flags = self._flags
+
+        def queue() -> None:
+            self.signal(0, 1)
+            self.wait(0, 1)
+            self._driver.write(_stream(), self._ready, 2)
+
         flags.fill(0)
-        recording = recorder.record(self._queue_trial)
+        recording = recorder.record(queue)
         try:
             recording.replay()
             deadline = time.monotonic() + _TRIAL_LIMIT_S
@@ -289,11 +292,6 @@ class MemoryOperationHandoff:
                 "a trial of memory operations failed: the device "
                 + ("did not signal" if not has_signalled else "did not wait for the CPU")
             )
-
-    def _queue_trial(self) -> None:
-        self.signal(0, 1)
-        self.wait(0, 1)
-        self._driver.write(_stream(), self._ready, 2)
 
 
 def _stream() -> int:
@@ -371,9 +369,9 @@ def cause_of(error: BaseException) -> BaseException:
     Raises:
         KeyboardInterrupt: it is the first cause.
     """
+    # If an error is raised twice, the chain may be a cycle. The cause of a KernelError takes many
+    # lines.
     first, passed = error, {id(error)}
-    # If an error is raised twice, the chain may be a cycle.
-    # The cause of a KernelError takes many lines.
     while (
         not isinstance(first, KernelError)
         and (before := first.__cause__ or first.__context__)

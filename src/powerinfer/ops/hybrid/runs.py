@@ -16,7 +16,7 @@ class LayerRun:
     """Layers [first, last), which may be none, and perhaps the end of the step.
 
     Attributes:
-        number: number of the run in a step.
+        number: its number in a step.
         is_on_device: their attention is on the GPU, and the output head if it is part of the run.
         has_end: final norm and output head are part of the run.
     """
@@ -58,16 +58,10 @@ def token_groups(batch: Batch, size: int) -> list[Group]:
     num_tokens = batch.num_tokens
     if num_tokens <= size or len(np.unique(batch.sequences)) < num_tokens:
         return [Group(slice(None), batch)]
-    slices = (slice(first, first + size) for first in range(0, num_tokens, size))
-    return [Group(rows, _taken(batch, rows)) for rows in slices]
-
-
-def _taken(batch: Batch, rows: slice) -> Batch:
-    """Take rows of different sequences."""
-    token_ids = batch.token_ids[rows]
-    return Batch(
-        token_ids,
-        batch.positions[rows],
-        np.arange(len(token_ids), dtype=np.int32),
-        batch.block_tables[batch.sequences[rows]],
-    )
+    groups = []
+    for first in range(0, num_tokens, size):
+        rows = slice(first, first + size)
+        token_ids, tables = batch.token_ids[rows], batch.block_tables[batch.sequences[rows]]
+        own_rows = np.arange(len(token_ids), dtype=np.int32)
+        groups.append(Group(rows, Batch(token_ids, batch.positions[rows], own_rows, tables)))
+    return groups

@@ -133,8 +133,6 @@ class StepGraphs:
         Args:
             recorder: None for torch's cpu device, which records nothing.
             eager: hand-off of runs that are not recorded.
-            choice: hand-offs of recorded runs.
-            counting: counts of the device.
             max_tokens: steps of more tokens are not recorded.
             num_warm_ups: eager runs of the same key and size before recording.
             max_sizes: keys and sizes kept; the least recently used one goes.
@@ -174,14 +172,9 @@ class StepGraphs:
 
         Args:
             x: f32[num_tokens, hidden_size].
-            batch: tokens of the step.
-            queue: queues the layers.
             key: see `LayerProgram.key`; None for a step that may not be recorded.
             number: number of the run in its step.
             layers: layers of the exchange that it hands to the CPU, in the order of their signals.
-
-        Returns:
-            The result of `queue`, on the host.
 
         Raises:
             OutOfDeviceMemoryError: not even an eager run fits; on trial, a record does not.
@@ -224,7 +217,8 @@ class StepGraphs:
     ) -> _Entry:
         size = (weak_key(key), shape, num_sequences)
         if size not in self._sizes:
-            self._drop([size for size in self._sizes if _is_gone(size[0])])
+            known = list(self._sizes)
+            self._drop([s for s in known if isinstance(s[0], weakref.ref) and s[0]() is None])
             self._drop(list(self._sizes)[: max(0, len(self._sizes) + 1 - self._max_sizes)])
             self._sizes[size] = {}
         self._sizes.move_to_end(size)
@@ -347,14 +341,11 @@ class StepGraphs:
         return output
 
     def _abandon(self, handoff: Handoff, error: Exception) -> None:
-        """Record no more with a hand-off that failed, and drop the records with it."""
+        """Record no more with a hand-off that failed, and drop what no step will replay."""
         if isinstance(error, _LostDeviceError):
             raise error
         self.choice.abandon(handoff, error)
-        for entry in self._entries():
-            if entry.record is not None and entry.record[1] is handoff:
-                entry.record[0].drop()
-                entry.record = None
+        self.forget()
 
     @contextmanager
     def _under_way(self, handoff: Handoff, wanted: _Run) -> Iterator[None]:
@@ -382,10 +373,6 @@ class StepGraphs:
                 self._recorder.synchronize()
             except RuntimeError as error:
                 raise _lost(error) from error
-
-
-def _is_gone(reference: Hashable) -> bool:
-    return isinstance(reference, weakref.ref) and reference() is None
 
 
 def _is_of_device(error: BaseException) -> bool:
