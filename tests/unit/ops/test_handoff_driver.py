@@ -46,7 +46,10 @@ class Library:
             return 0 if found is None else found(*arguments)
 
         self._kept[name] = ctypes.CFUNCTYPE(ctypes.c_int, *PROTOTYPES[name])(answer)
-        return self._kept[name]
+        # The caller knows no prototype, as for a library that was loaded.
+        address = ctypes.cast(self._kept[name], ctypes.c_void_p).value
+        assert address is not None
+        return ctypes.CFUNCTYPE(ctypes.c_int)(address)
 
 
 def _store(address: int, kind: Any, value: int) -> None:

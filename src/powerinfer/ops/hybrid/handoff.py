@@ -15,7 +15,7 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -59,17 +59,6 @@ _UNTIL_EQUAL = 1
 # CUstreamBatchMemOpParams, 48 bytes: type, address, value, flags.
 _PARAMETERS = struct.Struct("=I4xQQI20x")
 
-_POINTER, _UNSIGNED, _INT = ctypes.c_void_p, ctypes.c_uint, ctypes.c_int
-
-# Symbol to argument types; all functions return a CUresult.
-_SIGNATURES: dict[str, tuple[type[object], ...]] = {
-    "cuGetErrorName": (_INT, ctypes.POINTER(ctypes.c_char_p)),
-    "cuDeviceGet": (ctypes.POINTER(_INT), _INT),
-    "cuDeviceGetAttribute": (ctypes.POINTER(_INT), _INT, _INT),
-    "cuMemHostGetDevicePointer_v2": (ctypes.POINTER(ctypes.c_uint64), _POINTER, _UNSIGNED),
-    "cuStreamBatchMemOp_v2": (_POINTER, _UNSIGNED, ctypes.c_char_p, _UNSIGNED),
-}
-
 
 class CudaDriver:
     """Functions of the CUDA driver that torch does not offer; streams are handles as integers.
@@ -83,10 +72,9 @@ class CudaDriver:
     Every method raises DeviceError if the driver lacks the function or reports a failure.
     """
 
-    def __init__(self, library: object) -> None:
+    def __init__(self, library: Any) -> None:
         """Take a loaded library (`load_driver` loads the system's)."""
         self._library = library
-        self._functions: dict[str, Callable[..., int]] = {}
 
     def write(self, stream: int, address: int, value: int) -> None:
         """Queue a write of a 32-bit word, given its address for the device."""
@@ -98,8 +86,8 @@ class CudaDriver:
 
     def device_address(self, host_address: int) -> int:
         """Return the device's address of pinned host memory."""
-        address = ctypes.c_uint64()
-        self._call("cuMemHostGetDevicePointer_v2", ctypes.byref(address), host_address, 0)
+        address, pointer = ctypes.c_uint64(), ctypes.c_void_p(host_address)
+        self._call("cuMemHostGetDevicePointer_v2", ctypes.byref(address), pointer, 0)
         return address.value
 
     def require_memory_operations(self, device_index: int) -> None:
@@ -108,7 +96,7 @@ class CudaDriver:
         Raises:
             DeviceError: it has no memory operations.
         """
-        device, value = _INT(), _INT()
+        device, value = ctypes.c_int(), ctypes.c_int()
         self._call("cuDeviceGet", ctypes.byref(device), device_index)
         for number in _MEMORY_OPERATIONS:
             self._call("cuDeviceGetAttribute", ctypes.byref(value), number, device.value)
@@ -118,27 +106,19 @@ class CudaDriver:
 
     def _queue(self, stream: int, *operations: tuple[int, int, int, int]) -> None:
         packed = b"".join(_PARAMETERS.pack(*operation) for operation in operations)
-        self._call("cuStreamBatchMemOp_v2", stream, len(operations), packed, 0)
+        self._call("cuStreamBatchMemOp_v2", ctypes.c_void_p(stream), len(operations), packed, 0)
 
     def _call(self, name: str, *arguments: object) -> None:
-        error = self._function(name)(*arguments)
+        """Call a function that returns a CUresult; ctypes passes bare integers as 32 bits."""
+        function = getattr(self._library, name, None)
+        if function is None:
+            raise DeviceError(f"the CUDA driver has no {name}; install a newer driver")
+        error = function(*arguments)
         if error:
             text = ctypes.c_char_p()
-            self._function("cuGetErrorName")(error, ctypes.byref(text))
+            self._library.cuGetErrorName(error, ctypes.byref(text))
             shown = f"{text.value.decode()} ({error})" if text.value else f"error {error}"
             raise DeviceError(f"the CUDA driver's {name} failed with {shown}")
-
-    def _function(self, name: str) -> Callable[..., int]:
-        if name not in self._functions:
-            try:
-                function = getattr(self._library, name)
-            except AttributeError:
-                raise DeviceError(
-                    f"the CUDA driver has no {name}; install a newer driver"
-                ) from None
-            function.argtypes, function.restype = _SIGNATURES[name], _INT
-            self._functions[name] = function
-        return self._functions[name]
 
 
 def load_driver() -> CudaDriver:
@@ -311,7 +291,8 @@ class HandoffChoice:
             make: makes a hand-off that can be recorded; raises one of FAILURES if it does not work.
             eager: hand-off of recorded steps that hand no layer over; None: record nothing.
         """
-        self._make: Callable[[], Handoff] | None = make
+        # None once no step can be recorded any more.
+        self._make = None if eager is None else make
         self._eager = eager
         self._handoff: Handoff | None = None
 
@@ -321,9 +302,9 @@ class HandoffChoice:
         Raises:
             OutOfDeviceMemoryError: there is no room to try one out.
         """
-        if self._eager is None or not hands_over:
+        if self._make is not None and not hands_over:
             return self._eager
-        if self._handoff is None and self._make is not None:
+        if self._make is not None and self._handoff is None:
             try:
                 self._handoff = self._make()
             except FAILURES as error:
@@ -332,35 +313,30 @@ class HandoffChoice:
                         "the device has no room to try out a hand-off",
                         remedy="use a smaller {vram_budget}",
                     ) from error
-                self._give_up(error)
+                self.abandon(None, error)
         return self._handoff
 
-    def abandon(self, handoff: Handoff, error: BaseException) -> None:
-        """Never record with a hand-off again, and log the reason.
+    def abandon(self, handoff: Handoff | None, error: BaseException) -> None:
+        """Never record again, since a hand-off failed or None could be made; log the reason.
 
         Raises:
-            KeyboardInterrupt: it caused the error; the hand-off stays.
+            KeyboardInterrupt: it caused the error; nothing changes.
         """
+        cause = str(cause_of(error))
+        self._handoff = self._make = None
         if handoff is self._eager:
-            cause = cause_of(error)
-            self._eager = None
-            _log.warning("steps run without being recorded, which is slower: %s", str(cause))
-        elif handoff is self._handoff:
-            self._give_up(error)
+            _log.warning("steps run without being recorded, which is slower: %s", cause)
+        else:
+            _log.warning(
+                "handing layers to the CPU in recorded steps failed: %s; steps run eagerly from "
+                "now on, slower",
+                cause,
+            )
 
     @property
     def is_exhausted(self) -> bool:
         """True if no step can be recorded any more."""
-        return self._eager is None or self._make is None
-
-    def _give_up(self, error: BaseException) -> None:
-        cause = cause_of(error)
-        self._handoff = self._make = None
-        _log.warning(
-            "handing layers to the CPU in recorded steps failed: %s; steps run eagerly from now "
-            "on, slower",
-            str(cause),
-        )
+        return self._make is None
 
 
 def cause_of(error: BaseException) -> BaseException:
