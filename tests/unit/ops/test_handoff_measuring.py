@@ -130,7 +130,7 @@ def test_the_gpus_hand_off_is_measured_if_it_has_one(
         nonlocal num_kernels
         num_kernels += 1
 
-    for kernel in ("copy_to_host", "write_cold", "add_from_host"):
+    for kernel in ("copy_to_host", "write_cold", "add_to"):
         monkeypatch.setattr(speed, kernel, lambda *_: machine.queue(count))
     monkeypatch.setattr(speed, "_small_exchange", lambda *_: (layers.exchange, layers))
     recorder = FakeRecorder(machine)

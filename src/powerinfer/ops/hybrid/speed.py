@@ -57,6 +57,8 @@ _RELU = Activation(ActivationKind.RELU)
 _SMALL = 32
 # Rounds of kernels on large matrices in one record, and replays of a record.
 _ROUNDS, _REPEATS = 4, 7
+# Columns of large matrices.
+_COLUMNS = 4096
 # Hand-offs in one record, and replays: enough for a 99th percentile.
 _NUM_HANDOFFS = 32
 _NUM_REPLAYS = 24
@@ -142,7 +144,7 @@ class _Bench:
 
     gpu: TorchGPU
     recorder: CudaRecorder | None
-    columns: int = 4096
+    columns: int = _COLUMNS
     matrix_bytes: int = 192 << 20
     parts: int = 32
 
@@ -374,7 +376,7 @@ def _replay(recorder: CudaRecorder, recording: CudaRecording, handoff: Handoff) 
 
 def _small_exchange(gpu: TorchGPU, ops: NativeOps) -> tuple[NativeExchange, SharedBuffers]:
     """Create an exchange of one layer, as wide as those of large models, with few neurons."""
-    shape = _SMALL * _SMALL, _LARGE.columns
+    shape = _SMALL * _SMALL, _COLUMNS
     buffers = SharedBuffers.allocate(
         gpu, max_tokens=1, hidden_size=shape[1], num_neurons=shape[0], num_layers=1
     )
