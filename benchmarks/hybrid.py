@@ -31,8 +31,7 @@ from planting.shapes import SHAPES
 from powerinfer.errors import PowerInferError
 from powerinfer.models import Model, load_model
 from powerinfer.ops.cpu.ops import NativeOps
-from powerinfer.placement.problem import PlacementProblem
-from powerinfer.placement.sizes import ModelSizes
+from powerinfer.placement.problem import ModelSizes, PlacementProblem
 from powerinfer.placement.step_time import step_s
 from two_devices.parts import (
     MeasuredSpeeds,

@@ -17,11 +17,9 @@ import numpy as np
 
 from planting.shapes import SHAPES, PlantedShape
 from powerinfer.ops.gpu.formats import device_bytes
-from powerinfer.placement.activation_stats import ActivationStats
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed
 from powerinfer.placement.plan import PlacementPlan
-from powerinfer.placement.problem import PlacementProblem
-from powerinfer.placement.sizes import LayerSizes, ModelSizes
+from powerinfer.placement.problem import ActivationStats, LayerSizes, ModelSizes, PlacementProblem
 from powerinfer.placement.solver import get_solver
 from powerinfer.placement.solvers._choices import Choices, PartOptions, hull_path
 from powerinfer.placement.step_time import num_runs, step_s
@@ -103,7 +101,7 @@ def problem_of(name: str, format_name: str, *, is_sparse: bool) -> PlacementProb
 
 def placed_each_by_itself(problem: PlacementProblem) -> PlacementPlan:
     """The shortest decode step where layers on the CPU cost hand-offs and runs cost nothing."""
-    alone = replace(problem, workload=replace(problem.workload, prompt_tokens=0.0))
+    alone = replace(problem, prompt_tokens=0.0)
     choices = Choices(alone)
     handoffs = [1 if problem.sizes.is_parallel else 2] * len(problem.sizes.layers) + [1]
     parts = []

@@ -12,9 +12,8 @@ from powerinfer.offload.model_sizes import SizeAssumptions, model_sizes
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.cpu.speed import measure_native_speed
 from powerinfer.ops.protocol import KVType
-from powerinfer.placement.activation_stats import ActivationStats
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed
-from powerinfer.placement.sizes import ModelSizes
+from powerinfer.placement.problem import ActivationStats, ModelSizes
 from powerinfer.values import FloatArray
 
 __all__ = [

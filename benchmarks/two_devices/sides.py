@@ -17,8 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
-from powerinfer.placement.problem import PlacementProblem
-from powerinfer.placement.sizes import ModelSizes
+from powerinfer.placement.problem import ModelSizes, PlacementProblem
 from powerinfer.placement.solver import get_solver
 
 __all__ = ["SIDES", "Side", "plan_of"]

@@ -30,9 +30,8 @@ from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings, choose_m
 from powerinfer.ops.hybrid.ops import HybridSettings
 from powerinfer.ops.protocol import KVType
 from powerinfer.ops.reference.ops import ReferenceOps
-from powerinfer.placement.activation_stats import ActivationStats
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed
-from powerinfer.placement.problem import PlacementProblem
+from powerinfer.placement.problem import ActivationStats, PlacementProblem
 from powerinfer.placement.solver import get_solver
 from powerinfer.values import FloatArray
 from tolerances import assert_close

@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 from placement_cases import SOLVERS, model_shape, needs_scipy, problems, with_budget
 from powerinfer.errors import UnsupportedError
 from powerinfer.offload.choose_plan import without_neurons
-from powerinfer.placement.activation_stats import ActivationStats
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed
 from powerinfer.placement.plan import PLAN, LayerPlacement, PlacementPlan
-from powerinfer.placement.problem import PlacementProblem
-from powerinfer.placement.sizes import LayerSizes, ModelSizes
+from powerinfer.placement.problem import ActivationStats, LayerSizes, ModelSizes, PlacementProblem
 from powerinfer.placement.solver import get_solver, sweep
 from powerinfer.placement.solvers._choices import GROUP, Choices, PartOptions, grouped_order
 from powerinfer.placement.solvers.latency import RunChoices

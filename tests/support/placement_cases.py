@@ -8,11 +8,15 @@ import pytest
 from hypothesis import strategies as st
 
 from powerinfer import _plugins
-from powerinfer.placement.activation_stats import ActivationStats
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
-from powerinfer.placement.problem import PlacementProblem, Workload
-from powerinfer.placement.sizes import HostReads, LayerSizes, ModelSizes
+from powerinfer.placement.problem import (
+    ActivationStats,
+    HostReads,
+    LayerSizes,
+    ModelSizes,
+    PlacementProblem,
+)
 from powerinfer.values import FloatArray
 
 GIB = 1 << 30
@@ -135,10 +139,10 @@ def problems(draw: st.DrawFn, max_layers: int = 4, max_neurons: int = 300) -> Pl
     )
     transfer = draw(st.floats(1e4, 1e8))
     cost = CostModel(draw(_speeds()), draw(_speeds()), draw(_TIMES), transfer, draw(_TIMES))
-    workload = Workload(draw(st.sampled_from([0.0, 0.3, 1.0, 40.0])), draw(st.integers(1, 600)))
+    prompt_tokens, batch = draw(st.sampled_from([0.0, 0.3, 1.0, 40.0])), draw(st.integers(1, 600))
     stats = ActivationStats(draw(_frequencies(len(layers), num_neurons)), "random", 10)
     budget = draw(st.integers(0, sizes.full_bytes + 100))
-    return PlacementProblem("model", sizes, stats, cost, budget, workload)
+    return PlacementProblem("model", sizes, stats, cost, budget, prompt_tokens, batch)
 
 
 @st.composite

@@ -18,7 +18,7 @@ from powerinfer.ops.gpu.formats import (
     transposed_format,
 )
 from powerinfer.ops.protocol import KVType
-from powerinfer.placement.sizes import HostReads, LayerSizes, ModelSizes
+from powerinfer.placement.problem import HostReads, LayerSizes, ModelSizes
 
 __all__ = [
     "CHUNK_BYTES",

@@ -22,7 +22,7 @@ from powerinfer.offload.weight_formats import WeightFormat, weight_formats
 from powerinfer.ops.protocol import KVType
 from powerinfer.options.options import EngineOptions
 from powerinfer.options.vram_budget import MARGIN_BYTES
-from powerinfer.placement.problem import PlacementProblem, Workload
+from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.solver import get_solver
 from powerinfer.store.memory import available_memory_bytes, format_bytes
 from powerinfer.tokenizer import Tokenizer
@@ -94,8 +94,14 @@ def placement_task(
     stats = activation_statistics(model, file, tokenizer, progress.statistics, sparsity.calibration)
     format_name = ops.matrix_format(model.weights.layers[0].ffn.up.matrix)
     speeds = machine_speeds(cpu, format_name, device, progress.speeds)
-    workload = Workload(batch_tokens=min(options.batch_size, model.context_length))
-    problem = PlacementProblem(model_identity(file), sizes, stats, speeds.cost, budget, workload)
+    problem = PlacementProblem(
+        model_identity(file),
+        sizes,
+        stats,
+        speeds.cost,
+        budget,
+        batch_tokens=min(options.batch_size, model.context_length),
+    )
     return PlacementTask(problem, speeds, file, weight_formats(model), driver_bytes)
 
 

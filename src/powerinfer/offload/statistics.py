@@ -15,7 +15,7 @@ from powerinfer.models import Model
 from powerinfer.models.sparsity import EXACT, OFF
 from powerinfer.offload.activation_profile import find_profile, measure_profile, save_profile
 from powerinfer.placement.activation_folder import find_activation_folder, read_activation_folder
-from powerinfer.placement.activation_stats import ActivationStats
+from powerinfer.placement.problem import ActivationStats
 from powerinfer.predictors import parse_kind
 from powerinfer.predictors.calibration import Calibration, LayerCalibration
 from powerinfer.predictors.choosing import closest_point

@@ -30,7 +30,7 @@ from powerinfer.placement.activation_record import (
     ActivationRecord,
     record_path,
 )
-from powerinfer.placement.activation_stats import ActivationStats
+from powerinfer.placement.problem import ActivationStats
 
 __all__ = [
     "FOLDER",

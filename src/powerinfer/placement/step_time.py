@@ -19,8 +19,7 @@ import numpy.typing as npt
 
 from powerinfer.placement.cost_model import CostModel
 from powerinfer.placement.plan import PlacementPlan
-from powerinfer.placement.problem import PlacementProblem
-from powerinfer.placement.sizes import LayerSizes
+from powerinfer.placement.problem import LayerSizes, PlacementProblem
 
 __all__ = [
     "MEMORY_WORTH",
@@ -246,7 +245,7 @@ def layer_prompt_times(
 
 def prompt_s(problem: PlacementProblem, plan: PlacementPlan) -> float:
     """Predict the seconds of one prompt token in a full batch."""
-    batch_tokens = problem.workload.batch_tokens
+    batch_tokens = problem.batch_tokens
     times = [
         layer_prompt_times(
             problem.cost,
@@ -266,4 +265,4 @@ def token_s(problem: PlacementProblem, plan: PlacementPlan) -> float:
     Raises:
         PlacementError: the plan is of a model of another shape.
     """
-    return step_s(problem, plan) + problem.workload.prompt_tokens * prompt_s(problem, plan)
+    return step_s(problem, plan) + problem.prompt_tokens * prompt_s(problem, plan)

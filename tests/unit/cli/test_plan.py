@@ -22,7 +22,7 @@ from powerinfer.ops.cpu import speed as native_speed
 from powerinfer.placement.cost_model import DeviceSpeed
 from powerinfer.placement.gpu_index import read_gpu_index, write_gpu_index
 from powerinfer.placement.plan import PLAN
-from powerinfer.placement.sizes import ModelSizes
+from powerinfer.placement.problem import ModelSizes
 from powerinfer.store import threads
 from powerinfer.store.default_model import find_model
 from tiny_models import TINY_MODELS, write_model

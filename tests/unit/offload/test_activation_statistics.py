@@ -23,7 +23,7 @@ from powerinfer.offload import activation_profile
 from powerinfer.offload import statistics as activation_statistics
 from powerinfer.offload.statistics import frequency_of_density
 from powerinfer.ops.reference.ops import ReferenceOps
-from powerinfer.placement.activation_stats import ActivationStats
+from powerinfer.placement.problem import ActivationStats
 from powerinfer.predictors import LayerChoice
 from powerinfer.predictors.calibration import Calibration, Dial
 from powerinfer.predictors.calibration_json import CALIBRATION

@@ -35,10 +35,8 @@ from powerinfer.ops.hybrid.handles import device_linears, fused_whole
 from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings
 from powerinfer.ops.hybrid.ops import HybridSettings
 from powerinfer.ops.protocol import KVType
-from powerinfer.placement.activation_stats import ActivationStats
 from powerinfer.placement.plan import PlacementPlan
-from powerinfer.placement.problem import PlacementProblem
-from powerinfer.placement.sizes import ModelSizes
+from powerinfer.placement.problem import ActivationStats, ModelSizes, PlacementProblem
 from powerinfer.placement.solver import get_solver
 from powerinfer.values import Activation, ActivationKind
 from simulated_memory import MIB, CachingAllocator, watched

@@ -33,7 +33,6 @@ from powerinfer.options.options import EngineOptions, engine_options
 from powerinfer.options.vram_budget import MARGIN_BYTES
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed
 from powerinfer.placement.plan import PlacementPlan
-from powerinfer.placement.problem import Workload
 from powerinfer.placement.step_time import step_s
 from powerinfer.values import FloatArray
 from tiny_models import TINY_MODELS, write_model
@@ -401,7 +400,7 @@ def test_only_auto_asks_whether_the_cpu_is_faster(bamboo: LLM, solver: str) -> N
     """Prompts alone speak for the GPU here: it decodes more slowly."""
     task = _task(bamboo)
     slow = replace(task.problem.cost, run_s=1.0, transfer_bytes_per_s=1e15)
-    problem = replace(task.problem, cost=slow, workload=Workload(prompt_tokens=1e9))
+    problem = replace(task.problem, cost=slow, prompt_tokens=1e9)
     task = replace(task, problem=problem)
     asked = choose_plan(task, EngineOptions(solver=solver))
     assert asked.plan.has_anything

@@ -168,7 +168,7 @@ def test_a_plan_in_several_runs_is_not_used(file: GGUFFile, problem: PlacementPr
     plan = _plan(problem)
     layers = list(plan.layers)
     layers[1] = LayerPlacement(False, False, np.empty(0, np.int32))
-    taken = problem.sizes.layers[1].placed_bytes(plan.layers[1])
+    taken = sum(problem.sizes.layers[1].part_bytes(plan.layers[1]).values())
     problem = with_budget(problem, problem.budget_bytes - taken)
     apart = replace(plan, layers=tuple(layers), budget_bytes=problem.budget_bytes)
     assert problem.sizes.placed_bytes(apart) <= problem.budget_bytes

@@ -26,7 +26,7 @@ from powerinfer.placement.activation_record import (
     Counted,
     record_path,
 )
-from powerinfer.placement.activation_stats import ActivationStats
+from powerinfer.placement.problem import ActivationStats
 from powerinfer.tokenizer import Tokenizer
 from tiny_models import TINY_MODELS, write_model
 

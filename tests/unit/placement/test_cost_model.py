@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 
 from powerinfer.errors import PlacementError
-from powerinfer.placement.activation_stats import ActivationStats
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
-from powerinfer.placement.problem import PlacementProblem
-from powerinfer.placement.sizes import HostReads, LayerSizes, ModelSizes
+from powerinfer.placement.problem import (
+    ActivationStats,
+    HostReads,
+    LayerSizes,
+    ModelSizes,
+    PlacementProblem,
+)
 from powerinfer.placement.step_time import layer_time, num_runs, step_s
 
 GPU = DeviceSpeed(read_bytes_per_s=1000.0, gather_bytes_per_s=500.0, launch_s=0.001)

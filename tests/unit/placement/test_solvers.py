@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 
 from powerinfer.errors import PlacementError
-from powerinfer.placement.activation_stats import ActivationStats
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
-from powerinfer.placement.problem import PlacementProblem, Workload
-from powerinfer.placement.sizes import HostReads, LayerSizes, ModelSizes
+from powerinfer.placement.problem import (
+    ActivationStats,
+    HostReads,
+    LayerSizes,
+    ModelSizes,
+    PlacementProblem,
+)
 from powerinfer.placement.solver import Solver, get_solver, sweep
 from powerinfer.placement.solvers._choices import Choices, PartOptions, Path, hull, hull_path
 from powerinfer.placement.solvers.greedy import greedy_path
@@ -157,7 +161,7 @@ def test_costs_of_options_add_up_to_what_their_plan_costs(
 ) -> None:
     """A decode step and its prompt tokens, less what memory is worth; runs of layers besides."""
     problem = _problem(is_parallel=is_parallel, predictor_bytes=predictor_bytes)
-    problem = replace(problem, workload=Workload(prompt_tokens=2.0))
+    problem = replace(problem, prompt_tokens=2.0)
     choices = Choices(problem)
     assert choices.run_s == pytest.approx(RUN_S)
     for choice in product(*(range(len(part.held)) for part in choices.parts)):
@@ -220,7 +224,7 @@ def test_a_layer_is_completed_by_taking_back_neurons_of_others() -> None:
     cost = CostModel(DeviceSpeed(1e6, 1e6, 0.0), DeviceSpeed(1e4, 1e4, 0.0), 1e-2, 1e9)
     stats = ActivationStats(frequency, "hand", 1)
     # One group is missing for both layers, half of one for a group in each and one complete.
-    problem = PlacementProblem("", sizes, stats, cost, 2 + 2 * 64, Workload(0.0))
+    problem = PlacementProblem("", sizes, stats, cost, 2 + 2 * 64, 0.0)
     plan = get_solver("latency").solve(problem)
     assert [len(placed.hot) for placed in plan.layers] == [128, 0]
 

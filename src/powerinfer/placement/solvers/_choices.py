@@ -189,11 +189,11 @@ def _timed(problem: PlacementProblem, number: int, layer: LayerOptions) -> PartO
             has_attention=start >= 1,
             has_predictor=layer.has_predictor and start >= layer.first_group,
         )[2]
-        batch_tokens = problem.workload.batch_tokens
+        batch_tokens = problem.batch_tokens
         prompt = layer_prompt_times(
             problem.cost, sizes, hot, batch_tokens, has_attention=start >= 1
         )
-        cost[chosen] = step + rounded_s(problem.workload.prompt_tokens * prompt)
+        cost[chosen] = step + rounded_s(problem.prompt_tokens * prompt)
     return PartOptions(held.astype(np.int64), cost)
 
 
