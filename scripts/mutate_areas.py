@@ -72,7 +72,6 @@ AREAS = {
             "placement/step_time.py",
             "placement/plan.py",
             "placement/solver.py",
-            "placement/report.py",
         ],
         [
             "unit/placement/test_cost_model.py",

@@ -23,7 +23,7 @@ from powerinfer.ops.protocol import KVType
 from powerinfer.options.options import EngineOptions
 from powerinfer.placement.plan import PlacementPlan
 from powerinfer.placement.problem import PlacementProblem
-from powerinfer.placement.step_time import cold_neurons_s, hot_share, step_s
+from powerinfer.placement.step_time import hot_neurons, step_s
 from powerinfer.store.memory import format_bytes
 from powerinfer.tokenizer import Tokenizer
 
@@ -224,13 +224,12 @@ def prefill_crossover(problem: PlacementProblem, plan: PlacementPlan) -> int:
 
     The CPU's time grows with the tokens; streaming costs the same for any number of tokens.
     """
-    sizes, cost = problem.sizes, problem.cost
+    sizes = problem.sizes
     cpu_s, send_s = 0.0, 0.0
     for number, (layer, placement) in enumerate(zip(sizes.layers, plan.layers, strict=True)):
         num_cold = sizes.num_neurons - len(placement.hot)
-        computed = cold_neurons_s(cost, layer, hot_share(problem, plan, number))
-        cpu_s += float(computed[0])
-        send_s += layer.neuron_bytes * num_cold / cost.transfer_bytes_per_s
+        cpu_s += float(hot_neurons(problem, plan, number).cold_s()[0])
+        send_s += layer.neuron_bytes * num_cold / problem.cost.transfer_bytes_per_s
     if not cpu_s:
         return _LEAST_CROSSOVER
     return max(_LEAST_CROSSOVER, min(_MOST_CROSSOVER, math.ceil(send_s / cpu_s)))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from command_line import invoke
+from placement_cases import model_shape
 from powerinfer.bench.read_bandwidth import PLAIN_READ_SETTINGS, PlainReader
 from powerinfer.calibration.recall import LayerRecall
 from powerinfer.cli.report import machine
@@ -19,7 +20,6 @@ from powerinfer.cli.report.tables import print_paragraph, print_table
 from powerinfer.offload import devices
 from powerinfer.ops.cpu.prefetch_settings import PlainReadSettings
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
-from powerinfer.placement.report import LayerReport, PlacementReport
 from powerinfer.placement.solver import BudgetPoint
 from powerinfer.predictors import LayerChoice
 from powerinfer.predictors.calibration import (
@@ -138,16 +138,14 @@ def test_recall(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("num_layers", [2, 8, NUM_LAYERS])
 def test_placements(capsys: pytest.CaptureFixture[str], num_layers: int) -> None:
-    gib = 1 << 30
+    problem = model_shape(num_layers, 8192, 28672, has_predictor=True, is_parallel=False)
     layers = tuple(
-        LayerReport(
-            number, True, True, 28672 - number, gib, gib // 3, gib // 5, gib // 7, 1 / 3, 0.123
-        )
+        LayerPlacement(True, True, np.arange(28672 - number, dtype=np.int32))
         for number in range(num_layers)
     )
-    found = PlacementReport(layers, 28672, 1023 << 20, 999 << 20, 1023 << 30, 0.5, 0.1)
-    print_layers(found)
-    print_parts(found)
+    plan = PlacementPlan("", "latency", 1023 << 30, 28672, True, layers)
+    print_layers(problem, plan)
+    print_parts(problem, plan)
     shown = capsys.readouterr().out
     _assert_narrow(shown)
     (hot,) = (line for line in shown.splitlines() if line.startswith("  hot neurons"))

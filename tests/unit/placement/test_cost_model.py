@@ -15,7 +15,7 @@ from powerinfer.placement.problem import (
     ModelSizes,
     PlacementProblem,
 )
-from powerinfer.placement.step_time import layer_time, num_runs, step_s
+from powerinfer.placement.step_time import layer_s, num_runs, step_s
 
 GPU = DeviceSpeed(read_bytes_per_s=1000.0, gather_bytes_per_s=500.0, launch_s=0.001)
 CPU = DeviceSpeed(read_bytes_per_s=100.0, gather_bytes_per_s=50.0, launch_s=0.01)
@@ -174,7 +174,7 @@ def test_a_down_in_one_piece_is_read_whole_for_any_cold_neuron() -> None:
     for plan, more in ((NOWHERE, 0.7), (SOME_HOT, 0.7), (one_cold, 0.7), (ALL_HOT, 0.0)):
         difference = step_s(_problem(whole), plan) - step_s(_problem(usual), plan)
         assert difference == pytest.approx(more)
-    assert layer_time(_problem(whole), ALL_HOT, 0).cpu_s == 0.0
+    assert layer_s(_problem(whole), ALL_HOT, 0) == layer_s(_problem(usual), ALL_HOT, 0)
 
 
 def test_the_predictor_of_a_single_neuron_is_asked() -> None:
@@ -186,18 +186,14 @@ def test_the_predictor_of_a_single_neuron_is_asked() -> None:
     assert found == pytest.approx(GPU_ATTENTION + waited + GPU_HEAD)
 
 
-def test_layer_time_says_what_each_device_does() -> None:
-    time = layer_time(_problem(), SOME_HOT, 0)
-    assert time.gpu_s == pytest.approx(GPU_ATTENTION + GPU_PREDICTOR + HOT)
-    assert time.cpu_s == pytest.approx(COLD)
-    assert time.total_s == pytest.approx(GPU_ATTENTION + GPU_PREDICTOR + HANDOFF_S + COLD)
+def test_the_time_of_a_layer_is_without_the_head_and_the_run() -> None:
+    wanted = GPU_ATTENTION + GPU_PREDICTOR + HANDOFF_S + COLD
+    assert layer_s(_problem(), SOME_HOT, 0) == pytest.approx(wanted)
 
 
 def test_a_part_that_is_not_there_takes_no_time() -> None:
     layer = replace(LAYER, attention_bytes=0, kv_read_bytes=0, predictor_bytes=0)
-    time = layer_time(_problem(layer), _plan(True, False, (0, 1, 2, 3)), 0)
-    assert time.total_s == pytest.approx(FULL)
-    assert time.cpu_s == 0.0
+    assert layer_s(_problem(layer), _plan(True, False, (0, 1, 2, 3)), 0) == pytest.approx(FULL)
 
 
 def test_the_time_of_a_set_does_not_hang_on_the_order_of_its_sum() -> None:

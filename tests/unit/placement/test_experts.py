@@ -12,7 +12,7 @@ from powerinfer.errors import PlacementError
 from powerinfer.placement.problem import ActivationStats, PlacementProblem, asked_frequency
 from powerinfer.placement.solver import get_solver
 from powerinfer.placement.solvers._choices import GROUP, grouped_order
-from powerinfer.placement.step_time import hot_share, step_s
+from powerinfer.placement.step_time import hot_neurons, step_s
 
 
 def test_without_experts_every_neuron_is_asked() -> None:
@@ -76,7 +76,7 @@ def test_experts_that_are_not_used_cost_no_time() -> None:
     few, all_of_them = experts(8, 2), experts(8, 8)
     plan = get_solver("latency").solve(with_budget(few, 0))
     assert step_s(few, plan) < step_s(all_of_them, plan)
-    asked = hot_share(few, plan, 0).asked_total
+    asked = hot_neurons(few, plan, 0).asked_total
     np.testing.assert_allclose(asked, 2048 * 2 / 8, rtol=0.05)
 
 

@@ -8,6 +8,7 @@ import numpy.typing as npt
 import pytest
 
 from placement_cases import needs_scipy
+from powerinfer.cli.report.placement import placement_json
 from powerinfer.errors import PlacementError, UnsupportedError
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
@@ -18,9 +19,8 @@ from powerinfer.placement.problem import (
     ModelSizes,
     PlacementProblem,
 )
-from powerinfer.placement.report import report
 from powerinfer.placement.solver import get_solver, sweep
-from powerinfer.placement.step_time import step_s
+from powerinfer.placement.step_time import layer_s, step_s
 
 LAYER = LayerSizes(
     attention_bytes=200,
@@ -70,46 +70,46 @@ def test_placed_bytes_count_the_overhead_and_all_that_is_placed() -> None:
     assert SIZES.placed_bytes(replace(nothing, has_output=True)) == 9 + 50
 
 
-def test_report_adds_up() -> None:
-    found = report(_problem(), PLAN)
-    assert [layer.layer for layer in found.layers] == [0, 1, 2]
-    assert [layer.num_hot for layer in found.layers] == [0, 64, 0]
-    assert [layer.has_attention for layer in found.layers] == [False, True, True]
-    assert [layer.has_predictor for layer in found.layers] == [False, True, False]
-    assert [layer.total_bytes for layer in found.layers] == [0, 240 + 30 + 384, 240]
-    assert (found.attention_bytes, found.kv_bytes) == (400, 80)
-    assert (found.predictor_bytes, found.neuron_bytes) == (30, 384)
-    assert found.total_bytes == SIZES.placed_bytes(PLAN)
-    assert found.layers[1].covered_share == pytest.approx(0.75 / 0.875)
-    assert found.covered_share == pytest.approx(48 / (8 * 3 + 16 + 32 + 48))
-    assert found.predicted_s == step_s(_problem(), PLAN)
-    assert (found.num_neurons, found.budget_bytes) == (128, 5000)
+def test_parts_add_up() -> None:
+    found = placement_json(_problem(), PLAN)
+    layers: Any = found["layers"]
+    assert [layer["layer"] for layer in layers] == [0, 1, 2]
+    assert [layer["hot_neurons"] for layer in layers] == [0, 64, 0]
+    assert [layer["has_attention"] for layer in layers] == [False, True, True]
+    assert [layer["has_predictor"] for layer in layers] == [False, True, False]
+    assert [layer["gpu_bytes"] for layer in layers] == [0, 240 + 30 + 384, 240]
+    assert (found["attention_bytes"], found["kv_bytes"]) == (400, 80)
+    assert (found["predictor_bytes"], found["neuron_bytes"]) == (30, 384)
+    assert (found["output_bytes"], found["overhead_bytes"]) == (50, 9)
+    assert found["gpu_bytes"] == SIZES.placed_bytes(PLAN)
+    assert layers[1]["gpu_share"] == pytest.approx(0.75 / 0.875)
+    assert found["gpu_share"] == pytest.approx(48 / (8 * 3 + 16 + 32 + 48))
+    assert found["predicted_tokens_per_s"] == 1 / step_s(_problem(), PLAN)
+    assert (found["num_neurons"], found["budget_bytes"]) == (128, 5000)
 
 
-def test_report_has_the_time_of_each_layer() -> None:
+def test_each_layer_has_its_time() -> None:
     """In microseconds, 1 for a hand-off: a byte takes 1 on the GPU and 100 on the CPU."""
-    found = report(_problem(), PLAN)
     # Of the neurons fire 40, 48 + 8 and 24; the predictor of layer 2 is on the CPU.
     first = (200 + 30 + 40 * 6) * 100
     second = 200 + 30 + (1 + 8 * 6 * 100)
     third = 200 + (1 + (30 + 24 * 6) * 100)
-    times = [layer.predicted_s * 1e6 for layer in found.layers]
+    times = [layer_s(_problem(), PLAN, number) * 1e6 for number in range(3)]
     assert times == pytest.approx([first, second, third])
-    assert found.predicted_s * 1e6 == pytest.approx(first + second + third + 50)
+    assert step_s(_problem(), PLAN) * 1e6 == pytest.approx(first + second + third + 50)
 
 
-def test_report_of_an_empty_plan_adds_up_to_the_time_of_the_cpu() -> None:
+def test_an_empty_plan_adds_up_to_the_time_of_the_cpu() -> None:
     nothing = _plan(*[LayerPlacement(False, False, NONE)] * 3, has_output=False)
-    found = report(_problem(), nothing)
-    assert found.total_bytes == 0
-    layers = sum(layer.predicted_s for layer in found.layers)
-    assert layers + 50 / 1e4 == pytest.approx(found.predicted_s)
+    assert placement_json(_problem(), nothing)["gpu_bytes"] == 0
+    layers = sum(layer_s(_problem(), nothing, number) for number in range(3))
+    assert layers + 50 / 1e4 == pytest.approx(step_s(_problem(), nothing))
 
 
 def test_shares_of_a_model_that_never_fires_are_zero() -> None:
     problem = replace(_problem(), stats=ActivationStats(np.zeros((3, 128), np.float32), "f", 1))
-    assert report(problem, PLAN).covered_share == 0.0
-    assert report(problem, PLAN).layers[1].covered_share == 0.0
+    assert problem.stats.covered_share(PLAN) == 0.0
+    assert problem.stats.covered_share(PLAN, 1) == 0.0
 
 
 def test_greedy_follows_the_order_of_powerinfer() -> None:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from powerinfer.offload.choose_plan import ChosenPlan
     from powerinfer.offload.problem import PlacementTask
     from powerinfer.options.llm_options import LLMOptions
-    from powerinfer.placement.report import PlacementReport
     from powerinfer.placement.solver import BudgetPoint
 
 __all__ = ["COMMAND"]
@@ -101,7 +100,6 @@ def plan(
     solver = options.get("solver")
     task, chosen = _solve(model, gpu_index, options)
     from powerinfer.offload.choose_plan import budget_ladder
-    from powerinfer.placement.report import report
 
     points = budget_ladder(task, solver)
     written = []
@@ -112,11 +110,10 @@ def plan(
         from powerinfer.bench.placement_plots import draw_placement_plots
 
         drawn = draw_placement_plots(chosen.plan, points, plots, _facts(task))
-    found = report(task.problem, chosen.plan)
     if as_json:
-        print_json(_as_json(task, chosen, found, points, written, drawn))
+        print_json(_as_json(task, chosen, points, written, drawn))
         return
-    _print(task, chosen, found, points)
+    _print(task, chosen, points)
     for path in written:
         click.echo(f"stored in {path}")
     for path in drawn:
@@ -217,12 +214,7 @@ def _write(
     return written
 
 
-def _print(
-    task: "PlacementTask",
-    chosen: "ChosenPlan",
-    found: "PlacementReport",
-    points: list["BudgetPoint"],
-) -> None:
+def _print(task: "PlacementTask", chosen: "ChosenPlan", points: list["BudgetPoint"]) -> None:
     from powerinfer.cli.report.placement import (
         print_budgets,
         print_formats,
@@ -230,25 +222,27 @@ def _print(
         print_parts,
     )
     from powerinfer.cli.report.tables import print_paragraph
+    from powerinfer.placement.step_time import step_s
     from powerinfer.store.memory import format_bytes
 
-    speeds, stats = task.speeds, task.problem.stats
-    budget = format_bytes(chosen.plan.budget_bytes)
+    problem, plan = task.problem, chosen.plan
+    speeds, stats = task.speeds, problem.stats
+    budget = format_bytes(plan.budget_bytes)
     print_paragraph(f"{task.file.path.name}, budget {budget}: {chosen.source}")
     print_paragraph(f"GPU: {speeds.gpu}")
     print_paragraph(f"CPU: {speeds.cpu}")
     print_paragraph(f"frequencies: {stats.source}, {stats.num_tokens} tokens")
     click.echo()
-    print_layers(found)
-    print_parts(found)
+    print_layers(problem, plan)
+    print_parts(problem, plan)
     click.echo()
     print_formats(task.formats)
-    rate = 1 / found.predicted_s
+    rate, covered = 1 / step_s(problem, plan), stats.covered_share(plan)
     print_paragraph(
-        f"predicted decode speed {rate:.1f} tokens/s; {100 * found.covered_share:.1f} % of the "
+        f"predicted decode speed {rate:.1f} tokens/s; {100 * covered:.1f} % of the "
         "expected activations are on the GPU"
     )
-    if not chosen.plan.has_anything:
+    if not plan.has_anything:
         click.echo("nothing is on the GPU: the budget is too small, or the CPU alone is faster")
     click.echo()
     print_budgets(points)
@@ -257,7 +251,6 @@ def _print(
 def _as_json(
     task: "PlacementTask",
     chosen: "ChosenPlan",
-    found: "PlacementReport",
     points: list["BudgetPoint"],
     written: list[Path],
     drawn: list[Path],
@@ -274,7 +267,7 @@ def _as_json(
         "cpu": speeds.cpu,
         "frequencies": stats.source,
         "tokens": stats.num_tokens,
-        **placement_json(found),
+        **placement_json(task.problem, chosen.plan),
         "formats": [
             {
                 "name": each.name,

@@ -2,13 +2,13 @@
 
 import statistics
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
 import click
 
 from powerinfer.cli.report.tables import percent, print_paragraph, print_table
-from powerinfer.placement.report import PlacementReport, report
+from powerinfer.placement.step_time import layer_s, step_s
 from powerinfer.store.memory import format_bytes
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from powerinfer.offload.place import Placement
     from powerinfer.offload.weight_formats import WeightFormat
     from powerinfer.placement.plan import PlacementPlan
+    from powerinfer.placement.problem import PlacementProblem
     from powerinfer.placement.solver import BudgetPoint
 
 __all__ = [
@@ -36,10 +37,14 @@ def print_placement(loaded: "LoadedModel") -> None:
     placement = loaded.placement
     if placement is None or not placement.plan.has_anything:
         return
-    found = report(placement.problem, placement.plan)
     print_paragraph(f"on {placement.device.title} ({placement.chosen.source}):", err=True)
-    print_parts(found, err=True)
-    print_paragraph(_activations(found, placement.problem.stats.source), err=True)
+    print_parts(placement.problem, placement.plan, err=True)
+    stats = placement.problem.stats
+    print_paragraph(
+        f"{percent(stats.covered_share(placement.plan))} of the expected activations are on the "
+        f"GPU (frequencies: {stats.source})",
+        err=True,
+    )
     for line in _grown(placement.task.formats):
         print_paragraph(line, err=True)
     print_paragraph(_prediction(placement), err=True)
@@ -72,13 +77,6 @@ def _grown(formats: tuple["WeightFormat", ...]) -> Iterable[str]:
     )
 
 
-def _activations(found: PlacementReport, source: str) -> str:
-    return (
-        f"{percent(found.covered_share)} of the expected activations are on the GPU "
-        f"(frequencies: {source})"
-    )
-
-
 def _prediction(placement: "Placement") -> str:
     handoff = placement.handoff
     by = f"; hand-off: {handoff}" if handoff else ""
@@ -90,17 +88,20 @@ def _prediction(placement: "Placement") -> str:
     return f"predicted decode speed {rate:.1f} tokens/s{by}"
 
 
-def print_parts(found: PlacementReport, *, err: bool = False) -> None:
+def print_parts(problem: "PlacementProblem", plan: "PlacementPlan", *, err: bool = False) -> None:
     """Print a table of the parts of a model: how many are on the GPU, and their bytes."""
-    layers = found.layers
+    sizes = problem.sizes.part_bytes(plan)
+    attention = _count(layer.has_attention for layer in plan.layers)
+    has_predictor = [layer.has_predictor for layer in plan.layers]
+    predictors = _count(has_predictor) if any(has_predictor) else "none on the GPU"
     rows = [
-        ("attention", _count(layer.has_attention for layer in layers), found.attention_bytes),
-        ("KV cache", _count(layer.has_attention for layer in layers), found.kv_bytes),
-        ("predictors", _predictors(found), found.predictor_bytes),
-        ("hot neurons", _hot(found), found.neuron_bytes),
-        ("output head", "GPU" if found.output_bytes else "CPU", found.output_bytes),
-        ("driver, workspaces", "GPU" if found.overhead_bytes else "-", found.overhead_bytes),
-        ("total", f"of {format_bytes(found.budget_bytes)}", found.total_bytes),
+        ("attention", attention, sizes["attention_bytes"]),
+        ("KV cache", attention, sizes["kv_bytes"]),
+        ("predictors", predictors, sizes["predictor_bytes"]),
+        ("hot neurons", _hot(plan), sizes["neuron_bytes"]),
+        ("output head", "GPU" if sizes["output_bytes"] else "CPU", sizes["output_bytes"]),
+        ("driver, workspaces", "GPU" if sizes["overhead_bytes"] else "-", sizes["overhead_bytes"]),
+        ("total", f"of {format_bytes(plan.budget_bytes)}", sum(sizes.values())),
     ]
     cells = [(name, where, format_bytes(num_bytes)) for name, where, num_bytes in rows]
     print_table(cells, left=(0, 1), indent=2, err=err)
@@ -114,51 +115,40 @@ def _count(has: Iterable[bool]) -> str:
     return f"all {len(flags)} layers" if all(flags) else f"{sum(flags)} of {len(flags)} layers"
 
 
-def _predictors(found: PlacementReport) -> str:
-    flags = [layer.has_predictor for layer in found.layers]
-    return _count(flags) if any(flags) else "none on the GPU"
-
-
-def _hot(found: PlacementReport) -> str:
-    counts = [layer.num_hot for layer in found.layers]
+def _hot(plan: "PlacementPlan") -> str:
+    counts = [len(layer.hot) for layer in plan.layers]
     if not any(counts):
         return "none"
-    share = percent(sum(counts) / (found.num_neurons * len(counts)))
+    share = percent(sum(counts) / (plan.num_neurons * len(counts)))
     if min(counts) == max(counts):
-        return f"{counts[0]} of {found.num_neurons} per layer ({share})"
+        return f"{counts[0]} of {plan.num_neurons} per layer ({share})"
     listed = ", ".join(map(str, counts))
     if len(listed) <= _LONGEST_LIST:
-        return f"{listed} of {found.num_neurons} ({share})"
+        return f"{listed} of {plan.num_neurons} ({share})"
     median = round(statistics.median(counts))
-    return f"{min(counts)}-{max(counts)} of {found.num_neurons}, median {median} ({share})"
+    return f"{min(counts)}-{max(counts)} of {plan.num_neurons}, median {median} ({share})"
 
 
-def print_layers(found: PlacementReport) -> None:
+def print_layers(problem: "PlacementProblem", plan: "PlacementPlan") -> None:
     """Print a row per layer on stdout; equal layers share a row."""
-    head = ("layer", "attention", "predictor", "hot neurons", "bytes", "covered", "predicted")
-    rows: list[tuple[str, ...]] = [head]
-    first = 0
-    cells = [_layer_cells(found, number) for number in range(len(found.layers))]
-    for number, row in enumerate(cells):
-        if number + 1 < len(cells) and cells[number + 1] == row:
-            continue
-        name = str(first) if first == number else f"{first}-{number}"
-        rows.append((name, *row))
-        first = number + 1
+    rows = [("layer", "attention", "predictor", "hot neurons", "bytes", "covered", "predicted")]
+    cells = [
+        (
+            "GPU" if layer.has_attention else "CPU",
+            "GPU" if layer.has_predictor else "-",
+            f"{len(layer.hot)} ({percent(len(layer.hot) / plan.num_neurons)})",
+            format_bytes(sum(problem.sizes.layers[number].part_bytes(layer).values())),
+            percent(problem.stats.covered_share(plan, number)),
+            f"{1e6 * layer_s(problem, plan, number):.0f} us",
+        )
+        for number, layer in enumerate(plan.layers)
+    ]
+    last = -1
+    for row, equals in groupby(cells):
+        first, last = last + 1, last + len(list(equals))
+        rows.append((str(first) if first == last else f"{first}-{last}", *row))
     print_table(rows)
     click.echo()
-
-
-def _layer_cells(found: PlacementReport, number: int) -> tuple[str, ...]:
-    layer = found.layers[number]
-    return (
-        "GPU" if layer.has_attention else "CPU",
-        "GPU" if layer.has_predictor else "-",
-        f"{layer.num_hot} ({percent(layer.num_hot / found.num_neurons)})",
-        format_bytes(layer.total_bytes),
-        percent(layer.covered_share),
-        f"{1e6 * layer.predicted_s:.0f} us",
-    )
 
 
 def print_formats(formats: tuple["WeightFormat", ...]) -> None:
@@ -220,30 +210,26 @@ def _counts(plan: "PlacementPlan") -> tuple[int, int]:
     return sum(len(layer.hot) for layer in plan.layers), others + plan.has_output
 
 
-def placement_json(found: PlacementReport) -> dict[str, object]:
+def placement_json(problem: "PlacementProblem", plan: "PlacementPlan") -> dict[str, object]:
     """Create the part of `plan --json` on the plan."""
+    sizes, predicted_s = problem.sizes.part_bytes(plan), step_s(problem, plan)
     return {
-        "budget_bytes": found.budget_bytes,
-        "gpu_bytes": found.total_bytes,
-        "attention_bytes": found.attention_bytes,
-        "kv_bytes": found.kv_bytes,
-        "predictor_bytes": found.predictor_bytes,
-        "neuron_bytes": found.neuron_bytes,
-        "output_bytes": found.output_bytes,
-        "overhead_bytes": found.overhead_bytes,
-        "gpu_share": found.covered_share,
-        "predicted_tokens_per_s": 1 / found.predicted_s if found.predicted_s else None,
-        "num_neurons": found.num_neurons,
+        "budget_bytes": plan.budget_bytes,
+        "gpu_bytes": sum(sizes.values()),
+        **sizes,
+        "gpu_share": problem.stats.covered_share(plan),
+        "predicted_tokens_per_s": 1 / predicted_s if predicted_s else None,
+        "num_neurons": plan.num_neurons,
         "layers": [
             {
-                "layer": layer.layer,
+                "layer": number,
                 "has_attention": layer.has_attention,
                 "has_predictor": layer.has_predictor,
-                "hot_neurons": layer.num_hot,
-                "gpu_bytes": layer.total_bytes,
-                "gpu_share": layer.covered_share,
-                "predicted_s": layer.predicted_s,
+                "hot_neurons": len(layer.hot),
+                "gpu_bytes": sum(problem.sizes.layers[number].part_bytes(layer).values()),
+                "gpu_share": problem.stats.covered_share(plan, number),
+                "predicted_s": layer_s(problem, plan, number),
             }
-            for layer in found.layers
+            for number, layer in enumerate(plan.layers)
         ],
     }

@@ -16,9 +16,7 @@ from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.step_time import (
     MEMORY_WORTH,
-    HotShare,
-    layer_prompt_times,
-    layer_times,
+    HotNeurons,
     output_s,
     rounded_s,
     run_s,
@@ -55,8 +53,8 @@ class PartOptions:
         cost: f64[n], objective of the solver; sums are exact.
     """
 
-    held: npt.NDArray[np.int64]
-    cost: npt.NDArray[np.float64]
+    held: _Int
+    cost: _Float
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +68,45 @@ class LayerOptions:
         order: i32[num_neurons], neurons by falling frequency.
         num_hot: i64[n], number of hot neurons.
         expected: f64[n], number of hot neurons firing for a token.
-        asked: f64[n], number of hot neurons checked for a token.
         first_group: option without groups; those after it have 1, 2, ... groups.
+        timed: bytes and costs of the options.
     """
 
-    order: npt.NDArray[np.int32]
-    num_hot: npt.NDArray[np.int64]
-    expected: npt.NDArray[np.float64]
-    asked: npt.NDArray[np.float64]
+    order: IntArray
+    num_hot: _Int
+    expected: _Float
     first_group: int
     has_predictor: bool
+    timed: PartOptions
+
+    @classmethod
+    def of(cls, problem: PlacementProblem, number: int) -> "LayerOptions":
+        """List the options for layer `number`."""
+        sizes, num_experts = problem.sizes.layers[number], problem.sizes.num_experts
+        frequency, has_predictor = problem.stats.rounded(number), sizes.predictor_bytes > 0
+        order = grouped_order(problem.stats.order(number), frequency, num_experts, GROUP)
+        most_hot = 0 if sizes.is_handed else problem.sizes.num_neurons
+        first_group = 2 if has_predictor else 1
+        groups = np.minimum(np.arange(GROUP, most_hot + GROUP, GROUP), most_hot)
+        num_hot = np.concatenate([np.zeros(first_group + 1, np.int64), groups])
+        option = np.arange(len(num_hot))
+        held = np.where(option >= 1, sizes.attention_bytes + sizes.kv_bytes, 0)
+        held += np.where(option >= first_group, sizes.predictor_bytes, 0)
+        held += num_hot * sizes.neuron_bytes
+        hot = HotNeurons.first_of(problem, number, order, num_hot)
+        step = np.select(
+            [option == 0, option < first_group],
+            [
+                hot.step_s(has_attention=False, has_predictor=False),
+                hot.step_s(has_attention=True, has_predictor=False),
+            ],
+            hot.step_s(has_attention=True, has_predictor=has_predictor),
+        )
+        prompt = hot.prompt_s(has_attention=True)
+        prompt[0] = hot.prompt_s(has_attention=False)[0]
+        cost = step + rounded_s(problem.prompt_tokens * prompt)
+        timed = PartOptions(held, cost)
+        return cls(order, num_hot, hot.expected, first_group, has_predictor, timed)
 
     def placement(self, option: int) -> LayerPlacement:
         """Return the placement of an option."""
@@ -102,15 +129,14 @@ class Choices:
         self.problem = problem
         self.run_s = run_s(problem)
         sizes = problem.sizes
-        self.layers = tuple(_layer_options(problem, n) for n in range(len(sizes.layers)))
-        timed = [_timed(problem, n, layer) for n, layer in enumerate(self.layers)]
+        self.layers = tuple(LayerOptions.of(problem, n) for n in range(len(sizes.layers)))
         head = [output_s(problem, on_gpu=on_gpu) for on_gpu in (False, True)]
         held = np.array([0, sizes.output_bytes], np.int64)
-        parts = (*timed, PartOptions(held, np.array(head)))
-        self.byte_s = _worth_of_a_byte(parts)
+        timed = (*(layer.timed for layer in self.layers), PartOptions(held, np.array(head)))
+        self.byte_s = _worth_of_a_byte(timed)
         self.parts = tuple(
-            PartOptions(part.held, np.subtract(part.cost, _worth(part.held, self.byte_s)))
-            for part in parts
+            PartOptions(part.held, np.subtract(part.cost, rounded_s(part.held * self.byte_s)))
+            for part in timed
         )
 
     @property
@@ -144,61 +170,6 @@ class Choices:
             layers=tuple(layer.placement(option) for layer, option in pairs),
         )
         return replace(plan, predicted_s=step_s(self.problem, plan))
-
-
-def _layer_options(problem: PlacementProblem, number: int) -> LayerOptions:
-    num_neurons = problem.sizes.num_neurons
-    has_predictor = problem.sizes.layers[number].predictor_bytes > 0
-    frequency, num_experts = problem.stats.rounded(number), problem.sizes.num_experts
-    order = grouped_order(problem.stats.order(number), frequency, num_experts, GROUP)
-    most_hot = 0 if problem.sizes.layers[number].is_handed else num_neurons
-    groups = np.minimum(np.arange(GROUP, most_hot + GROUP, GROUP), most_hot)
-    first_group = 2 if has_predictor else 1
-    num_hot = np.concatenate([np.zeros(first_group + 1, np.int64), groups.astype(np.int64)])
-    expected, asked = (
-        np.concatenate([[0.0], np.cumsum(each[order])])[num_hot]
-        for each in (frequency, problem.asked(number))
-    )
-    return LayerOptions(order, num_hot, expected, asked, first_group, has_predictor)
-
-
-def _timed(problem: PlacementProblem, number: int, layer: LayerOptions) -> PartOptions:
-    sizes = problem.sizes.layers[number]
-    option = np.arange(len(layer.num_hot))
-    held = np.where(option >= 1, sizes.attention_bytes + sizes.kv_bytes, 0)
-    held += np.where(option >= layer.first_group, sizes.predictor_bytes, 0)
-    held += layer.num_hot * sizes.neuron_bytes
-    cost = np.empty(len(option))
-    # Options 0, 1 and 2 differ in where attention and predictor lie, the rest as 2 in hot neurons.
-    starts = [0, 1, layer.first_group] if layer.has_predictor else [0, 1]
-    for start, stop in zip(starts, [*starts[1:], len(option)], strict=True):
-        chosen = slice(start, stop)
-        hot = HotShare(
-            layer.num_hot[chosen].astype(np.float64),
-            layer.expected[chosen],
-            problem.sizes.num_neurons,
-            float(problem.stats.rounded(number).sum()),
-            layer.asked[chosen],
-            float(problem.asked(number).sum()),
-        )
-        step = layer_times(
-            problem.cost,
-            sizes,
-            hot,
-            is_parallel=problem.sizes.is_parallel,
-            has_attention=start >= 1,
-            has_predictor=layer.has_predictor and start >= layer.first_group,
-        )[2]
-        batch_tokens = problem.batch_tokens
-        prompt = layer_prompt_times(
-            problem.cost, sizes, hot, batch_tokens, has_attention=start >= 1
-        )
-        cost[chosen] = step + rounded_s(problem.prompt_tokens * prompt)
-    return PartOptions(held.astype(np.int64), cost)
-
-
-def _worth(held: npt.NDArray[np.int64], byte_s: float) -> npt.NDArray[np.float64]:
-    return rounded_s(held.astype(np.float64) * byte_s)
 
 
 def _worth_of_a_byte(parts: Sequence[PartOptions]) -> float:
