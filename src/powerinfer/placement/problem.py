@@ -142,11 +142,6 @@ class ModelSizes:
             )
 
     @property
-    def asked_share(self) -> float:
-        """Share of a layer's neurons in the experts selected for a token."""
-        return self.num_used / self.num_experts
-
-    @property
     def full_bytes(self) -> int:
         """GPU memory of the whole model, overhead included."""
         layers = sum(

@@ -33,7 +33,6 @@ __all__ = [
     "grouped_order",
     "hull",
     "hull_path",
-    "previous_options",
 ]
 
 
@@ -144,19 +143,14 @@ class Choices:
         """Choice of the empty plan."""
         return [0] * len(self.parts)
 
-    @property
-    def everything(self) -> list[int]:
-        """Choice of the plan with the whole model on the GPU."""
-        return [len(part.held) - 1 for part in self.parts]
-
-    @property
-    def cost_of_nothing(self) -> float:
-        """Cost of the empty plan."""
-        return sum(float(part.cost[0]) for part in self.parts)
-
     def capacity(self, budget_bytes: int) -> int:
         """Return the bytes a budget leaves for parts; negative if not even the overhead fits."""
         return budget_bytes - self.problem.sizes.overhead_bytes
+
+    def path(self, steps: Sequence[tuple[int, int]]) -> "Path":
+        """Walk steps, parts and their new options, from the empty plan."""
+        part, option = np.array(steps, np.int64).T
+        return Path.walk(self.parts, np.array(self.nothing), part, option)
 
     def plan(self, solver: str, budget_bytes: int, choice: Sequence[int]) -> PlacementPlan:
         """Turn a choice into a plan with its predicted time."""
@@ -216,6 +210,7 @@ class Path:
         start: i64[parts], the choice before the first step.
         part: i64[steps], which part a step changes.
         option: i64[steps], its new option.
+        before: i64[steps], its option before.
         held: i64[steps + 1], bytes before each step and after the last; they do not fall.
         cost: f64[steps + 1], cost before each step and after the last.
     """
@@ -223,6 +218,7 @@ class Path:
     start: _Int
     part: _Int
     option: _Int
+    before: _Int
     held: _Int
     cost: _Float
 
@@ -236,25 +232,28 @@ class Path:
 
     def choice(self, steps: int) -> list[int]:
         """Return the option of each part after `steps` steps."""
-        chosen = self.start.copy()
+        chosen: list[int] = self.start.tolist()
         # A later step of a part overwrites an earlier one.
         for part, option in zip(self.part[:steps], self.option[:steps], strict=True):
-            chosen[part] = option
-        return [int(option) for option in chosen]
+            chosen[part] = int(option)
+        return chosen
 
     @classmethod
     def walk(cls, parts: Sequence[PartOptions], start: _Int, part: _Int, option: _Int) -> "Path":
         """Add up bytes and costs along the steps; exact, as costs are multiples of a fraction."""
-        before = previous_options(start, part, option)
-        held = np.zeros(len(part) + 1, np.int64)
-        cost = np.zeros(len(part) + 1)
+        before = np.empty(len(part), np.int64)
+        held, cost = np.zeros(len(part) + 1, np.int64), np.zeros(len(part) + 1)
         for number, options in enumerate(parts):
             mine = np.flatnonzero(part == number)
-            held[0] += options.held[start[number]]
-            cost[0] += options.cost[start[number]]
-            held[mine + 1] = options.held[option[mine]] - options.held[before[mine]]
-            cost[mine + 1] = options.cost[option[mine]] - options.cost[before[mine]]
-        return cls(start, part, option, np.cumsum(held), np.cumsum(cost))
+            chain = np.concatenate([start[number : number + 1], option[mine]])
+            before[mine] = chain[:-1]
+            held[0] += options.held[chain[0]]
+            cost[0] += options.cost[chain[0]]
+            held[mine + 1], cost[mine + 1] = (
+                np.diff(options.held[chain]),
+                np.diff(options.cost[chain]),
+            )
+        return cls(start, part, option, before, np.cumsum(held), np.cumsum(cost))
 
 
 def hull(options: PartOptions) -> _Int:
@@ -267,10 +266,10 @@ def hull(options: PartOptions) -> _Int:
     cost = options.cost[order]
     least_before = np.minimum.accumulate(np.concatenate([[np.inf], cost[:-1]]))
     chain: list[int] = []
-    for index in order[cost < least_before]:
+    for index in order[cost < least_before].tolist():
         while len(chain) >= 2 and _gain(options, chain[-1], index) >= _gain(options, *chain[-2:]):
             chain.pop()
-        chain.append(int(index))
+        chain.append(index)
     return np.array(chain, np.int64)
 
 
@@ -297,12 +296,3 @@ def _gain(options: PartOptions, before: int, after: int) -> float:
     """Return the cost saved per additional byte; `after` takes strictly more bytes."""
     saved = options.cost[before] - options.cost[after]
     return float(saved / (options.held[after] - options.held[before]))
-
-
-def previous_options(start: _Int, part: _Int, option: _Int) -> _Int:
-    """Return the option of each step's part before it, i64[steps]."""
-    before = np.empty(len(part), np.int64)
-    for number, first in enumerate(start):
-        mine = np.flatnonzero(part == number)
-        before[mine] = np.concatenate([[first], option[mine][:-1]])[: len(mine)]
-    return before

@@ -8,7 +8,7 @@ the best. A whole model that fits is placed if it is about as good.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,28 +16,27 @@ import numpy.typing as npt
 from powerinfer.placement.plan import PlacementPlan
 from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.solver import Solver
-from powerinfer.placement.solvers._choices import Choices, PartOptions, hull_path, previous_options
+from powerinfer.placement.solvers._choices import Choices, PartOptions, hull_path
 from powerinfer.placement.solvers.greedy import greedy_path
 from powerinfer.placement.step_time import MEMORY_WORTH, token_s
 
 __all__ = ["SOLVER", "RunChoices"]
 
-
 _Int = npt.NDArray[np.int64]
+_Found = tuple[float, _Int]
+"""A cost, and the option of each part."""
 
 # Groups of 64 neurons: enough to make room for the missing parts of a layer of 70B.
 _MOST_TAKEN_BACK = 1024
 _MOST_FILLED = 8
 
 
-@dataclass(frozen=True, slots=True)
-class _Window:
+class _Window(NamedTuple):
     """Range of layers on the GPU, with the smallest option of each.
 
     Attributes:
         first: first layer on the GPU.
         stop: end of the range; `first` if only the head is on the GPU.
-        has_output: the output head is on the GPU.
         held: bytes of GPU memory.
         cost: cost of the whole plan.
         least: lower bound on the cost of any plan of this window, however much memory there is.
@@ -49,17 +48,6 @@ class _Window:
     held: int
     cost: float
     least: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A choice: steps of a window, then another option for one part, if it is not 0."""
-
-    cost: float
-    window: _Window
-    steps: _Int
-    part: int = 0
-    option: int = 0
 
 
 class RunChoices:
@@ -78,50 +66,48 @@ class RunChoices:
 
     def __init__(self, choices: Choices) -> None:
         self._parts = choices.parts
-        placed = [PartOptions(part.held[1:], part.cost[1:]) for part in choices.parts[:-1]]
-        path = hull_path(placed)
-        self._start = path.start + 1
-        self._part, self._option = path.part, path.option + 1
+        path = hull_path([PartOptions(part.held[1:], part.cost[1:]) for part in self._parts[:-1]])
+        # Without their first option, layers are on the GPU.
+        self._start, self._part = path.start + 1, path.part
+        self._option, self._before = path.option + 1, path.before + 1
         self._held, self._cost = np.diff(path.held), np.diff(path.cost)
-        before = previous_options(path.start, path.part, path.option)
         predicted = np.array([layer.first_group for layer in choices.layers])[self._part]
-        self._is_leap = (path.option - before > 1) | (self._option <= predicted)
+        # Steps of more than a group of neurons: a predictor, the rest of a layer.
+        self._is_leap = (self._option - self._before > 1) | (self._option <= predicted)
         self._windows = sorted(self._list_windows(choices.run_s), key=lambda window: window.least)
 
     def best(self, capacity: int) -> tuple[float, list[int]] | None:
         """Return the least cost within `capacity` bytes and the option of each part, or None."""
         best: _Found | None = None
         for window in self._windows:
-            if best is not None and window.least >= best.cost:
+            if best is not None and window.least >= best[0]:
                 break
             if window.held <= capacity:
-                found = self._grown(window, capacity, np.inf if best is None else best.cost)
-                if best is None or (found is not None and found.cost < best.cost):
+                found = self._grown(window, capacity, np.inf if best is None else best[0])
+                if best is None or (found is not None and found[0] < best[0]):
                     best = found
-        return None if best is None else (best.cost, self._choice(best))
+        return None if best is None else (best[0], best[1].tolist())
 
     def _list_windows(self, run_s: float) -> list[_Window]:
-        layers, head = self._parts[:-1], self._parts[-1]
+        *layers, head = self._parts
         held = [int(part.held[option]) for part, option in zip(layers, self._start, strict=True)]
         cost = [float(part.cost[option]) for part, option in zip(layers, self._start, strict=True)]
         least = [float(part.cost[1:].min()) for part in layers]
         away = [float(part.cost[0]) for part in layers]
+        number = len(layers)
+        ranges = [
+            (first, stop, False) for first in range(number) for stop in range(first + 1, number + 1)
+        ]
+        # The head is on the GPU only after a layer that is, or alone.
+        ranges += [(first, number, True) for first in range(number + 1)]
         windows = []
-        for first, stop, has_output in _ranges(len(layers)):
-            # The head is on the GPU only after a layer that is, or alone.
-            num_runs = int(first < stop or has_output)
-            outside = sum(away[:first]) + sum(away[stop:])
-            outside += float(head.cost[int(has_output)]) + num_runs * run_s
-            windows.append(
-                _Window(
-                    first,
-                    stop,
-                    has_output,
-                    sum(held[first:stop]) + int(head.held[int(has_output)]),
-                    sum(cost[first:stop]) + outside,
-                    sum(least[first:stop]) + outside,
-                )
+        for first, stop, has_output in ranges:
+            outside = (
+                sum(away[:first]) + sum(away[stop:]) + float(head.cost[int(has_output)]) + run_s
             )
+            held_bytes = sum(held[first:stop]) + int(head.held[int(has_output)])
+            costs = sum(cost[first:stop]) + outside, sum(least[first:stop]) + outside
+            windows.append(_Window(first, stop, has_output, held_bytes, *costs))
         return windows
 
     def _grown(self, window: _Window, capacity: int, known: float) -> _Found | None:
@@ -129,25 +115,26 @@ class RunChoices:
         inside = np.flatnonzero((self._part >= window.first) & (self._part < window.stop))
         held = window.held + np.cumsum(self._held[inside])
         count = int(np.searchsorted(held, capacity, side="right"))
-        steps = inside[:count]
-        cost = window.cost + float(self._cost[steps].sum())
-        if count == len(inside):
-            return _Found(cost, window, steps)
-        following = int(inside[count])
+        taken, later = inside[:count], inside[count:]
+        cost = window.cost + float(self._cost[taken].sum())
         left = capacity - (int(held[count - 1]) if count else window.held)
-        if cost + float(self._cost[following]) * left / int(self._held[following]) >= known:
+        if len(later) and cost + self._cost[later[0]] * left / self._held[later[0]] >= known:
             return None
-        found = _Found(cost, window, steps)
-        later = self._part[inside[count:]]
-        _, places = np.unique(later, return_index=True)
-        parts = later[np.sort(places)[:_MOST_FILLED]]
+        choice = np.zeros(len(self._parts), np.int64)
+        choice[window.first : window.stop] = self._start[window.first : window.stop]
+        choice[-1] = window.has_output
+        # A later step of a part overwrites an earlier one.
+        choice[self._part[taken]] = self._option[taken]
+        found = (cost, choice)
+        if not len(later):
+            return found
+        _, places = np.unique(self._part[later], return_index=True)
         filled = [
-            self._filled(found, int(part), left, keeps_leaps=keeps_leaps)
-            for part in parts
+            self._filled(found, taken, part, left, keeps_leaps=keeps_leaps)
+            for part in self._part[later[np.sort(places)[:_MOST_FILLED]]].tolist()
             for keeps_leaps in (False, True)
         ]
-        continued = self._continued(found, inside[count:], left)
-        return min([continued, *filled], key=lambda each: each.cost)
+        return min([self._continued(found, later, left), *filled], key=lambda each: each[0])
 
     def _continued(self, found: _Found, later: _Int, left: int) -> _Found:
         """Continue along the chain without leaps, and without later steps of their parts."""
@@ -155,21 +142,17 @@ class RunChoices:
         leaps = later[self._is_leap[later]][::-1]
         first_leap[self._part[leaps]] = leaps
         later = later[later < first_leap[self._part[later]]]
-        count = int(np.searchsorted(np.cumsum(self._held[later]), left, side="right"))
-        more = later[:count]
-        cost = found.cost + float(self._cost[more].sum())
-        return replace(found, cost=cost, steps=np.concatenate([found.steps, more]))
+        more = later[: np.searchsorted(np.cumsum(self._held[later]), left, side="right")]
+        choice = found[1].copy()
+        choice[self._part[more]] = self._option[more]
+        return found[0] + float(self._cost[more].sum()), choice
 
-    def _filled(self, found: _Found, part: int, left: int, *, keeps_leaps: bool) -> _Found:
-        """Give a part its best option, taking back steps of other parts where that pays.
-
-        Leaps are steps of more than a group of neurons: a predictor, the rest of a layer.
-        """
-        options, steps = self._parts[part], found.steps
-        is_own = self._part[steps] == part
-        own = self._option[steps[is_own]]
-        now = int(own[-1]) if len(own) else int(self._start[part])
-        others = steps[~is_own]
+    def _filled(
+        self, found: _Found, taken: _Int, part: int, left: int, *, keeps_leaps: bool
+    ) -> _Found:
+        """Give a part its best option, taking back steps of other parts where that pays."""
+        options, choice = self._parts[part], found[1].copy()
+        others = taken[self._part[taken] != part]
         if keeps_leaps:
             last_leap = np.full(len(self._parts), -1)
             leaps = others[self._is_leap[others]]
@@ -177,45 +160,25 @@ class RunChoices:
             others = others[others > last_leap[self._part[others]]]
         others = others[::-1][:_MOST_TAKEN_BACK]
         # After taking back none, one, two, ... steps of the others:
-        room = int(options.held[now]) + left + np.cumsum([0, *self._held[others]])
+        room = int(options.held[choice[part]]) + left + np.cumsum([0, *self._held[others]])
         dearer = np.cumsum([0.0, *-self._cost[others]])
-        order = np.argsort(options.held[1:], kind="stable") + 1
-        cost = options.cost[order]
-        least = np.minimum.accumulate(cost)
-        fitting = np.searchsorted(options.held[order], room, side="right") - 1
-        total = dearer + least[fitting]
+        # Options of a layer take ever more bytes.
+        fitting = np.searchsorted(options.held[1:], room, side="right")
+        total = dearer + np.minimum.accumulate(options.cost[1:])[fitting - 1]
         taken_back = int(np.argmin(total))
-        option = int(order[np.argmax(cost == least[fitting[taken_back]])])
-        change = float(total[taken_back]) - float(options.cost[now])
-        kept = np.setdiff1d(steps, others[:taken_back], assume_unique=True)
-        return _Found(found.cost + change, found.window, kept, part, option)
-
-    def _choice(self, found: _Found) -> list[int]:
-        window = found.window
-        choice = [0] * len(self._parts)
-        for number in range(window.first, window.stop):
-            choice[number] = int(self._start[number])
-        # A later step of a part overwrites an earlier one.
-        for step in found.steps:
-            choice[int(self._part[step])] = int(self._option[step])
-        if found.option:
-            choice[found.part] = found.option
-        choice[-1] = int(window.has_output)
-        return choice
-
-
-def _ranges(number: int) -> list[tuple[int, int, bool]]:
-    """List windows: first layer on the GPU, end, and whether the head is on the GPU."""
-    firsts = range(number)
-    windows = [(first, stop, False) for first in firsts for stop in range(first + 1, number + 1)]
-    return [*windows, *((first, number, True) for first in range(number + 1))]
+        change = float(total[taken_back]) - float(options.cost[choice[part]])
+        back = others[:taken_back]
+        choice[self._part[back]] = self._before[back]
+        choice[part] = 1 + np.argmin(options.cost[1 : 1 + fitting[taken_back]])
+        return found[0] + change, choice
 
 
 def _prepare(problem: PlacementProblem) -> Callable[[int], PlacementPlan]:
     choices = Choices(problem)
     runs, path = RunChoices(choices), greedy_path(choices)
-    everything_s = token_s(problem, choices.plan(SOLVER.name, 0, choices.everything))
-    nothing = (choices.cost_of_nothing, choices.nothing)
+    everything = [len(part.held) - 1 for part in choices.parts]
+    everything_s = token_s(problem, choices.plan(SOLVER.name, 0, everything))
+    nothing = (sum(float(part.cost[0]) for part in choices.parts), choices.nothing)
 
     def plan(budget_bytes: int) -> PlacementPlan:
         capacity = choices.capacity(budget_bytes)
@@ -233,7 +196,7 @@ def _prepare(problem: PlacementProblem) -> Callable[[int], PlacementPlan]:
         found = choices.plan(SOLVER.name, budget_bytes, chosen)
         most_s = (1 + MEMORY_WORTH) * token_s(problem, found)
         if budget_bytes >= problem.sizes.full_bytes and everything_s <= most_s:
-            return choices.plan(SOLVER.name, budget_bytes, choices.everything)
+            return choices.plan(SOLVER.name, budget_bytes, everything)
         return found
 
     return plan

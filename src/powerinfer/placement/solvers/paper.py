@@ -36,15 +36,11 @@ def least_neurons(problem: PlacementProblem, number: int) -> int | None:
         The least number of neurons that may be on the GPU; None where the GPU is no faster.
     """
     layer, cost = problem.sizes.layers[number], problem.cost
-    host = layer.host_reads
-    asked = problem.sizes.asked_share
-    gpu_s = (
-        asked * layer.idle_bytes / cost.gpu.read_bytes_per_s
-        + layer.active_bytes / cost.gpu.gather_bytes_per_s
-    )
-    cpu_s = (
-        asked * host.idle_bytes / cost.cpu.read_bytes_per_s
-        + host.active_bytes / cost.cpu.gather_bytes_per_s
+    asked_share = problem.sizes.num_used / problem.sizes.num_experts
+    gpu_s, cpu_s = (
+        asked_share * reads.idle_bytes / speed.read_bytes_per_s
+        + reads.active_bytes / speed.gather_bytes_per_s
+        for reads, speed in ((layer, cost.gpu), (layer.host_reads, cost.cpu))
     )
     if gpu_s >= cpu_s:
         return None
@@ -55,9 +51,13 @@ def least_neurons(problem: PlacementProblem, number: int) -> int | None:
 
 def _prepare(problem: PlacementProblem) -> Callable[[int], PlacementPlan]:
     choices = Choices(problem)
-    dense = Path.walk(choices.parts, np.zeros(len(choices.parts), np.int64), *dense_steps(choices))
+    dense = choices.path(dense_steps(choices))
     allowed = [_allowed_options(choices, number) for number in range(len(choices.layers))]
-    groups = [_neuron_groups(choices, number, options) for number, options in enumerate(allowed)]
+    # Bytes of neurons, and negated activations that they cover.
+    groups = [
+        PartOptions(layer.num_hot[options] * sizes.neuron_bytes, -layer.expected[options])
+        for layer, sizes, options in zip(choices.layers, problem.sizes.layers, allowed, strict=True)
+    ]
     path = hull_path(groups)
 
     def plan(budget_bytes: int) -> PlacementPlan:
@@ -86,17 +86,10 @@ def _allowed_options(choices: Choices, number: int) -> _Ids:
     return np.asarray(options[(num_hot == 0) | (num_hot >= least)])
 
 
-def _neuron_groups(choices: Choices, number: int, options: _Ids) -> PartOptions:
-    """Return the bytes of the neurons of these options and their covered activations, negated."""
-    layer = choices.layers[number]
-    neuron_bytes = choices.problem.sizes.layers[number].neuron_bytes
-    return PartOptions(layer.num_hot[options] * neuron_bytes, -layer.expected[options])
-
-
 def _most_activations(groups: Sequence[PartOptions], path: Path, capacity: int) -> list[int]:
     """Find the options of least cost that fit: HiGHS on those that may be part of an optimum."""
     steps = path.last_within(capacity)
-    known = path.choice(steps)
+    known, known_cost = path.choice(steps), float(path.cost[steps])
     if steps == len(path.part):
         return known
     price = (path.cost[steps] - path.cost[steps + 1]) / (path.held[steps + 1] - path.held[steps])
@@ -104,18 +97,17 @@ def _most_activations(groups: Sequence[PartOptions], path: Path, capacity: int) 
     # options worse than the best of their layer by more than `margin` are in no optimum.
     excess = [options.cost + price * options.held for options in groups]
     bound = sum(float(costs.min()) for costs in excess) - price * capacity
-    margin = float(path.cost[steps]) - bound + 1e-9 * abs(bound)
+    margin = known_cost - bound + 1e-9 * abs(bound)
     kept = [np.flatnonzero(costs <= costs.min() + margin) for costs in excess]
-    found = _solve(groups, kept, capacity)
-    return known if found is None or _cost(groups, found) > _cost(groups, known) else found
+    chosen = _solve(groups, kept, capacity) or known
+    pairs = list(zip(groups, chosen, strict=True))
+    fits = sum(int(part.held[option]) for part, option in pairs) <= capacity
+    cost = sum(float(part.cost[option]) for part, option in pairs)
+    return chosen if fits and cost <= known_cost else known
 
 
-def _solve(
-    groups: Sequence[PartOptions],
-    kept: Sequence[_Ids],
-    capacity: int,
-) -> list[int] | None:
-    """Choose one of the kept options per layer; None if the solver found none that fit."""
+def _solve(groups: Sequence[PartOptions], kept: Sequence[_Ids], capacity: int) -> list[int]:
+    """Choose one of the kept options per layer; none if the solver found nothing."""
     held = np.concatenate([part.held[ids] for part, ids in zip(groups, kept, strict=True)])
     cost = np.concatenate([part.cost[ids] for part, ids in zip(groups, kept, strict=True)])
     unit = max(1, math.gcd(*(int(value) for value in np.unique(held))))
@@ -134,15 +126,9 @@ def _solve(
         options=_OPTIONS,
     )
     if solved.x is None:
-        return None
+        return []
     parts = np.split(solved.x, np.cumsum(counts)[:-1])
-    found = [int(ids[np.argmax(part)]) for ids, part in zip(kept, parts, strict=True)]
-    taken = sum(int(part.held[option]) for part, option in zip(groups, found, strict=True))
-    return found if taken <= capacity else None
-
-
-def _cost(groups: Sequence[PartOptions], chosen: Sequence[int]) -> float:
-    return sum(float(part.cost[option]) for part, option in zip(groups, chosen, strict=True))
+    return [int(ids[np.argmax(part)]) for ids, part in zip(kept, parts, strict=True)]
 
 
 SOLVER = Solver("paper", "the paper's integer program: most activations on the GPU", _prepare)
