@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from placement_cases import smallest
 from powerinfer.errors import PlacementError
 from powerinfer.placement.gpu_index import is_our_index, read_gpu_index, write_gpu_index
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
@@ -34,15 +35,12 @@ def check(path: Path, data: bytes) -> None:
     path.write_bytes(data)
     is_our_index(path)
     try:
-        found = read_gpu_index(
-            path, num_layers=len(HOT), num_neurons=NUM_NEURONS, model_identity=IDENTITY
-        )
+        # The plan checks its own invariants.
+        found, _ = read_gpu_index(path, smallest(len(HOT), NUM_NEURONS, IDENTITY))
     except PlacementError as error:
         assert len(str(error)) < 1000
         return
-    assert len(found.hot) == len(HOT)
-    # The plan checks its own invariants.
-    found.plan(IDENTITY, 9, [False] * len(HOT))
+    assert len(found.layers) == len(HOT)
 
 
 @given(

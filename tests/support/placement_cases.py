@@ -75,6 +75,14 @@ def model_shape(
     return PlacementProblem("", sizes, stats, COST, sizes.full_bytes)
 
 
+def smallest(num_layers: int, num_neurons: int, identity: str) -> PlacementProblem:
+    """A model with predictors and hardly any bytes."""
+    layers = (LayerSizes(1, 1, 1, 1, 0, 1),) * num_layers
+    sizes = ModelSizes(layers, num_neurons, 8, output_bytes=1, overhead_bytes=1)
+    stats = ActivationStats(np.zeros((num_layers, num_neurons), np.float32), "none", 0)
+    return PlacementProblem(identity, sizes, stats, COST, GIB)
+
+
 def with_budget(problem: PlacementProblem, budget_bytes: int) -> PlacementProblem:
     """The same problem with another budget."""
     return replace(problem, budget_bytes=budget_bytes)

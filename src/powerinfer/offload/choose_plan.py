@@ -171,7 +171,5 @@ def write_index(problem: PlacementProblem, plan: PlacementPlan, path: Path) -> P
     Raises:
         PlacementError: a file we did not write is in the way, or it cannot be written.
     """
-    pairs = zip(problem.sizes.layers, plan.layers, strict=True)
-    needed = sum(sizes.neuron_bytes * len(layer.hot) for sizes, layer in pairs)
-    gpu_index.write_gpu_index(path, plan, needed)
+    gpu_index.write_gpu_index(path, plan, problem.sizes.part_bytes(plan)["neuron_bytes"])
     return path

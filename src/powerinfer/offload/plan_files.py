@@ -71,7 +71,8 @@ def read_plan(path: Path, problem: PlacementProblem) -> StoredPlan:
             for other predictors.
     """
     if _is_index(path):
-        stored = _read_index(path, problem)
+        plan, warning = gpu_index.read_gpu_index(path, problem)
+        stored = StoredPlan(plan, path, warning)
     else:
         stored = StoredPlan(PLAN.read(path, problem.model_identity), path)
     problem.sizes.check_shape(stored.plan)
@@ -112,25 +113,11 @@ def _is_index(path: Path) -> bool:
         return False  # reading it as a plan reports the problem
 
 
-def _read_index(path: Path, problem: PlacementProblem) -> StoredPlan:
-    index = gpu_index.read_gpu_index(
-        path,
-        num_layers=len(problem.sizes.layers),
-        num_neurons=problem.sizes.num_neurons,
-        model_identity=problem.model_identity,
-    )
-    plan = index.plan(problem.model_identity, problem.budget_bytes, _has_predictor(problem))
-    return StoredPlan(plan, path, index.warning)
-
-
-def _has_predictor(problem: PlacementProblem) -> list[bool]:
-    return [layer.predictor_bytes > 0 for layer in problem.sizes.layers]
-
-
 def _check_predictors(stored: StoredPlan, problem: PlacementProblem) -> None:
     """Check that layers with hot neurons have their predictor on the GPU, if they have one."""
-    pairs = zip(stored.plan.layers, _has_predictor(problem), strict=True)
-    for number, (layer, has_predictor) in enumerate(pairs):
+    pairs = zip(stored.plan.layers, problem.sizes.layers, strict=True)
+    for number, (layer, sizes) in enumerate(pairs):
+        has_predictor = sizes.predictor_bytes > 0
         is_missing = has_predictor and not layer.has_predictor and len(layer.hot)
         if is_missing or (layer.has_predictor and not has_predictor):
             raise PlacementError(

@@ -8,8 +8,7 @@ than ten layers name neurons of the wrong layers: it sorts `activation_10.pt` be
 """
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +16,12 @@ import numpy as np
 from powerinfer.errors import GGUFError, PlacementError
 from powerinfer.gguf import GGUFFile, Tensor, TensorSpec, keys, open_gguf, write_gguf
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
+from powerinfer.placement.problem import PlacementProblem
 from powerinfer.values import IntArray
 
 __all__ = [
     "SOLVER",
     "SUFFIX",
-    "GpuIndex",
     "beside",
     "check_target",
     "is_our_index",
@@ -30,63 +29,21 @@ __all__ = [
     "write_gpu_index",
 ]
 
+SOLVER = "gpu-index"
+"""Solver name of plans from such files."""
+SUFFIX = ".generated.gpuidx"
+"""Suffix of an index, after the name of its model."""
+
 ARCHITECTURE = "generic.gpu_index"
 BLOCK_COUNT = f"{ARCHITECTURE}.block_count"
+# Bytes of GPU memory for neurons: those needed in our files, those available in PowerInfer's.
 VRAM_CAPACITY = "split.vram_capacity"
 IDENTITY = "powerinfer.plan.model_identity"
 VERSION_KEY = "powerinfer.plan.version"
-
-SOLVER = "gpu-index"
-"""Solver name of plans from such files."""
-
 _VERSION = 1
-SUFFIX = ".generated.gpuidx"
-"""Suffix of an index, after the name of its model."""
 _MAGIC = "PWRI"
 # Above this, sorting file names as text differs from sorting them as numbers.
 _MOST_RIGHT_LAYERS = 10
-
-
-@dataclass(frozen=True, slots=True)
-class GpuIndex:
-    """Content of a GPU index.
-
-    Attributes:
-        model_identity: `gguf.model_identity` of its model; None in files of PowerInfer's tool.
-        vram_capacity: bytes of GPU memory for neurons: those needed in our files, those available
-            in PowerInfer's.
-        num_neurons: neurons per layer.
-        hot: i32[k] per layer, ascending ids of the neurons on the GPU.
-        warning: reason not to use it, or None.
-    """
-
-    path: Path
-    model_identity: str | None
-    vram_capacity: int
-    num_neurons: int
-    hot: tuple[IntArray, ...]
-    warning: str | None = None
-
-    def plan(
-        self, model_identity: str, budget_bytes: int, has_predictor: Sequence[bool]
-    ) -> PlacementPlan:
-        """Make the plan that the file describes: everything but cold neurons is on the GPU.
-
-        Args:
-            has_predictor: per layer, whether its neurons are predicted.
-        """
-        layers = (
-            LayerPlacement(has_attention=True, has_predictor=predicted, hot=ids)
-            for predicted, ids in zip(has_predictor, self.hot, strict=True)
-        )
-        return PlacementPlan(
-            model_identity=model_identity,
-            solver=SOLVER,
-            budget_bytes=budget_bytes,
-            num_neurons=self.num_neurons,
-            has_output=True,
-            layers=tuple(layers),
-        )
 
 
 def beside(model_path: Path) -> Path:
@@ -102,21 +59,43 @@ def is_our_index(path: Path) -> bool:
         return False
 
 
-def read_gpu_index(
-    path: Path, *, num_layers: int, num_neurons: int, model_identity: str
-) -> GpuIndex:
-    """Read an index for a model.
+def read_gpu_index(path: Path, problem: PlacementProblem) -> tuple[PlacementPlan, str | None]:
+    """Read an index as a plan with everything but cold neurons on the GPU.
+
+    Returns:
+        The plan for the problem's budget, and a reason not to use it, or None.
 
     Raises:
         PlacementError: it is damaged, or made for a model of another identity or size.
     """
+    sizes = problem.sizes
     try:
         if path.is_dir():
             raise PlacementError(f"{path}: is a folder; name a .gpuidx file")
         file = open_gguf(path)
-        return _read(file, path, num_layers, num_neurons, model_identity)
+        is_ours = _check_made_for(file, problem.model_identity)
+        hot = _hot_neurons(file, len(sizes.layers), sizes.num_neurons)
     except (GGUFError, OSError) as error:
         raise PlacementError(f"cannot read the GPU index: {error}") from None
+    layers = (
+        LayerPlacement(has_attention=True, has_predictor=layer.predictor_bytes > 0, hot=ids)
+        for layer, ids in zip(sizes.layers, hot, strict=True)
+    )
+    plan = PlacementPlan(
+        model_identity=problem.model_identity,
+        solver=SOLVER,
+        budget_bytes=problem.budget_bytes,
+        num_neurons=sizes.num_neurons,
+        has_output=True,
+        layers=tuple(layers),
+    )
+    if is_ours or len(hot) <= _MOST_RIGHT_LAYERS:
+        return plan, None
+    return plan, (
+        f"{path}: PowerInfer's tool made this GPU index, which for models of more than "
+        f"{_MOST_RIGHT_LAYERS} layers takes neurons from the statistics of other layers, from "
+        "layer 2 on: `powerinfer plan` makes a better one"
+    )
 
 
 def write_gpu_index(path: Path, plan: PlacementPlan, vram_capacity: int) -> None:
@@ -162,52 +141,44 @@ def _tensors(plan: PlacementPlan) -> Iterator[TensorSpec]:
         yield f"blk.{number}.gpu_bucket", hot.shape, "i32", hot.view(np.uint8)
 
 
-def _read(
-    file: GGUFFile, path: Path, num_layers: int, num_neurons: int, model_identity: str
-) -> GpuIndex:
+def _check_made_for(file: GGUFFile, model_identity: str) -> bool:
+    """Check that a file is an index that may be of this model; return whether we wrote it."""
     if file.magic != _MAGIC or file.get_str(keys.ARCHITECTURE) != ARCHITECTURE:
         raise PlacementError(
-            f"{path}: is not a GPU index: it needs the magic {_MAGIC} and the architecture "
+            f"{file.path}: is not a GPU index: it needs the magic {_MAGIC} and the architecture "
             f"{ARCHITECTURE}"
         )
-    identity = _identity(file)
-    if identity is not None and identity != model_identity:
-        raise PlacementError(
-            f"{path}: this GPU index was made for another model (identity {identity[:12]:.12}..., "
-            f"this one's is {model_identity[:12]}...): run `powerinfer plan` for this one"
-        )
-    tensors = list(file.tensors.values())
-    # The block count in the metadata is unreliable: PowerInfer counts statistics files there.
-    if len(tensors) != 2 * num_layers:
-        raise PlacementError(
-            f"{path}: has {len(tensors)} tensors, needs two for each of the model's {num_layers} "
-            "layers; it was made for another model: run `powerinfer plan` for this one"
-        )
-    hot = tuple(
-        _hot(path, number, tensors[2 * number], tensors[2 * number + 1], num_neurons)
-        for number in range(num_layers)
-    )
-    return GpuIndex(
-        path=path,
-        model_identity=identity,
-        vram_capacity=file.get_int(VRAM_CAPACITY),
-        num_neurons=num_neurons,
-        hot=hot,
-        warning=_warning(path, num_layers) if identity is None else None,
-    )
-
-
-def _identity(file: GGUFFile) -> str | None:
-    """Return the model's identity; None in files of PowerInfer's tool."""
+    file.get_int(VRAM_CAPACITY)
     if IDENTITY not in file.metadata:
-        return None
+        return False
     version = file.get_int(VERSION_KEY)
     if version != _VERSION:
         raise PlacementError(
             f"{file.path}: is a GPU index of version {version}, this program reads version "
             f"{_VERSION}: run `powerinfer plan` again"
         )
-    return file.get_str(IDENTITY)
+    identity = file.get_str(IDENTITY)
+    if identity != model_identity:
+        raise PlacementError(
+            f"{file.path}: this GPU index was made for another model (identity "
+            f"{identity[:12]:.12}..., this one's is {model_identity[:12]}...): run `powerinfer "
+            "plan` for this one"
+        )
+    return True
+
+
+def _hot_neurons(file: GGUFFile, num_layers: int, num_neurons: int) -> list[IntArray]:
+    """Return the ids of the neurons on the GPU, ascending, of each layer."""
+    tensors = list(file.tensors.values())
+    # The block count in the metadata is unreliable: PowerInfer counts statistics files there.
+    if len(tensors) != 2 * num_layers:
+        raise PlacementError(
+            f"{file.path}: has {len(tensors)} tensors, needs two for each of the model's "
+            f"{num_layers} layers; it was made for another model: run `powerinfer plan` for this "
+            "one"
+        )
+    pairs = zip(tensors[::2], tensors[1::2], strict=True)
+    return [_hot(file.path, number, *pair, num_neurons) for number, pair in enumerate(pairs)]
 
 
 def _hot(path: Path, number: int, mask: Tensor, bucket: Tensor, num_neurons: int) -> IntArray:
@@ -231,13 +202,3 @@ def _hot(path: Path, number: int, mask: Tensor, bucket: Tensor, num_neurons: int
             "that gpu_idx marks; the file is damaged: run `powerinfer plan` again"
         )
     return np.array(ids, np.int32)
-
-
-def _warning(path: Path, num_layers: int) -> str | None:
-    if num_layers <= _MOST_RIGHT_LAYERS:
-        return None
-    return (
-        f"{path}: PowerInfer's tool made this GPU index, which for models of more than "
-        f"{_MOST_RIGHT_LAYERS} layers takes neurons from the statistics of other layers, from "
-        "layer 2 on: `powerinfer plan` makes a better one"
-    )

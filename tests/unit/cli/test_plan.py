@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from command_line import assert_error, invoke, run_json
-from placement_cases import SOLVERS
+from placement_cases import SOLVERS, smallest
 from powerinfer.calibration.files import is_packaged
 from powerinfer.gguf import keys, model_identity, open_gguf, write_gguf
 from powerinfer.offload import device_speeds
@@ -123,12 +123,8 @@ def test_what_is_written_is_read_and_explained(bamboo: Path, tmp_path: Path) -> 
     assert explained["layers"] == made["layers"]
     assert explained["source"] == f"named: {plan}"
     assert explained["paths"] == []
-    hot = read_gpu_index(
-        index,
-        num_layers=2,
-        num_neurons=made["num_neurons"],
-        model_identity=made["model"],
-    ).hot
+    found, _ = read_gpu_index(index, smallest(2, made["num_neurons"], made["model"]))
+    hot = [layer.hot for layer in found.layers]
     assert [len(ids) for ids in hot] == [layer["hot_neurons"] for layer in made["layers"]]
     # An index says nothing of attention: all of it is on the GPU.
     shown = run_json("plan", "-m", model, "--vram-budget", "1MB", "--gpu-index", index)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from placement_cases import smallest
 from powerinfer.errors import PlacementError
 from powerinfer.gguf import TensorSpec, open_gguf, write_gguf
 from powerinfer.placement.gpu_index import (
-    GpuIndex,
     beside,
     is_our_index,
     read_gpu_index,
@@ -28,10 +28,8 @@ def _plan(hot: list[list[int]], num_neurons: int, identity: str = IDENTITY) -> P
     return PlacementPlan(identity, "latency", 1 << 30, num_neurons, True, layers)
 
 
-def _read(path: Path, num_layers: int, num_neurons: int) -> GpuIndex:
-    return read_gpu_index(
-        path, num_layers=num_layers, num_neurons=num_neurons, model_identity=IDENTITY
-    )
+def _read(path: Path, num_layers: int, num_neurons: int) -> tuple[PlacementPlan, str | None]:
+    return read_gpu_index(path, smallest(num_layers, num_neurons, IDENTITY))
 
 
 def _foreign(path: Path, hot: list[list[int]], num_neurons: int, **changes: Any) -> Path:
@@ -72,13 +70,12 @@ def test_what_was_written_is_read(
     path = tmp_path_factory.mktemp("index") / "m.gguf.generated.gpuidx"
     num_neurons, hot = layers
     write_gpu_index(path, _plan(hot, num_neurons), capacity)
-    found = _read(path, len(hot), num_neurons)
-    assert [list(ids) for ids in found.hot] == hot
-    assert found.vram_capacity == capacity
-    assert found.model_identity == IDENTITY
-    assert found.warning is None
-    again = found.plan(IDENTITY, 1 << 30, [True] * len(hot))
+    again, warning = _read(path, len(hot), num_neurons)
+    assert warning is None
+    assert open_gguf(path).get_int("split.vram_capacity") == capacity
     assert [list(layer.hot) for layer in again.layers] == hot
+    assert all(layer.has_attention and layer.has_predictor for layer in again.layers)
+    assert (again.model_identity, again.budget_bytes, again.has_output) == (IDENTITY, 1 << 30, True)
 
 
 def test_the_file_is_one_that_powerinfer_reads(tmp_path: Path) -> None:
@@ -114,16 +111,16 @@ def test_the_file_is_one_that_powerinfer_reads(tmp_path: Path) -> None:
 
 def test_foreign_files(tmp_path: Path) -> None:
     few = _foreign(tmp_path / "few", [[1, 2]] * 10, 4)
-    found = _read(few, 10, 4)
-    assert found.model_identity is None
-    assert found.vram_capacity == 12345
-    assert found.warning is None
-    many = _read(_foreign(tmp_path / "many", [[1, 2]] * 11, 4), 11, 4)
-    assert many.warning is not None
-    assert "from layer 2 on" in many.warning
+    found, warning = _read(few, 10, 4)
+    assert [layer.hot.tolist() for layer in found.layers] == [[1, 2]] * 10
+    assert warning is None
+    _, warning = _read(_foreign(tmp_path / "many", [[1, 2]] * 11, 4), 11, 4)
+    assert warning is not None
+    assert "from layer 2 on" in warning
     # PowerInfer counts files of statistics there, and does not read it.
     strange = {"generic.gpu_index.block_count": np.uint32(99)}
-    assert len(_read(_foreign(tmp_path / "s", [[1]], 4, metadata=strange), 1, 4).hot) == 1
+    found, _ = _read(_foreign(tmp_path / "s", [[1]], 4, metadata=strange), 1, 4)
+    assert found.layers[0].hot.tolist() == [1]
 
 
 def test_foreign_files_are_not_overwritten(tmp_path: Path) -> None:
@@ -147,7 +144,7 @@ def test_our_files_are_overwritten(tmp_path: Path) -> None:
     with pytest.raises(PlacementError, match="was made for another model"):
         _read(path, 1, 4)
     write_gpu_index(path, _plan([[2]], 4), 1)
-    assert _read(path, 1, 4).hot[0].tolist() == [2]
+    assert _read(path, 1, 4)[0].layers[0].hot.tolist() == [2]
     assert [item.name for item in tmp_path.iterdir()] == ["m"]
     with pytest.raises(PlacementError, match="cannot write the GPU index"):
         write_gpu_index(tmp_path / "none" / "m", _plan([[2]], 4), 1)
