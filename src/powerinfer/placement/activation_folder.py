@@ -5,7 +5,7 @@ those of other layers from layer 2 on; here they are sorted as numbers.
 
 torch reads the files with `weights_only`, so nothing in them is executed. But it allocates what a
 pickle requests: ``bytearray(1 << 40)``, or a storage that is larger than the file. Hence
-`declared_bytes` reads a pickle first, without executing it.
+`_declared_bytes` reads a pickle first, without executing it.
 """
 
 import io
@@ -27,14 +27,12 @@ from powerinfer.errors import PlacementError
 from powerinfer.placement.activation_record import (
     ACTIVATION,
     ActivationProfile,
-    ActivationRecord,
     record_path,
 )
 from powerinfer.placement.problem import ActivationStats
 
 __all__ = [
     "FOLDER",
-    "declared_bytes",
     "find_activation_folder",
     "has_counts",
     "read_activation_file",
@@ -57,23 +55,18 @@ _ARCHIVE_MAGIC = b"PK\x03\x04"
 _ITEM_BYTES = 8
 # Magic number, protocol, system, tensor, names of storages; the numbers follow.
 _PICKLES_OF_OLDER = 5
-_DTYPES = (
-    *("float64", "float32", "float16", "bfloat16", "bool"),
-    *("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8"),
-)
 # Bytes per number of the storage classes that `torch.save` names; the untyped one counts bytes.
+_BYTES_OF_STORAGES = {
+    8: ("Double", "Long"),
+    4: ("Float", "Int"),
+    2: ("Half", "BFloat16", "Short"),
+    1: ("Char", "Byte", "Bool", "Untyped"),
+}
 _STORAGES = {
-    "DoubleStorage": 8,
-    "FloatStorage": 4,
-    "HalfStorage": 2,
-    "BFloat16Storage": 2,
-    "LongStorage": 8,
-    "IntStorage": 4,
-    "ShortStorage": 2,
-    "CharStorage": 1,
-    "ByteStorage": 1,
-    "BoolStorage": 1,
-    "UntypedStorage": 1,
+    f"{module} {kind}Storage": size
+    for size, kinds in _BYTES_OF_STORAGES.items()
+    for kind in kinds
+    for module in ("torch", "torch.storage")
 }
 _FUNCTIONS = {
     "collections OrderedDict",
@@ -164,55 +157,42 @@ def read_profile(folder: Path, *, num_layers: int, num_neurons: int) -> Activati
         )
     counts = _all_counts(folder, num_layers, num_neurons)
     for number, layer in enumerate(counts):
-        _check_fits(folder / f"activation_{number}.pt", layer, record, number)
+        is_whole = bool((layer == np.floor(layer)).all())
+        if not is_whole or layer.max() > record.num_tokens or layer.sum() != record.fired[number]:
+            raise PlacementError(
+                f"{folder / f'activation_{number}.pt'}: counts contradict activation.json in the "
+                "same folder; run `powerinfer profile` again, or restore both from the same place"
+            )
     return ActivationProfile(record, counts.astype(np.int64))
 
 
-def _check_fits(
-    path: Path, counts: npt.NDArray[np.float64], record: ActivationRecord, number: int
-) -> None:
-    is_whole = bool((counts == np.floor(counts)).all())
-    if not is_whole or counts.max() > record.num_tokens or counts.sum() != record.fired[number]:
-        raise PlacementError(
-            f"{path}: counts contradict activation.json in the same folder; run `powerinfer "
-            "profile` again, or restore both from the same place"
-        )
-
-
 def _all_counts(folder: Path, num_layers: int, num_neurons: int) -> npt.NDArray[np.float64]:
-    return np.stack([_counts(path, num_neurons) for path in _sorted_files(folder, num_layers)])
-
-
-def _sorted_files(folder: Path, num_layers: int) -> list[Path]:
+    """Read the counts of all layers, f64[num_layers, num_neurons]."""
     try:
         matches = [_FILE.fullmatch(path.name) for path in folder.iterdir()]
     except OSError as error:
         raise PlacementError(
             f"{folder}: cannot list the folder: {error.strerror or error}"
         ) from None
-    numbers = {int(match[1]) for match in matches if match}
-    missing = sorted(set(range(num_layers)) - numbers)
-    extra = sorted(numbers - set(range(num_layers)))
-    if missing or extra:
-        problem = (
-            f"activation_{missing[0]}.pt is missing"
-            if missing
-            else (f"there is an activation_{extra[0]}.pt")
-        )
+    # Of the numbers that files and layers do not share, the first missing one comes first.
+    odd = {int(match[1]) for match in matches if match} ^ set(range(num_layers))
+    if odd:
+        first = min(odd)
+        problem = f"activation_{first}.pt is missing"
+        if first >= num_layers:
+            problem = f"there is an activation_{first}.pt"
         raise PlacementError(
             f"{folder}: the model has {num_layers} layers, one file each, but {problem}; "
             "restore the model's own files, or remove the folder"
         )
-    return [folder / f"activation_{number}.pt" for number in range(num_layers)]
-
-
-def _counts(path: Path, num_neurons: int) -> npt.NDArray[np.float64]:
-    counts = read_activation_file(path, num_neurons)
-    if not np.isfinite(counts).all() or counts.min() < 0:
-        raise PlacementError(
-            f"{path}: counts are negative or not finite; restore the file, or remove the folder"
-        )
-    return counts
+    paths = [folder / f"activation_{number}.pt" for number in range(num_layers)]
+    layers = [read_activation_file(path, num_neurons) for path in paths]
+    for path, counts in zip(paths, layers, strict=True):
+        if not np.isfinite(counts).all() or counts.min() < 0:
+            raise PlacementError(
+                f"{path}: counts are negative or not finite; restore the file, or remove the folder"
+            )
+    return np.stack(layers)
 
 
 def read_activation_file(path: Path, length: int) -> npt.NDArray[np.float64]:
@@ -265,13 +245,12 @@ def _numbers(data: bytes, length: int) -> npt.NDArray[np.float64]:
         tensor: object = torch.load(stream, map_location="cpu", weights_only=True)
     if not is_archive and stream.tell() != len(data):
         raise _RefusedError("it has data after its tensor")
-    if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
+    if not isinstance(tensor, torch.Tensor):
         raise _RefusedError(f"it holds something else ({type(tensor).__name__:.60})")
     if tuple(tensor.shape) != (length,):
         dims = " x ".join(map(str, tensor.shape[:8]))
         raise _RefusedError(f"its tensor's shape is {dims or 'a single number'}")
-    if tensor.is_meta or str(tensor.dtype).removeprefix("torch.") not in _DTYPES:
-        raise _RefusedError(f"its numbers have an unsupported type ({tensor.dtype})")
+    # torch enlarges a storage that is too small for the shape.
     if tensor.untyped_storage().nbytes() != num_stored:
         raise _RefusedError("its tensor names a storage of another size than the file has")
     values: npt.NDArray[np.float64] = tensor.detach().to(torch.float64).numpy().copy()
@@ -283,7 +262,7 @@ def _stored_bytes_of_older(data: bytes, length: int) -> int:
     if len(data) > _ITEM_BYTES * length + _MOST_OVERHEAD:
         raise _RefusedError(f"it is not an archive, and too large for {length} numbers")
     stream = io.BytesIO(data)
-    declared = [declared_bytes(stream, is_older=True) for _ in range(_PICKLES_OF_OLDER)]
+    declared = [_declared_bytes(stream, ["NONE", "TUPLE"]) for _ in range(_PICKLES_OF_OLDER)]
     sizes = [size for size in declared if size is not None]
     if len(sizes) != 1 or sizes[0] > len(data):
         raise _RefusedError("it names a storage that is not in the file")
@@ -310,62 +289,37 @@ def _stored_bytes(data: bytes) -> int:
             f"the archive has more than {_MOST_OVERHEAD >> 10} KiB besides its numbers"
         )
     # torch takes the size from the pickle, and would read beyond the end.
-    if declared_bytes(io.BytesIO(archive.read(pickles[0]))) != storages[0]:
+    if _declared_bytes(io.BytesIO(archive.read(pickles[0])), ["TUPLE"]) != storages[0]:
         raise _RefusedError("its tensor names a storage of another size than the archive has")
     return storages[0]
 
 
-def declared_bytes(stream: IO[bytes], *, is_older: bool = False) -> int | None:
+def _declared_bytes(stream: IO[bytes], end: list[str]) -> int | None:
     """Return the size in bytes of the storage that a pickle refers to, or None.
+
+    A storage is named by the tuple ("storage", class, key, device, number of items), in the older
+    container with a final None.
 
     Args:
         stream: at the beginning of the pickle; afterwards at its end.
-        is_older: whether the container is that of torch before version 1.6.
+        end: operations between the number of items and the reference to the storage.
 
     Raises:
         pickle.UnpicklingError: it contains operations that `torch.save` of a tensor does not write.
         ValueError: it is damaged.
     """
-    item_bytes: list[int] = []
-    declared: list[int] = []
-    # Names and arguments of the last operations, without those that fill the memo.
-    before: list[tuple[str, object]] = []
-    for operation, argument, _ in pickletools.genops(stream):
-        name = operation.name
-        if name == "GLOBAL":
-            item_bytes += _item_bytes(str(argument))
-        elif name in _REFUSED:
-            raise pickle.UnpicklingError(f"a tensor needs no {name}")
-        elif name == "BINPERSID":
-            declared.append(_num_items(before, is_older=is_older))
-        if name not in _MEMO:
-            before = [*before[-2:], (name, argument)]
-    if len(declared) != len(item_bytes) or len(declared) > 1:
-        raise pickle.UnpicklingError("a tensor has one storage")
-    return declared[0] * item_bytes[0] if declared else None
-
-
-def _item_bytes(name: str) -> list[int]:
-    """Return the bytes per number of a storage class; nothing for a function."""
-    if name in _FUNCTIONS:
-        return []
-    module, _, cls = name.partition(" ")
-    if module not in ("torch", "torch.storage") or cls not in _STORAGES:
-        raise pickle.UnpicklingError(f"a tensor needs no {name}")
-    return [_STORAGES[cls]]
-
-
-def _num_items(before: list[tuple[str, object]], *, is_older: bool) -> int:
-    """Return the number of items in the tuple that identifies a storage.
-
-    The tuple is ("storage", class, key, device, number), in the older container with a final None.
-    """
-    end = ["NONE", "TUPLE"] if is_older else ["TUPLE"]
-    size = before[-1 - len(end)] if len(before) > len(end) else ("", None)
-    is_tuple = [name for name, _ in before[-len(end) :]] == end
-    if not is_tuple or size[0] not in _INTEGERS:
-        raise pickle.UnpicklingError("a storage without a size")
-    number = size[1]
-    if not isinstance(number, int) or number < 0:
-        raise pickle.UnpicklingError("a storage of no possible size")
-    return number
+    found = [(operation.name, value) for operation, value, _ in pickletools.genops(stream)]
+    found = [(name, value) for name, value in found if name not in _MEMO]
+    names = [name for name, _ in found]
+    used = [str(value) for name, value in found if name == "GLOBAL"]
+    classes = [name for name in used if name in _STORAGES]
+    is_usual = _REFUSED.isdisjoint(names) and _FUNCTIONS.issuperset(set(used) - set(classes))
+    if is_usual and names.count("BINPERSID") == len(classes) <= 1:
+        if not classes:
+            return None
+        place = names.index("BINPERSID")
+        size, *rest = found[max(0, place - 1 - len(end)) : place] or [("", None)]
+        number = size[1] if size[0] in _INTEGERS else None
+        if [name for name, _ in rest] == end and isinstance(number, int) and number >= 0:
+            return number * _STORAGES[classes[0]]
+    raise pickle.UnpicklingError("something else than a tensor")

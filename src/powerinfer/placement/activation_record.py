@@ -22,20 +22,6 @@ __all__ = [
     "record_path",
 ]
 
-_FIELDS = (
-    "version",
-    "model",
-    "activation",
-    "texts",
-    "text",
-    "window",
-    "limit",
-    "tokens",
-    "layers",
-    "neurons",
-    "experts",
-    "fired",
-)
 # More than any model has, so that a few bytes of a file cannot request much memory.
 _MOST_LAYERS = 1 << 12
 _MOST_NEURONS = 1 << 24
@@ -51,8 +37,7 @@ class Counted:
     """Inputs that determine the counts of a profile.
 
     Attributes:
-        model_identity: `gguf.model_identity` of the model.
-        activation: activation of its FFNs, as text.
+        activation: that of the model's FFNs, as text.
         text_identity: hash of the texts in their order.
         window: tokens per window of attention.
         limit: maximum number of tokens; None for all.
@@ -70,9 +55,7 @@ class ActivationRecord:
     """Origin of the counts of a folder.
 
     Attributes:
-        counted: inputs that determine them.
-        texts: names of the texts.
-        num_tokens: number of tokens counted.
+        texts: their names.
         num_neurons: neurons per layer, in all experts.
         num_experts: experts per layer; 1 for an FFN without a router.
         fired: sum of the counts of each layer.
@@ -133,7 +116,10 @@ def _encode(record: ActivationRecord) -> Mapping[str, object]:
 
 
 def _decode(top: Field) -> ActivationRecord:
-    fields = top.exactly(*_FIELDS)
+    fields = top.exactly(
+        *("version", "model", "activation", "texts", "text", "window", "limit"),
+        *("tokens", "layers", "neurons", "experts", "fired"),
+    )
     limit = fields["limit"]
     num_tokens = fields["tokens"].integer(1, MOST_TOKENS)
     num_neurons = fields["neurons"].integer(1, _MOST_NEURONS)

@@ -18,17 +18,6 @@ from powerinfer.values import IntArray
 
 __all__ = ["PLAN", "LayerPlacement", "PlacementPlan"]
 
-_FIELDS = (
-    "version",
-    "model",
-    "solver",
-    "budget_bytes",
-    "num_neurons",
-    "has_output",
-    "predicted_s",
-    "layers",
-)
-_LAYER_FIELDS = ("attention", "predictor", "hot")
 # More than any model has, so that a few bytes of a file cannot request much memory.
 _MOST_LAYERS = 1 << 12
 _MOST_NEURONS = 1 << 24
@@ -70,9 +59,8 @@ class PlacementPlan:
 
     Attributes:
         model_identity: `gguf.model_identity` of the model; empty for a model without a file.
-        solver: name of its solver.
         budget_bytes: GPU memory that it was made for.
-        num_neurons: neurons per layer.
+        num_neurons: number of them per layer.
         has_output: the output head and its norm are on the GPU.
         predicted_s: seconds per decode step by the cost model, or None.
 
@@ -128,7 +116,10 @@ def _encode(plan: PlacementPlan) -> Mapping[str, object]:
 
 
 def _decode(top: Field) -> PlacementPlan:
-    fields = top.exactly(*_FIELDS)
+    fields = top.exactly(
+        *("version", "model", "solver", "budget_bytes", "num_neurons", "has_output"),
+        *("predicted_s", "layers"),
+    )
     num_neurons = fields["num_neurons"].integer(1, _MOST_NEURONS)
     identity, solver = (fields[name].text(_LONGEST_TEXT) for name in ("model", "solver"))
     budget_bytes = fields["budget_bytes"].integer(0, _MOST_BYTES)
@@ -144,7 +135,7 @@ def _decode(top: Field) -> PlacementPlan:
 
 
 def _layer(field: Field, num_neurons: int) -> LayerPlacement:
-    fields = field.exactly(*_LAYER_FIELDS)
+    fields = field.exactly("attention", "predictor", "hot")
     return LayerPlacement(
         has_attention=fields["attention"].boolean(),
         has_predictor=fields["predictor"].boolean(),
