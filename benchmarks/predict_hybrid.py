@@ -20,7 +20,7 @@ from powerinfer.ops.gpu.formats import device_bytes
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed
 from powerinfer.placement.plan import PlacementPlan
 from powerinfer.placement.problem import ActivationStats, LayerSizes, ModelSizes, PlacementProblem
-from powerinfer.placement.solver import get_solver
+from powerinfer.placement.solvers import get_solver
 from powerinfer.placement.solvers._choices import Choices, PartOptions, hull_path
 from powerinfer.placement.step_time import num_runs, step_s
 from powerinfer.values import FloatArray

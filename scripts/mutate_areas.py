@@ -71,7 +71,7 @@ AREAS = {
             "placement/cost_model.py",
             "placement/step_time.py",
             "placement/plan.py",
-            "placement/solver.py",
+            "placement/solvers/__init__.py",
         ],
         [
             "unit/placement/test_cost_model.py",

@@ -18,7 +18,7 @@ import numpy as np
 
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 from powerinfer.placement.problem import ModelSizes, PlacementProblem
-from powerinfer.placement.solver import get_solver
+from powerinfer.placement.solvers import get_solver
 
 __all__ = ["SIDES", "Side", "plan_of"]
 

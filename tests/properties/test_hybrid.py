@@ -32,7 +32,7 @@ from powerinfer.ops.protocol import KVType
 from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed
 from powerinfer.placement.problem import ActivationStats, PlacementProblem
-from powerinfer.placement.solver import get_solver
+from powerinfer.placement.solvers import get_solver
 from powerinfer.values import FloatArray
 from tolerances import assert_close
 

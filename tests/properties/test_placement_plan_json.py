@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from placement_cases import model_shape, plans
 from powerinfer.errors import PlacementError
 from powerinfer.placement.plan import PLAN, LayerPlacement, PlacementPlan
-from powerinfer.placement.solver import get_solver
+from powerinfer.placement.solvers import get_solver
 
 
 def _assert_same(ours: PlacementPlan, theirs: PlacementPlan) -> None:

@@ -15,7 +15,7 @@ from powerinfer.offload.choose_plan import without_neurons
 from powerinfer.placement.cost_model import CostModel, DeviceSpeed
 from powerinfer.placement.plan import PLAN, LayerPlacement, PlacementPlan
 from powerinfer.placement.problem import ActivationStats, LayerSizes, ModelSizes, PlacementProblem
-from powerinfer.placement.solver import get_solver, sweep
+from powerinfer.placement.solvers import get_solver, sweep
 from powerinfer.placement.solvers._choices import GROUP, Choices, PartOptions, grouped_order
 from powerinfer.placement.solvers.latency import RunChoices
 from powerinfer.placement.step_time import MEMORY_WORTH, num_runs, step_s, token_s

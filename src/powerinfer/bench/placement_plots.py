@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from powerinfer.bench.figures import BLUE, GRAY, GREEN, ORANGE, Drawing, draw_all, frame_layers
 from powerinfer.errors import PlacementError
 from powerinfer.placement.plan import PlacementPlan
-from powerinfer.placement.solver import BudgetPoint
+from powerinfer.placement.solvers import BudgetPoint
 from powerinfer.store.memory import format_bytes
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from powerinfer.options.options import EngineOptions
 from powerinfer.placement import gpu_index
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 from powerinfer.placement.problem import PlacementProblem
-from powerinfer.placement.solver import BudgetPoint, get_solver, sweep
+from powerinfer.placement.solvers import BudgetPoint, get_solver, sweep
 from powerinfer.placement.step_time import step_s
 from powerinfer.store.memory import format_bytes
 

@@ -23,7 +23,7 @@ from powerinfer.ops.protocol import KVType
 from powerinfer.options.options import EngineOptions
 from powerinfer.options.vram_budget import MARGIN_BYTES
 from powerinfer.placement.problem import PlacementProblem
-from powerinfer.placement.solver import get_solver
+from powerinfer.placement.solvers import get_solver
 from powerinfer.store.memory import available_memory_bytes, format_bytes
 from powerinfer.tokenizer import Tokenizer
 

@@ -12,7 +12,7 @@ from powerinfer.bench import calibration_plots, placement_plots
 from powerinfer.bench.figures import Drawing, draw_all
 from powerinfer.errors import CalibrationError, PlacementError
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
-from powerinfer.placement.solver import BudgetPoint
+from powerinfer.placement.solvers import BudgetPoint
 from powerinfer.predictors import LayerChoice
 from powerinfer.predictors.calibration import Calibration, CurvePoint, Dial, LayerCalibration
 

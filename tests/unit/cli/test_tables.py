@@ -20,7 +20,7 @@ from powerinfer.cli.report.tables import print_paragraph, print_table
 from powerinfer.offload import devices
 from powerinfer.ops.cpu.prefetch_settings import PlainReadSettings
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
-from powerinfer.placement.solver import BudgetPoint
+from powerinfer.placement.solvers import BudgetPoint
 from powerinfer.predictors import LayerChoice
 from powerinfer.predictors.calibration import (
     DEFAULT_DIAL,

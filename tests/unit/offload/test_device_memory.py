@@ -37,7 +37,7 @@ from powerinfer.ops.hybrid.ops import HybridSettings
 from powerinfer.ops.protocol import KVType
 from powerinfer.placement.plan import PlacementPlan
 from powerinfer.placement.problem import ActivationStats, ModelSizes, PlacementProblem
-from powerinfer.placement.solver import get_solver
+from powerinfer.placement.solvers import get_solver
 from powerinfer.values import Activation, ActivationKind
 from simulated_memory import MIB, CachingAllocator, watched
 

@@ -10,7 +10,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 from placement_cases import SOLVERS, model_shape, with_budget
 from powerinfer.ops.hybrid.runs import Group, LayerRun, layer_runs, token_groups
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
-from powerinfer.placement.solver import get_solver
+from powerinfer.placement.solvers import get_solver
 from powerinfer.values import Batch
 
 NONE = np.zeros(0, np.int32)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from placement_cases import SOLVERS, model_shape, with_budget
 from powerinfer.errors import PlacementError
 from powerinfer.placement.problem import ActivationStats, PlacementProblem, asked_frequency
-from powerinfer.placement.solver import get_solver
+from powerinfer.placement.solvers import get_solver
 from powerinfer.placement.solvers._choices import GROUP, grouped_order
 from powerinfer.placement.step_time import hot_neurons, step_s
 

@@ -17,7 +17,7 @@ from powerinfer.placement.problem import (
     ModelSizes,
     PlacementProblem,
 )
-from powerinfer.placement.solver import Solver, get_solver, sweep
+from powerinfer.placement.solvers import Solver, get_solver, sweep
 from powerinfer.placement.solvers._choices import Choices, PartOptions, Path, hull, hull_path
 from powerinfer.placement.solvers.greedy import greedy_path
 from powerinfer.placement.solvers.paper import least_neurons

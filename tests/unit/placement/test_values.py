@@ -19,7 +19,7 @@ from powerinfer.placement.problem import (
     ModelSizes,
     PlacementProblem,
 )
-from powerinfer.placement.solver import get_solver, sweep
+from powerinfer.placement.solvers import get_solver, sweep
 from powerinfer.placement.step_time import layer_s, step_s
 
 LAYER = LayerSizes(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from powerinfer.offload.choose_plan import ChosenPlan
     from powerinfer.offload.problem import PlacementTask
     from powerinfer.options.llm_options import LLMOptions
-    from powerinfer.placement.solver import BudgetPoint
+    from powerinfer.placement.solvers import BudgetPoint
 
 __all__ = ["COMMAND"]
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from powerinfer.offload.weight_formats import WeightFormat
     from powerinfer.placement.plan import PlacementPlan
     from powerinfer.placement.problem import PlacementProblem
-    from powerinfer.placement.solver import BudgetPoint
+    from powerinfer.placement.solvers import BudgetPoint
 
 __all__ = [
     "placement_json",

@@ -10,7 +10,7 @@ import numpy as np
 
 from powerinfer.placement.plan import PlacementPlan
 from powerinfer.placement.problem import PlacementProblem
-from powerinfer.placement.solver import Solver
+from powerinfer.placement.solvers import Solver
 from powerinfer.placement.solvers._choices import Choices, Path
 
 __all__ = ["SOLVER", "dense_steps", "greedy_path"]

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from powerinfer.placement.plan import PlacementPlan
 from powerinfer.placement.problem import PlacementProblem
-from powerinfer.placement.solver import Solver
+from powerinfer.placement.solvers import Solver
 from powerinfer.placement.solvers._choices import Choices, PartOptions, hull_path
 from powerinfer.placement.solvers.greedy import greedy_path
 from powerinfer.placement.step_time import MEMORY_WORTH, token_s

@@ -16,7 +16,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from powerinfer.placement.plan import PlacementPlan
 from powerinfer.placement.problem import PlacementProblem
-from powerinfer.placement.solver import Solver
+from powerinfer.placement.solvers import Solver
 from powerinfer.placement.solvers._choices import Choices, PartOptions, Path, hull_path
 from powerinfer.placement.solvers.greedy import dense_steps
 
