@@ -15,7 +15,7 @@ from powerinfer.placement import gpu_index
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.solvers import BudgetPoint, get_solver, sweep
-from powerinfer.placement.step_time import step_s
+from powerinfer.placement.step_time import step_s, timed_plan
 from powerinfer.store.memory import format_bytes
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "index_beside",
     "solve_plan",
     "without_neurons",
-    "write_index",
 ]
 
 DEFAULT_SOLVER = "latency"
@@ -80,8 +79,8 @@ def _faster(problem: PlacementProblem, chosen: ChosenPlan) -> ChosenPlan:
     """
     plan = chosen.plan
     nowhere = LayerPlacement(has_attention=False, has_predictor=False, hot=np.empty(0, np.int32))
-    nothing = replace(plan, has_output=False, layers=(nowhere,) * len(plan.layers))
-    nothing = replace(nothing, predicted_s=step_s(problem, nothing))
+    layers = [nowhere] * len(plan.layers)
+    nothing = timed_plan(problem, plan.solver, plan.budget_bytes, layers, has_output=False)
     if step_s(problem, plan) < step_s(problem, nothing):
         return chosen
     return ChosenPlan(nothing, "the CPU alone is predicted to be faster")
@@ -132,15 +131,8 @@ def without_neurons(problem: PlacementProblem) -> PlacementPlan:
         # change of device costs time.
         left = left - needed if fits else -1
         layers.append(LayerPlacement(has_attention=fits, has_predictor=False, hot=nothing))
-    plan = PlacementPlan(
-        model_identity=problem.model_identity,
-        solver="none",
-        budget_bytes=problem.budget_bytes,
-        num_neurons=sizes.num_neurons,
-        has_output=sizes.output_bytes <= left,
-        layers=tuple(layers),
-    )
-    return replace(plan, predicted_s=step_s(problem, plan))
+    has_output = sizes.output_bytes <= left
+    return timed_plan(problem, "none", problem.budget_bytes, layers, has_output=has_output)
 
 
 def budget_ladder(task: PlacementTask, solver_name: str | None) -> list[BudgetPoint]:
@@ -163,13 +155,3 @@ def index_beside(plan_path: Path) -> Path:
     for suffix in (".plan.json", ".json"):
         name = name.removesuffix(suffix)
     return gpu_index.beside(plan_path.with_name(name))
-
-
-def write_index(problem: PlacementProblem, plan: PlacementPlan, path: Path) -> Path:
-    """Write PowerInfer's index for a plan and return its path.
-
-    Raises:
-        PlacementError: a file we did not write is in the way, or it cannot be written.
-    """
-    gpu_index.write_gpu_index(path, plan, problem.sizes.part_bytes(plan)["neuron_bytes"])
-    return path

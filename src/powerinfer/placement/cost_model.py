@@ -17,21 +17,25 @@ __all__ = ["CostModel", "DeviceSpeed", "GPUSpeed"]
 _Float = npt.NDArray[np.float64]
 
 
-def _check_positive(value: object, allowed_zero: tuple[str, ...]) -> None:
-    for field in fields(value):  # type: ignore[arg-type]
-        number = getattr(value, field.name)
-        if not isinstance(number, int | float):
-            continue
-        is_good = number >= 0 if field.name in allowed_zero else number > 0
-        if not (math.isfinite(number) and is_good):
-            raise PlacementError(
-                f"{field.name} of a cost model is {number}; it must be finite and "
-                + ("not negative" if field.name in allowed_zero else "greater than 0")
-            )
+@dataclass(frozen=True, slots=True)
+class _Speeds:
+    """Numbers of which speeds are positive, and times at least 0, or PlacementError."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            number = getattr(self, field.name)
+            if not isinstance(number, int | float):
+                continue
+            is_speed = field.name.endswith("_per_s")
+            if not math.isfinite(number) or number < 0 or (is_speed and not number):
+                raise PlacementError(
+                    f"{field.name} of a cost model is {number}; it must be finite and "
+                    + ("greater than 0" if is_speed else "not negative")
+                )
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceSpeed:
+class DeviceSpeed(_Speeds):
     """Speed of a device at reading weights while it computes with them.
 
     Attributes:
@@ -39,17 +43,11 @@ class DeviceSpeed:
         gather_bytes_per_s: speed for the rows of scattered neurons.
         launch_s: time of each part of a layer (attention, predictor, neurons) and of the output
             head besides reading: its kernels in a recorded graph, or waking the CPU's team.
-
-    Raises:
-        PlacementError: a speed is not positive, or a time negative.
     """
 
     read_bytes_per_s: float
     gather_bytes_per_s: float
     launch_s: float
-
-    def __post_init__(self) -> None:
-        _check_positive(self, ("launch_s",))
 
     def part_s(self, read_bytes: float) -> float:
         """Return the seconds of a contiguous part; 0 for an absent one."""
@@ -65,11 +63,10 @@ class DeviceSpeed:
 
 
 @dataclass(frozen=True, slots=True)
-class CostModel:
+class CostModel(_Speeds):
     """Both devices and the link between them.
 
     Attributes:
-        gpu: measured, or from a data sheet.
         cpu: measured with the threads that decode.
         handoff_s: from the input of a block on the GPU to its sum with the CPU's result there,
             without any computing of neurons.
@@ -77,9 +74,6 @@ class CostModel:
             decode step copies next to nothing.
         run_s: overhead of each run of consecutive layers on the GPU: copying the stream in,
             launching the recorded graph and waiting for it, copying the stream out.
-
-    Raises:
-        PlacementError: a speed is not positive, or a time negative.
     """
 
     gpu: DeviceSpeed
@@ -88,25 +82,15 @@ class CostModel:
     transfer_bytes_per_s: float
     run_s: float = 0.0
 
-    def __post_init__(self) -> None:
-        _check_positive(self, ("handoff_s", "run_s"))
-
 
 @dataclass(frozen=True, slots=True)
-class GPUSpeed:
-    """A GPU and its link to the CPU: what is measured of it, see `CostModel`.
-
-    Raises:
-        PlacementError: a speed is not positive, or a time negative.
-    """
+class GPUSpeed(_Speeds):
+    """A GPU and its link to the CPU: what is measured of it, see `CostModel`."""
 
     gpu: DeviceSpeed
     handoff_s: float
     transfer_bytes_per_s: float
     run_s: float
-
-    def __post_init__(self) -> None:
-        _check_positive(self, ("handoff_s", "run_s"))
 
     def beside(self, cpu: DeviceSpeed) -> CostModel:
         """Complete the model with the speed of a CPU."""

@@ -11,14 +11,15 @@ Paper: "Offline neuron placement" (arXiv 2312.12456).
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.placement.plan import PlacementPlan
+from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 from powerinfer.placement.problem import LayerSizes, PlacementProblem
 from powerinfer.values import IntArray
 
@@ -33,6 +34,7 @@ __all__ = [
     "rounded_s",
     "run_s",
     "step_s",
+    "timed_plan",
     "token_s",
 ]
 
@@ -174,6 +176,26 @@ def output_s(problem: PlacementProblem, *, on_gpu: bool) -> float:
 def run_s(problem: PlacementProblem) -> float:
     """Return the fixed seconds of one run of layers on the GPU, in multiples of 2^-44."""
     return float(rounded_s(problem.cost.run_s))
+
+
+def timed_plan(
+    problem: PlacementProblem,
+    solver: str,
+    budget_bytes: int,
+    layers: Sequence[LayerPlacement],
+    *,
+    has_output: bool,
+) -> PlacementPlan:
+    """Make a plan of a problem with its predicted time."""
+    plan = PlacementPlan(
+        model_identity=problem.model_identity,
+        solver=solver,
+        budget_bytes=budget_bytes,
+        num_neurons=problem.sizes.num_neurons,
+        has_output=has_output,
+        layers=tuple(layers),
+    )
+    return replace(plan, predicted_s=step_s(problem, plan))
 
 
 def num_runs(plan: PlacementPlan) -> int:

@@ -189,8 +189,9 @@ def _write(
     A file that was asked for and cannot be written is an error. Otherwise (no output was named,
     `writes_index` is None) it is left out with a warning.
     """
-    from powerinfer.offload.choose_plan import index_beside, write_index
+    from powerinfer.offload.choose_plan import index_beside
     from powerinfer.offload.plan_files import save_plan, write_plan
+    from powerinfer.placement.gpu_index import write_gpu_index
 
     if output is not None:
         written = [write_plan(output, chosen.plan)]
@@ -206,7 +207,9 @@ def _write(
         return written
     try:
         index = index_beside(written[0])
-        written.append(write_index(task.problem, chosen.plan, index))
+        neuron_bytes = task.problem.sizes.part_bytes(chosen.plan)["neuron_bytes"]
+        write_gpu_index(index, chosen.plan, neuron_bytes)
+        written.append(index)
     except PlacementError as error:
         if writes_index:
             raise

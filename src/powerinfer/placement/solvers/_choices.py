@@ -6,7 +6,7 @@ not depend on the budget, so more memory only reaches further along them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -20,7 +20,7 @@ from powerinfer.placement.step_time import (
     output_s,
     rounded_s,
     run_s,
-    step_s,
+    timed_plan,
 )
 from powerinfer.values import IntArray
 
@@ -132,7 +132,12 @@ class Choices:
         head = [output_s(problem, on_gpu=on_gpu) for on_gpu in (False, True)]
         held = np.array([0, sizes.output_bytes], np.int64)
         timed = (*(layer.timed for layer in self.layers), PartOptions(held, np.array(head)))
-        self.byte_s = _worth_of_a_byte(timed)
+        # Seconds that a byte on the GPU is worth, the same for every budget. All bytes together are
+        # worth `MEMORY_WORTH` of the least cost, so no plan chosen for its bytes costs more than
+        # that share above the best.
+        most_bytes = sum(int(part.held.max()) for part in timed)
+        least_s = sum(float(part.cost.min()) for part in timed)
+        self.byte_s = MEMORY_WORTH * least_s / most_bytes if most_bytes else 0.0
         self.parts = tuple(
             PartOptions(part.held, np.subtract(part.cost, rounded_s(part.held * self.byte_s)))
             for part in timed
@@ -155,26 +160,8 @@ class Choices:
     def plan(self, solver: str, budget_bytes: int, choice: Sequence[int]) -> PlacementPlan:
         """Turn a choice into a plan with its predicted time."""
         pairs = zip(self.layers, choice[:-1], strict=True)
-        plan = PlacementPlan(
-            model_identity=self.problem.model_identity,
-            solver=solver,
-            budget_bytes=budget_bytes,
-            num_neurons=self.problem.sizes.num_neurons,
-            has_output=choice[-1] == 1,
-            layers=tuple(layer.placement(option) for layer, option in pairs),
-        )
-        return replace(plan, predicted_s=step_s(self.problem, plan))
-
-
-def _worth_of_a_byte(parts: Sequence[PartOptions]) -> float:
-    """Return the seconds that a byte on the GPU is worth, the same for every budget.
-
-    All bytes together are worth `MEMORY_WORTH` of the least cost, so no plan chosen for its bytes
-    costs more than that share above the best.
-    """
-    most_bytes = sum(int(part.held.max()) for part in parts)
-    least_s = sum(float(part.cost.min()) for part in parts)
-    return MEMORY_WORTH * least_s / most_bytes if most_bytes else 0.0
+        layers = [layer.placement(option) for layer, option in pairs]
+        return timed_plan(self.problem, solver, budget_bytes, layers, has_output=choice[-1] == 1)
 
 
 def grouped_order(
