@@ -40,17 +40,16 @@ class LayerPlacement:
     has_predictor: bool
     hot: IntArray
 
-    def check(self, num_neurons: int) -> None:
-        """Raise PlacementError if an invariant is broken."""
+    def problem(self, num_neurons: int) -> str | None:
+        """Name an invariant that is broken, or return None."""
         hot = self.hot
         if len(hot) and (hot[0] < 0 or hot[-1] >= num_neurons or (np.diff(hot) <= 0).any()):
-            raise PlacementError(
-                f"ids of hot neurons must ascend strictly within [0, {num_neurons})"
-            )
+            return f"ids of hot neurons must ascend strictly within [0, {num_neurons})"
         if len(hot) and not self.has_attention:
-            raise PlacementError("a layer whose attention is on the CPU has hot neurons")
+            return "a layer whose attention is on the CPU has hot neurons"
         if self.has_predictor and not self.has_attention:
-            raise PlacementError("a layer whose attention is on the CPU has its predictor apart")
+            return "a layer whose attention is on the CPU has its predictor apart"
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +77,9 @@ class PlacementPlan:
 
     def __post_init__(self) -> None:
         for number, layer in enumerate(self.layers):
-            try:
-                layer.check(self.num_neurons)
-            except PlacementError as error:
-                raise PlacementError(f"layer {number} of the plan: {error}") from None
+            problem = layer.problem(self.num_neurons)
+            if problem is not None:
+                raise PlacementError(f"layer {number} of the plan: {problem}")
 
     @property
     def has_anything(self) -> bool:
@@ -125,22 +123,17 @@ def _decode(top: Field) -> PlacementPlan:
     budget_bytes = fields["budget_bytes"].integer(0, _MOST_BYTES)
     has_output = fields["has_output"].boolean()
     predicted_s = fields["predicted_s"].number_or_null(0)
-    layers = tuple(_layer(layer, num_neurons) for layer in fields["layers"].items(_MOST_LAYERS))
+    layers = []
+    for item in fields["layers"].items(_MOST_LAYERS):
+        layer = item.exactly("attention", "predictor", "hot")
+        flags = layer["attention"].boolean(), layer["predictor"].boolean()
+        layers.append(LayerPlacement(*flags, layer["hot"].bits(num_neurons, what="neurons")))
     try:
         return PlacementPlan(
-            identity, solver, budget_bytes, num_neurons, has_output, layers, predicted_s
+            identity, solver, budget_bytes, num_neurons, has_output, tuple(layers), predicted_s
         )
     except PlacementError as error:
         top.refuse(str(error))
-
-
-def _layer(field: Field, num_neurons: int) -> LayerPlacement:
-    fields = field.exactly("attention", "predictor", "hot")
-    return LayerPlacement(
-        has_attention=fields["attention"].boolean(),
-        has_predictor=fields["predictor"].boolean(),
-        hot=fields["hot"].bits(num_neurons, what="neurons"),
-    )
 
 
 def _bits_of(ids: IntArray, count: int) -> str:

@@ -132,8 +132,6 @@ class ModelSizes:
             )
         for number, layer in enumerate(self.layers):
             _check(f"layer {number}", layer)
-            if layer.host is not None:
-                _check(f"layer {number} on the CPU", layer.host)
         _check("the model", self)
         if not 1 <= self.num_used <= self.num_experts or self.num_neurons % self.num_experts:
             raise PlacementError(
@@ -144,21 +142,14 @@ class ModelSizes:
     @property
     def full_bytes(self) -> int:
         """GPU memory of the whole model, overhead included."""
-        layers = sum(
-            layer.attention_bytes
-            + layer.kv_bytes
-            + layer.predictor_bytes
-            + layer.neuron_bytes * (0 if layer.is_handed else self.num_neurons)
-            for layer in self.layers
-        )
-        return self.overhead_bytes + self.output_bytes + layers
+        total = self.overhead_bytes + self.output_bytes
+        for layer in self.layers:
+            total += layer.attention_bytes + layer.kv_bytes + layer.predictor_bytes
+            total += 0 if layer.is_handed else layer.neuron_bytes * self.num_neurons
+        return total
 
     def part_bytes(self, plan: PlacementPlan) -> dict[str, int]:
-        """Return the GPU memory of each part of a plan, by the name of its size.
-
-        Raises:
-            PlacementError: the plan is of a model of another shape.
-        """
+        """Return the GPU memory of each part of a plan, which must fit, by its size's name."""
         self.check_shape(plan)
         sums: Counter[str] = Counter()
         for layer, placed in zip(self.layers, plan.layers, strict=True):
@@ -168,11 +159,7 @@ class ModelSizes:
         return dict(sums)
 
     def placed_bytes(self, plan: PlacementPlan) -> int:
-        """Return the GPU memory of a plan, overhead included; 0 for an empty plan.
-
-        Raises:
-            PlacementError: the plan is of a model of another shape.
-        """
+        """Return the GPU memory of a plan, overhead included; 0 for an empty plan."""
         return sum(self.part_bytes(plan).values())
 
     def check_shape(self, plan: PlacementPlan) -> None:
@@ -187,7 +174,9 @@ class ModelSizes:
 def _check(name: str, sizes: LayerSizes | HostReads | ModelSizes) -> None:
     for field in fields(sizes):
         value = getattr(sizes, field.name)
-        if isinstance(value, int) and value < 0:
+        if isinstance(value, HostReads):
+            _check(f"{name} on the CPU", value)
+        elif isinstance(value, int) and value < 0:
             raise PlacementError(f"{field.name} of {name} is {value}, sizes are not negative")
 
 

@@ -167,10 +167,9 @@ def hot_neurons(problem: PlacementProblem, plan: PlacementPlan, number: int) -> 
 def output_s(problem: PlacementProblem, *, on_gpu: bool) -> float:
     """Predict the seconds of the output head and its norm, in multiples of 2^-44."""
     sizes, cost = problem.sizes, problem.cost
-    if on_gpu:
-        return float(rounded_s(cost.gpu.part_s(sizes.output_bytes)))
-    head = sizes.output_bytes if sizes.host_output_bytes is None else sizes.host_output_bytes
-    return float(rounded_s(cost.cpu.part_s(head)))
+    host_bytes = sizes.output_bytes if sizes.host_output_bytes is None else sizes.host_output_bytes
+    seconds = cost.gpu.part_s(sizes.output_bytes) if on_gpu else cost.cpu.part_s(host_bytes)
+    return float(rounded_s(seconds))
 
 
 def run_s(problem: PlacementProblem) -> float:
@@ -187,13 +186,9 @@ def timed_plan(
     has_output: bool,
 ) -> PlacementPlan:
     """Make a plan of a problem with its predicted time."""
+    identity, num_neurons = problem.model_identity, problem.sizes.num_neurons
     plan = PlacementPlan(
-        model_identity=problem.model_identity,
-        solver=solver,
-        budget_bytes=budget_bytes,
-        num_neurons=problem.sizes.num_neurons,
-        has_output=has_output,
-        layers=tuple(layers),
+        identity, solver, budget_bytes, num_neurons, has_output, layers=tuple(layers)
     )
     return replace(plan, predicted_s=step_s(problem, plan))
 
@@ -236,11 +231,7 @@ def prompt_s(problem: PlacementProblem, plan: PlacementPlan) -> float:
 
 
 def token_s(problem: PlacementProblem, plan: PlacementPlan) -> float:
-    """Return the cost of a plan: a decode step and the prompt tokens per decoded token.
-
-    Raises:
-        PlacementError: the plan is of a model of another shape.
-    """
+    """Return the cost of a plan: a decode step and the prompt tokens per decoded token."""
     return step_s(problem, plan) + problem.prompt_tokens * prompt_s(problem, plan)
 
 

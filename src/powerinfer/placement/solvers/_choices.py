@@ -169,15 +169,9 @@ def grouped_order(
 ) -> IntArray:
     """Order neurons, i32[num_neurons], such that groups of `size` never span two experts.
 
-    Neurons of an expert are grouped by falling frequency, and groups are ordered by their total
-    frequency. The last group of an expert may be smaller; such groups come last, so that every full
-    one begins at a multiple of `size`.
-
-    Args:
-        order: i32[num_neurons], neurons by falling frequency.
-        frequency: f64[num_neurons].
-        num_experts: experts of the layer; 1 without a router.
-        size: neurons per group.
+    Neurons of an expert are grouped by falling frequency, which is their `order`, and groups are
+    ordered by their total frequency. The last group of an expert may be smaller; such groups come
+    last, so that every full one begins at a multiple of `size`.
     """
     if num_experts == 1:
         return order
