@@ -150,10 +150,9 @@ def _workspace_bytes(model: Model, assumed: SizeAssumptions) -> int:
 
 def _chunk_bytes(ops: Backend, ffn: SomeFFN) -> int:
     """Size of one of the two buffers that stream cold neurons."""
-    neuron = _device_neuron(ops, ffn)
     biases = _F32 * sum(part is not None and part.bias is not None for part in (ffn.gate, ffn.up))
     num_neurons = ops.matrix_shape(ffn.up.matrix)[0]
-    rows = neuron.deciding + neuron.rest - biases
+    rows = sum(_device_neuron(ops, ffn)) - biases
     num_slots = chunk_neurons(rows, num_neurons, CHUNK_BYTES)
     return num_slots * (rows + biases) + _SLOT_ARRAYS * ALIGNMENT
 
@@ -186,9 +185,9 @@ def _layer(model: Model, number: int, layer: LayerWeights, assumed: SizeAssumpti
     vectors = (*layer.attention_vectors, down.bias)
     per_position = kv_bytes_per_position(config, assumed.kv_type) // config.num_layers
     num_attended = config.attention[number].num_attended(assumed.seq_len)
-    device, host = _device_neuron(ops, layer.ffn), _host_neuron(ops, layer.ffn)
-    device_reads = _reads(model.layer_kinds[number], device)
-    host_reads = _reads(model.layer_kinds[number], host)
+    device, kind = _device_neuron(ops, layer.ffn), model.layer_kinds[number]
+    device_idle, device_active = _reads(kind, *device)
+    host_idle, host_active = _reads(kind, *_host_neuron(ops, layer.ffn))
     predictor = layer.ffn.predictor
     # The GPU has no kernel for the hidden layers of per-expert predictors: such blocks stay on the
     # CPU.
@@ -201,9 +200,9 @@ def _layer(model: Model, number: int, layer: LayerWeights, assumed: SizeAssumpti
         + _device_shared(gpu, layer.shared_ffn),
         kv_bytes=_kv_bytes(model, assumed),
         predictor_bytes=0 if is_handed else gpu.predictor(predictor),
-        neuron_bytes=device.deciding + device.rest + _TABLE_BYTES,
-        idle_bytes=device_reads[0],
-        active_bytes=device_reads[1],
+        neuron_bytes=sum(device) + _TABLE_BYTES,
+        idle_bytes=device_idle,
+        active_bytes=device_active,
         kv_read_bytes=per_position * num_attended,
         host=HostReads(
             attention_bytes=cpu.linears(linears)
@@ -211,8 +210,8 @@ def _layer(model: Model, number: int, layer: LayerWeights, assumed: SizeAssumpti
             + cpu.vectors(vectors)
             + _host_shared(cpu, layer.shared_ffn),
             predictor_bytes=cpu.predictor(predictor),
-            idle_bytes=host_reads[0],
-            active_bytes=host_reads[1],
+            idle_bytes=host_idle,
+            active_bytes=host_active,
             down_bytes=0 if layer.ffn.is_down_transposed else ops.matrix_bytes(down.matrix),
         ),
         is_handed=is_handed,
@@ -223,8 +222,8 @@ def _device_shared(gpu: _Memory, shared: SomeFFN | None) -> int:
     """Size of a shared expert, whose neurons are all placed with the attention."""
     if shared is None:
         return 0
-    neuron, num_neurons = _device_neuron(gpu.ops, shared), gpu.ops.matrix_shape(shared.up.matrix)[0]
-    rows = num_neurons * (neuron.deciding + neuron.rest)
+    num_neurons = gpu.ops.matrix_shape(shared.up.matrix)[0]
+    rows = num_neurons * sum(_device_neuron(gpu.ops, shared))
     tables = 2 * aligned(_TABLE_BYTES * num_neurons) + _SLOT_ARRAYS * (ALIGNMENT - 1)
     return rows + tables + gpu.vectors([shared.down.bias])
 
@@ -247,44 +246,32 @@ def _table_bytes(ops: Backend, ffn: SomeFFN, assumed: SizeAssumptions) -> int:
     return num_tables * table + _SLOT_ARRAYS * (ALIGNMENT - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Neuron:
-    """Bytes of one neuron: the row that decides whether it fires, and the other rows."""
-
-    deciding: int
-    rest: int
-
-
-def _reads(kind: str, neuron: _Neuron) -> tuple[int, int]:
+def _reads(kind: str, deciding: int, rest: int) -> tuple[int, int]:
+    """Return the bytes of a neuron that are always read, and those read if it fires."""
     if kind == "off":
-        return neuron.deciding + neuron.rest, 0
-    if kind == "exact":
-        return neuron.deciding, neuron.rest
-    return 0, neuron.deciding + neuron.rest
+        return deciding + rest, 0
+    return (deciding, rest) if kind == "exact" else (0, deciding + rest)
 
 
-def _device_neuron(ops: Backend, ffn: SomeFFN) -> _Neuron:
+# Bytes of one neuron: the row that decides whether it fires, and the other rows.
+
+
+def _device_neuron(ops: Backend, ffn: SomeFFN) -> tuple[int, int]:
     """Bytes in the formats of hot neurons on the GPU, where down always has a row per neuron."""
-    rows = [part for part in (ffn.gate, ffn.up) if part is not None]
-    sizes = [_device_row(ops, part) for part in rows]
-    hidden_size = ops.matrix_shape(ffn.up.matrix)[1]
-    down = _down_format(ops, ffn)
-    return _Neuron(sizes[0], sum(sizes[1:]) + device_bytes(down, 1, hidden_size))
+    sizes = [_device_row(ops, part) for part in (ffn.gate, ffn.up) if part is not None]
+    down = ops.matrix_format(ffn.down.matrix)
+    # Down stored by columns is transposed.
+    down = down if ffn.is_down_transposed else transposed_format(down)
+    return sizes[0], sum(sizes[1:]) + device_bytes(down, 1, ops.matrix_shape(ffn.up.matrix)[1])
 
 
-def _down_format(ops: Backend, ffn: SomeFFN) -> str:
-    """Format of down on the GPU, where down stored by columns is transposed."""
-    name = ops.matrix_format(ffn.down.matrix)
-    return name if ffn.is_down_transposed else transposed_format(name)
-
-
-def _host_neuron(ops: Backend, ffn: SomeFFN) -> _Neuron:
+def _host_neuron(ops: Backend, ffn: SomeFFN) -> tuple[int, int]:
     """Bytes in the file's formats, without down if its rows are not neurons."""
     parts = [part for part in (ffn.gate, ffn.up) if part is not None]
     parts += [ffn.down] if ffn.is_down_transposed else []
     num_neurons = ops.matrix_shape(ffn.up.matrix)[0]
     sizes = [ops.matrix_bytes(part.matrix) // num_neurons for part in parts]
-    return _Neuron(sizes[0], sum(sizes[1:]))
+    return sizes[0], sum(sizes[1:])
 
 
 def _device_row(ops: Backend, linear: SomeLinear) -> int:

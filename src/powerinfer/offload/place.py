@@ -72,14 +72,9 @@ class Placement:
         return self.task.problem
 
     @property
-    def predicted_s(self) -> float:
-        """Predicted seconds per decode step."""
-        return step_s(self.problem, self.plan)
-
-    @property
     def predicted_tokens_per_s(self) -> float | None:
         """Predicted tokens/s; None if the GPU's speeds are assumed."""
-        return None if self.task.speeds.is_gpu_assumed else 1 / self.predicted_s
+        return None if self.task.speeds.is_gpu_assumed else 1 / step_s(self.problem, self.plan)
 
     @property
     def gpu_bytes(self) -> int:

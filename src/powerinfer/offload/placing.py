@@ -5,13 +5,13 @@ model is placed again by a smaller plan.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
 import numpy as np
 
-from powerinfer.errors import PlacementError, PowerInferError
+from powerinfer.errors import PowerInferError
 from powerinfer.models.model import Model
 from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
 from powerinfer.ops.backend import SomeFFN, SomeLinear, Vector, as_backend
@@ -36,7 +36,7 @@ def place_model(model: Model, ops: HybridOps) -> Model:
         OutOfDeviceMemoryError: the device has no room; uploaded weights are released.
         NumericsError: a weight exceeds f16, the format that the device would keep it in.
     """
-    _check_sizes(model, ops)
+    ops.plan.check_shape(model.config.num_layers, model.config.num_neurons)
     try:
         with naming_exhaustion("the placed weights", ops.plan.budget_bytes):
             weights = _place_weights(model, ops)
@@ -54,50 +54,31 @@ def count_bytes(model: Model, ops: HybridOps) -> int:
     return arena.used_bytes
 
 
-def _check_sizes(model: Model, ops: HybridOps) -> None:
-    config, plan = model.config, ops.plan
-    if len(plan.layers) != config.num_layers or plan.num_neurons != config.num_neurons:
-        raise PlacementError(
-            f"the plan is for {len(plan.layers)} layers of {plan.num_neurons} neurons, the model "
-            f"has {config.num_layers} of {config.num_neurons}; solve the placement again"
-        )
-
-
 def _place_weights(model: Model, ops: HybridOps) -> ModelWeights:
     """Allocate memory for everything at once, then copy everything into it."""
     arena = Arena.allocate(ops.gpu.device, count_bytes(model, ops), "the placed weights")
-    copied = _copy(model, ops, arena)
+    weights, blocks, shared = _copy(model, ops, arena)
     config = model.config
     ops.blocks.prepare(
         config.num_layers, config.hidden_size, config.num_neurons, config.num_experts
     )
     layers = [
         _add_blocks(number, *parts, ops)
-        for number, parts in enumerate(
-            zip(copied.weights.layers, copied.blocks, copied.shared, strict=True)
-        )
+        for number, parts in enumerate(zip(weights.layers, blocks, shared, strict=True))
     ]
     ops.blocks.finish()
-    return replace(copied.weights, layers=tuple(layers))
+    return replace(weights, layers=tuple(layers))
 
 
-@dataclass(frozen=True, slots=True)
-class _Copied:
-    """Parts of a model on the device.
+def _copy(
+    model: Model, ops: HybridOps, arena: Arena
+) -> tuple[ModelWeights, list[PlacedBlock | HandedBlock | None], list[PlacedBlock | None]]:
+    """Copy everything that the plan names into an arena, or count its bytes.
 
-    Attributes:
-        weights: handles of everything but feed-forward blocks.
-        blocks: one per layer; None if the CPU computes it.
-        shared: the shared expert of each layer; None if there is none or the CPU computes it.
+    Returns:
+        Weights on the device but feed-forward blocks, those blocks by layer, and shared experts by
+        layer; None for a block that the CPU computes.
     """
-
-    weights: ModelWeights
-    blocks: list[PlacedBlock | HandedBlock | None]
-    shared: list[PlacedBlock | None]
-
-
-def _copy(model: Model, ops: HybridOps, arena: Arena) -> _Copied:
-    """Copy everything that the plan names into an arena, or count its bytes."""
     placer, weights = ops.placer(arena), model.weights
     pairs = list(zip(weights.layers, ops.plan.layers, strict=True))
     layers = tuple(_place_layer(layer, plan, placer) for layer, plan in pairs)
@@ -122,7 +103,7 @@ def _copy(model: Model, ops: HybridOps, arena: Arena) -> _Copied:
         if isinstance(block, PlacedBlock) and not block.slots.is_full
     ]
     ops.blocks.place_chunks(split, placer)
-    return _Copied(weights, blocks, shared)
+    return weights, blocks, shared
 
 
 def _place_layer(layer: LayerWeights, plan: LayerPlacement, placer: Placer) -> LayerWeights:

@@ -75,7 +75,7 @@ def read_plan(path: Path, problem: PlacementProblem) -> StoredPlan:
         stored = StoredPlan(plan, path, warning)
     else:
         stored = StoredPlan(PLAN.read(path, problem.model_identity), path)
-    problem.sizes.check_shape(stored.plan)
+    stored.plan.check_shape(len(problem.sizes.layers), problem.sizes.num_neurons)
     _check_predictors(stored, problem)
     return stored
 

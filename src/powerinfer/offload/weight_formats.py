@@ -7,7 +7,7 @@ from powerinfer.models import Model
 from powerinfer.ops.backend import Backend, Matrix
 from powerinfer.ops.gpu.formats import device_bytes, device_format, transposed_format
 
-__all__ = ["WeightFormat", "grown_formats", "weight_formats"]
+__all__ = ["WeightFormat", "weight_formats"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class WeightFormat:
     """All placeable matrices of one format.
 
     Attributes:
-        num_decoded: weights that become F16 on the GPU.
+        num_decoded: weights that become F16 on the GPU and take more memory there.
     """
 
     name: str
@@ -50,11 +50,6 @@ def weight_formats(model: Model) -> tuple[WeightFormat, ...]:
             sums[number] += value
     formats = (WeightFormat(name, *sums) for name, sums in found.items())
     return tuple(sorted(formats, key=lambda each: (-each.file_bytes, each.name)))
-
-
-def grown_formats(formats: tuple[WeightFormat, ...]) -> tuple[WeightFormat, ...]:
-    """Formats of which something becomes F16 on the GPU and takes more memory there."""
-    return tuple(each for each in formats if each.num_decoded)
 
 
 def _matrices(model: Model) -> Iterator[tuple[Matrix, bool]]:

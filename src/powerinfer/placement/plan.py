@@ -81,6 +81,14 @@ class PlacementPlan:
             if problem is not None:
                 raise PlacementError(f"layer {number} of the plan: {problem}")
 
+    def check_shape(self, num_layers: int, num_neurons: int) -> None:
+        """Raise PlacementError if the plan is of a model of another shape."""
+        if (len(self.layers), self.num_neurons) != (num_layers, num_neurons):
+            raise PlacementError(
+                f"the plan is for {len(self.layers)} layers of {self.num_neurons} neurons, the "
+                f"model has {num_layers} of {num_neurons}; make a plan of this model"
+            )
+
     @property
     def has_anything(self) -> bool:
         """True if any part is on the GPU."""

@@ -150,7 +150,7 @@ class ModelSizes:
 
     def part_bytes(self, plan: PlacementPlan) -> dict[str, int]:
         """Return the GPU memory of each part of a plan, which must fit, by its size's name."""
-        self.check_shape(plan)
+        plan.check_shape(len(self.layers), self.num_neurons)
         sums: Counter[str] = Counter()
         for layer, placed in zip(self.layers, plan.layers, strict=True):
             sums.update(layer.part_bytes(placed))
@@ -161,14 +161,6 @@ class ModelSizes:
     def placed_bytes(self, plan: PlacementPlan) -> int:
         """Return the GPU memory of a plan, overhead included; 0 for an empty plan."""
         return sum(self.part_bytes(plan).values())
-
-    def check_shape(self, plan: PlacementPlan) -> None:
-        """Raise PlacementError if a plan has another number of layers or neurons."""
-        if len(plan.layers) != len(self.layers) or plan.num_neurons != self.num_neurons:
-            raise PlacementError(
-                f"the plan is for {len(plan.layers)} layers of {plan.num_neurons} neurons, the "
-                f"model has {len(self.layers)} of {self.num_neurons}; make a plan of this model"
-            )
 
 
 def _check(name: str, sizes: LayerSizes | HostReads | ModelSizes) -> None:

@@ -216,7 +216,7 @@ def step_s(problem: PlacementProblem, plan: PlacementPlan) -> float:
     Raises:
         PlacementError: the plan is of a model of another shape.
     """
-    problem.sizes.check_shape(plan)
+    plan.check_shape(len(problem.sizes.layers), problem.sizes.num_neurons)
     layers = [layer_s(problem, plan, number) for number in range(len(plan.layers))]
     head_s = output_s(problem, on_gpu=plan.has_output)
     return math.fsum([*layers, head_s, num_runs(plan) * run_s(problem)])

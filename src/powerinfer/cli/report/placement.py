@@ -59,10 +59,9 @@ def print_placement(loaded: "LoadedModel") -> None:
 
 def _grown(formats: tuple["WeightFormat", ...]) -> Iterable[str]:
     """One line if weights take more memory on the GPU than in the file."""
-    from powerinfer.offload.weight_formats import grown_formats
     from powerinfer.ops.gpu.formats import device_format
 
-    grown = grown_formats(formats)
+    grown = [each for each in formats if each.num_decoded]
     if not grown:
         return
     sizes = ", ".join(f"{each.name} {each.growth:.1f} times" for each in grown)
