@@ -4,9 +4,8 @@ Plain values: `offload`, which knows the model, fills them in. Solvers keep with
 `step_time` turns the bytes read into seconds.
 """
 
-import math
 from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -109,9 +108,6 @@ class ModelSizes:
         host_output_bytes: bytes the CPU reads for the head; None if equal to output_bytes.
         num_experts: experts per layer; 1 without a router.
         num_used: experts selected for a token.
-
-    Raises:
-        PlacementError: a size is negative, there are no layers or neurons, or experts do not fit.
     """
 
     layers: tuple[LayerSizes, ...]
@@ -123,21 +119,6 @@ class ModelSizes:
     host_output_bytes: int | None = None
     num_experts: int = 1
     num_used: int = 1
-
-    def __post_init__(self) -> None:
-        if not self.layers or self.num_neurons < 1:
-            raise PlacementError(
-                f"a model to place has {len(self.layers)} layers of {self.num_neurons} neurons; "
-                "it needs at least one of both"
-            )
-        for number, layer in enumerate(self.layers):
-            _check(f"layer {number}", layer)
-        _check("the model", self)
-        if not 1 <= self.num_used <= self.num_experts or self.num_neurons % self.num_experts:
-            raise PlacementError(
-                f"{self.num_used} of {self.num_experts} experts cannot share {self.num_neurons} "
-                "neurons"
-            )
 
     @property
     def full_bytes(self) -> int:
@@ -161,15 +142,6 @@ class ModelSizes:
     def placed_bytes(self, plan: PlacementPlan) -> int:
         """Return the GPU memory of a plan, overhead included; 0 for an empty plan."""
         return sum(self.part_bytes(plan).values())
-
-
-def _check(name: str, sizes: LayerSizes | HostReads | ModelSizes) -> None:
-    for field in fields(sizes):
-        value = getattr(sizes, field.name)
-        if isinstance(value, HostReads):
-            _check(f"{name} on the CPU", value)
-        elif isinstance(value, int) and value < 0:
-            raise PlacementError(f"{field.name} of {name} is {value}, sizes are not negative")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -249,7 +221,7 @@ class PlacementProblem:
             once per batch.
 
     Raises:
-        PlacementError: the statistics are of a model of another shape, or the budget is negative.
+        PlacementError: the statistics are of a model of another shape.
     """
 
     model_identity: str
@@ -268,12 +240,6 @@ class PlacementProblem:
                 f"layers of {counted[1]} neurons, the model has {len(sizes.layers)} of "
                 f"{sizes.num_neurons}; give those of this model"
             )
-        if self.budget_bytes < 0:
-            raise PlacementError(f"a memory budget of {self.budget_bytes} bytes is negative")
-        if not (self.prompt_tokens >= 0 and math.isfinite(self.prompt_tokens)):
-            raise PlacementError(f"{self.prompt_tokens} prompt tokens for each decoded one")
-        if self.batch_tokens < 1:
-            raise PlacementError(f"batches of {self.batch_tokens} prompt tokens")
 
     def asked(self, layer: int) -> npt.NDArray[np.float64]:
         """Return how often a token checks each neuron of a layer, f64[num_neurons]."""

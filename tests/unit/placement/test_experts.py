@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from placement_cases import SOLVERS, model_shape, with_budget
-from powerinfer.errors import PlacementError
 from powerinfer.placement.problem import ActivationStats, PlacementProblem, asked_frequency
 from powerinfer.placement.solvers import get_solver
 from powerinfer.placement.solvers._choices import GROUP, grouped_order
@@ -78,13 +77,6 @@ def test_experts_that_are_not_used_cost_no_time() -> None:
     assert step_s(few, plan) < step_s(all_of_them, plan)
     asked = hot_neurons(few, plan, 0).asked_total
     np.testing.assert_allclose(asked, 2048 * 2 / 8, rtol=0.05)
-
-
-@pytest.mark.parametrize(("num_experts", "num_used"), [(3, 1), (4, 5), (4, 0)])
-def test_sizes_refuse_experts_that_cannot_be(num_experts: int, num_used: int) -> None:
-    sizes = model_shape(1, 64, 256, has_predictor=False, is_parallel=False).sizes
-    with pytest.raises(PlacementError, match="experts cannot share 256 neurons"):
-        replace(sizes, num_experts=num_experts, num_used=num_used)
 
 
 def test_predictors_of_experts_that_are_not_used_cost_no_time() -> None:
