@@ -36,7 +36,7 @@ def check(path: Path, data: bytes) -> None:
     is_our_index(path)
     try:
         # The plan checks its own invariants.
-        found, _ = read_gpu_index(path, smallest(len(HOT), NUM_NEURONS, IDENTITY))
+        found = read_gpu_index(path, smallest(len(HOT), NUM_NEURONS, IDENTITY))
     except PlacementError as error:
         assert len(str(error)) < 1000
         return

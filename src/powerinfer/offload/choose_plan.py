@@ -1,6 +1,5 @@
 """Choice of the plan for a model: the named one, the stored one, or a new one."""
 
-import logging
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +27,6 @@ __all__ = [
 ]
 
 DEFAULT_SOLVER = "latency"
-_log = logging.getLogger(__name__)
 
 # Budgets of the ladder, as shares of the whole model's size.
 _LADDER = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -68,7 +66,8 @@ def _stored_or_solved(task: PlacementTask, options: EngineOptions) -> ChosenPlan
     if not options.reset_gpu_index:
         stored = find_plan(task.file, task.problem, solver)
         if stored is not None:
-            return ChosenPlan(stored.plan, f"{stored.plan.solver}, stored in {stored.path.name}")
+            plan, path = stored
+            return ChosenPlan(plan, f"{plan.solver}, stored in {path.name}")
     return solve_plan(task.problem, solver)
 
 
@@ -88,11 +87,8 @@ def _faster(problem: PlacementProblem, chosen: ChosenPlan) -> ChosenPlan:
 
 def _named(task: PlacementTask, path: Path) -> ChosenPlan:
     problem = task.problem
-    stored = read_plan(path, problem)
-    if stored.warning is not None:
-        _log.warning("%s", stored.warning)
     # The current budget counts, not the one the plan was made for.
-    plan = replace(stored.plan, budget_bytes=problem.budget_bytes)
+    plan = replace(read_plan(path, problem), budget_bytes=problem.budget_bytes)
     needed = problem.sizes.placed_bytes(plan)
     if needed > problem.budget_bytes:
         raise PlacementError(

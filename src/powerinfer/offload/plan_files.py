@@ -7,7 +7,6 @@ plan` wrote it; an index of another program only if it is named.
 
 import logging
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from powerinfer.calibration.files import is_packaged
@@ -19,7 +18,7 @@ from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.step_time import num_runs, step_s
 from powerinfer.store.cached_models import remember_model
 
-__all__ = ["StoredPlan", "find_plan", "read_plan", "save_plan", "write_plan"]
+__all__ = ["find_plan", "read_plan", "save_plan", "write_plan"]
 
 _INDEX_MAGICS = (b"PWRI", b"GGUF")
 # Maximum deviation of a stored plan from the one that would be solved now.
@@ -30,17 +29,10 @@ _UNUSED_SHARE = 0.02
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredPlan:
-    """A plan read from a file, and a reason against using it, if any."""
-
-    plan: PlacementPlan
-    path: Path
-    warning: str | None = None
-
-
-def find_plan(file: GGUFFile, problem: PlacementProblem, solver: str) -> StoredPlan | None:
-    """Find a stored plan that solving again would not improve; None if there is none.
+def find_plan(
+    file: GGUFFile, problem: PlacementProblem, solver: str
+) -> tuple[PlacementPlan, Path] | None:
+    """Find a stored plan that solving again would not improve, and its file; None without one.
 
     A plan qualifies if model and solver are the same, its budget is within 1 % of the current one,
     it fits, its GPU layers are one contiguous run, and its predicted speed is within 5 % of that at
@@ -54,16 +46,16 @@ def find_plan(file: GGUFFile, problem: PlacementProblem, solver: str) -> StoredP
         if not os.path.lexists(path) or (path == index and not gpu_index.is_our_index(path)):
             continue
         try:
-            found = read_plan(path, problem)
+            plan = read_plan(path, problem)
         except PlacementError as error:
             _log.warning("%s (solving the placement again)", error)
             continue
-        if _is_as_good(found.plan, problem, solver):
-            return found
+        if _is_as_good(plan, problem, solver):
+            return plan, path
     return None
 
 
-def read_plan(path: Path, problem: PlacementProblem) -> StoredPlan:
+def read_plan(path: Path, problem: PlacementProblem) -> PlacementPlan:
     """Read a plan or a GPU index in PowerInfer's format; the problem's budget is ignored.
 
     Raises:
@@ -71,13 +63,12 @@ def read_plan(path: Path, problem: PlacementProblem) -> StoredPlan:
             for other predictors.
     """
     if _is_index(path):
-        plan, warning = gpu_index.read_gpu_index(path, problem)
-        stored = StoredPlan(plan, path, warning)
+        plan = gpu_index.read_gpu_index(path, problem)
     else:
-        stored = StoredPlan(PLAN.read(path, problem.model_identity), path)
-    stored.plan.check_shape(len(problem.sizes.layers), problem.sizes.num_neurons)
-    _check_predictors(stored, problem)
-    return stored
+        plan = PLAN.read(path, problem.model_identity)
+    plan.check_shape(len(problem.sizes.layers), problem.sizes.num_neurons)
+    _check_predictors(path, plan, problem)
+    return plan
 
 
 def save_plan(file: GGUFFile, plan: PlacementPlan) -> Path:
@@ -113,15 +104,15 @@ def _is_index(path: Path) -> bool:
         return False  # reading it as a plan reports the problem
 
 
-def _check_predictors(stored: StoredPlan, problem: PlacementProblem) -> None:
+def _check_predictors(path: Path, plan: PlacementPlan, problem: PlacementProblem) -> None:
     """Check that layers with hot neurons have their predictor on the GPU, if they have one."""
-    pairs = zip(stored.plan.layers, problem.sizes.layers, strict=True)
+    pairs = zip(plan.layers, problem.sizes.layers, strict=True)
     for number, (layer, sizes) in enumerate(pairs):
         has_predictor = sizes.predictor_bytes > 0
         is_missing = has_predictor and not layer.has_predictor and len(layer.hot)
         if is_missing or (layer.has_predictor and not has_predictor):
             raise PlacementError(
-                f"{stored.path}: this plan was made for other predictors: layer {number} "
+                f"{path}: this plan was made for other predictors: layer {number} "
                 f"{'has' if has_predictor else 'has no'} predictor now; run `powerinfer plan` "
                 "again"
             )

@@ -7,6 +7,7 @@ than ten layers name neurons of the wrong layers: it sorts `activation_10.pt` be
 `activation_2.pt` when it looks up ids.
 """
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,8 @@ _MAGIC = "PWRI"
 # Above this, sorting file names as text differs from sorting them as numbers.
 _MOST_RIGHT_LAYERS = 10
 
+_log = logging.getLogger(__name__)
+
 
 def beside(model_path: Path) -> Path:
     """Return `MODEL.generated.gpuidx`, where PowerInfer looks for it."""
@@ -59,11 +62,10 @@ def is_our_index(path: Path) -> bool:
         return False
 
 
-def read_gpu_index(path: Path, problem: PlacementProblem) -> tuple[PlacementPlan, str | None]:
-    """Read an index as a plan with everything but cold neurons on the GPU.
+def read_gpu_index(path: Path, problem: PlacementProblem) -> PlacementPlan:
+    """Read an index as a plan for the problem's budget: all but cold neurons is on the GPU.
 
-    Returns:
-        The plan for the problem's budget, and a reason not to use it, or None.
+    Of PowerInfer's own files for many layers, it warns.
 
     Raises:
         PlacementError: it is damaged, or made for a model of another identity or size.
@@ -77,24 +79,25 @@ def read_gpu_index(path: Path, problem: PlacementProblem) -> tuple[PlacementPlan
         hot = _hot_neurons(file, len(sizes.layers), sizes.num_neurons)
     except (GGUFError, OSError) as error:
         raise PlacementError(f"cannot read the GPU index: {error}") from None
+    if not is_ours and len(hot) > _MOST_RIGHT_LAYERS:
+        _log.warning(
+            "%s: PowerInfer's tool made this GPU index, which for models of more than %d layers "
+            "takes neurons from the statistics of other layers, from layer 2 on: `powerinfer plan` "
+            "makes a better one",
+            path,
+            _MOST_RIGHT_LAYERS,
+        )
     layers = (
         LayerPlacement(has_attention=True, has_predictor=layer.predictor_bytes > 0, hot=ids)
         for layer, ids in zip(sizes.layers, hot, strict=True)
     )
-    plan = PlacementPlan(
+    return PlacementPlan(
         model_identity=problem.model_identity,
         solver=SOLVER,
         budget_bytes=problem.budget_bytes,
         num_neurons=sizes.num_neurons,
         has_output=True,
         layers=tuple(layers),
-    )
-    if is_ours or len(hot) <= _MOST_RIGHT_LAYERS:
-        return plan, None
-    return plan, (
-        f"{path}: PowerInfer's tool made this GPU index, which for models of more than "
-        f"{_MOST_RIGHT_LAYERS} layers takes neurons from the statistics of other layers, from "
-        "layer 2 on: `powerinfer plan` makes a better one"
     )
 
 

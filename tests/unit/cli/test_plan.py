@@ -123,7 +123,7 @@ def test_what_is_written_is_read_and_explained(bamboo: Path, tmp_path: Path) -> 
     assert explained["layers"] == made["layers"]
     assert explained["source"] == f"named: {plan}"
     assert explained["paths"] == []
-    found, _ = read_gpu_index(index, smallest(2, made["num_neurons"], made["model"]))
+    found = read_gpu_index(index, smallest(2, made["num_neurons"], made["model"]))
     hot = [layer.hot for layer in found.layers]
     assert [len(ids) for ids in hot] == [layer["hot_neurons"] for layer in made["layers"]]
     # An index says nothing of attention: all of it is on the GPU.

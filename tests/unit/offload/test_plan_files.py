@@ -13,7 +13,6 @@ from placement_cases import model_shape, with_budget
 from powerinfer.errors import PlacementError
 from powerinfer.gguf import GGUFFile, model_identity, open_gguf
 from powerinfer.offload.plan_files import (
-    StoredPlan,
     find_plan,
     read_plan,
     save_plan,
@@ -74,14 +73,14 @@ def _of(problem: PlacementProblem, solver: str, count: int) -> PlacementPlan:
     )
 
 
-def _is(found: StoredPlan | None, path: Path, plan: PlacementPlan) -> bool:
+def _is(found: tuple[PlacementPlan, Path] | None, path: Path, plan: PlacementPlan) -> bool:
     return (
         found is not None
-        and found.path == path
-        and found.plan.predicted_s == plan.predicted_s
+        and found[1] == path
+        and found[0].predicted_s == plan.predicted_s
         and all(
             np.array_equal(one.hot, other.hot)
-            for one, other in zip(found.plan.layers, plan.layers, strict=True)
+            for one, other in zip(found[0].layers, plan.layers, strict=True)
         )
     )
 
@@ -211,34 +210,36 @@ def test_a_plan_that_wastes_memory_is_not_used(file: GGUFFile, problem: Placemen
 
 
 def test_an_index_of_ours_is_used_where_there_is_no_plan(
-    file: GGUFFile, problem: PlacementProblem
+    file: GGUFFile, problem: PlacementProblem, caplog: pytest.LogCaptureFixture
 ) -> None:
     plan = _plan(problem)
     index = gpu_index.beside(file.path)
     gpu_index.write_gpu_index(index, plan, 1)
     found = find_plan(file, problem, SOLVER)
     assert found is not None
-    assert found.path == index
-    assert found.warning is None
-    assert len(found.plan.layers[1].hot) == len(plan.layers[1].hot)
-    assert found.plan.has_output
-    assert all(layer.has_predictor for layer in found.plan.layers)
+    assert found[1] == index
+    assert not caplog.records
+    assert len(found[0].layers[1].hot) == len(plan.layers[1].hot)
+    assert found[0].has_output
+    assert all(layer.has_predictor for layer in found[0].layers)
     assert find_plan(file, with_budget(problem, problem.budget_bytes // 2), SOLVER) is None
     path = save_plan(file, plan)
     assert _is(find_plan(file, problem, SOLVER), path, plan)
 
 
 def test_a_foreign_index_is_used_only_where_it_is_named(
-    file: GGUFFile, problem: PlacementProblem, monkeypatch: pytest.MonkeyPatch
+    file: GGUFFile,
+    problem: PlacementProblem,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     index = gpu_index.beside(file.path)
     with monkeypatch.context() as patch:
         patch.setattr(gpu_index, "IDENTITY", "another.key")
         gpu_index.write_gpu_index(index, _plan(problem), 1)
     assert find_plan(file, problem, SOLVER) is None
-    named = read_plan(index, problem)
-    assert named.plan.solver == gpu_index.SOLVER
-    assert named.warning is None
+    assert read_plan(index, problem).solver == gpu_index.SOLVER
+    assert not caplog.records
     deep = replace(
         problem,
         sizes=replace(problem.sizes, layers=problem.sizes.layers * 4),
@@ -307,4 +308,4 @@ def test_only_plans_are_replaced(file: GGUFFile, problem: PlacementProblem, tmp_
     assert file.path.read_bytes() == before
     assert text.read_text() == "{}"
     path = write_plan(tmp_path / "new.json", _plan(problem, "paper"))
-    assert read_plan(write_plan(path, _plan(problem)), problem).plan.solver == SOLVER
+    assert read_plan(write_plan(path, _plan(problem)), problem).solver == SOLVER

@@ -28,7 +28,7 @@ def _plan(hot: list[list[int]], num_neurons: int, identity: str = IDENTITY) -> P
     return PlacementPlan(identity, "latency", 1 << 30, num_neurons, True, layers)
 
 
-def _read(path: Path, num_layers: int, num_neurons: int) -> tuple[PlacementPlan, str | None]:
+def _read(path: Path, num_layers: int, num_neurons: int) -> PlacementPlan:
     return read_gpu_index(path, smallest(num_layers, num_neurons, IDENTITY))
 
 
@@ -70,8 +70,7 @@ def test_what_was_written_is_read(
     path = tmp_path_factory.mktemp("index") / "m.gguf.generated.gpuidx"
     num_neurons, hot = layers
     write_gpu_index(path, _plan(hot, num_neurons), capacity)
-    again, warning = _read(path, len(hot), num_neurons)
-    assert warning is None
+    again = _read(path, len(hot), num_neurons)
     assert open_gguf(path).get_int("split.vram_capacity") == capacity
     assert [list(layer.hot) for layer in again.layers] == hot
     assert all(layer.has_attention and layer.has_predictor for layer in again.layers)
@@ -109,17 +108,17 @@ def test_the_file_is_one_that_powerinfer_reads(tmp_path: Path) -> None:
     assert file.tensors["blk.0.gpu_bucket"].numbers().tolist() == []
 
 
-def test_foreign_files(tmp_path: Path) -> None:
+def test_foreign_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     few = _foreign(tmp_path / "few", [[1, 2]] * 10, 4)
-    found, warning = _read(few, 10, 4)
-    assert [layer.hot.tolist() for layer in found.layers] == [[1, 2]] * 10
-    assert warning is None
-    _, warning = _read(_foreign(tmp_path / "many", [[1, 2]] * 11, 4), 11, 4)
-    assert warning is not None
-    assert "from layer 2 on" in warning
+    assert [layer.hot.tolist() for layer in _read(few, 10, 4).layers] == [[1, 2]] * 10
+    write_gpu_index(tmp_path / "ours", _plan([[1, 2]] * 11, 4), 1)
+    _read(tmp_path / "ours", 11, 4)
+    assert not caplog.records
+    _read(_foreign(tmp_path / "many", [[1, 2]] * 11, 4), 11, 4)
+    assert "from layer 2 on" in caplog.text
     # PowerInfer counts files of statistics there, and does not read it.
     strange = {"generic.gpu_index.block_count": np.uint32(99)}
-    found, _ = _read(_foreign(tmp_path / "s", [[1]], 4, metadata=strange), 1, 4)
+    found = _read(_foreign(tmp_path / "s", [[1]], 4, metadata=strange), 1, 4)
     assert found.layers[0].hot.tolist() == [1]
 
 
@@ -144,7 +143,7 @@ def test_our_files_are_overwritten(tmp_path: Path) -> None:
     with pytest.raises(PlacementError, match="was made for another model"):
         _read(path, 1, 4)
     write_gpu_index(path, _plan([[2]], 4), 1)
-    assert _read(path, 1, 4)[0].layers[0].hot.tolist() == [2]
+    assert _read(path, 1, 4).layers[0].hot.tolist() == [2]
     assert [item.name for item in tmp_path.iterdir()] == ["m"]
     with pytest.raises(PlacementError, match="cannot write the GPU index"):
         write_gpu_index(tmp_path / "none" / "m", _plan([[2]], 4), 1)
