@@ -35,16 +35,13 @@ class _Window(NamedTuple):
     """Range of layers on the GPU, with the smallest option of each.
 
     Attributes:
-        first: first layer on the GPU.
-        stop: end of the range; `first` if only the head is on the GPU.
+        is_on: bool[parts], which layers, and whether the head, are on the GPU.
         held: bytes of GPU memory.
         cost: cost of the whole plan.
         least: lower bound on the cost of any plan of this window, however much memory there is.
     """
 
-    first: int
-    stop: int
-    has_output: bool
+    is_on: npt.NDArray[np.bool_]
     held: int
     cost: float
     least: float
@@ -68,7 +65,7 @@ class RunChoices:
         self._parts = choices.parts
         path = hull_path([PartOptions(part.held[1:], part.cost[1:]) for part in self._parts[:-1]])
         # Without their first option, layers are on the GPU.
-        self._start, self._part = path.start + 1, path.part
+        self._start, self._part = np.append(path.start + 1, 1), path.part
         self._option, self._before = path.option + 1, path.before + 1
         self._held, self._cost = np.diff(path.held), np.diff(path.cost)
         predicted = np.array([layer.first_group for layer in choices.layers])[self._part]
@@ -89,30 +86,27 @@ class RunChoices:
         return None if best is None else (best[0], best[1].tolist())
 
     def _list_windows(self, run_s: float) -> list[_Window]:
-        *layers, head = self._parts
-        held = [int(part.held[option]) for part, option in zip(layers, self._start, strict=True)]
-        cost = [float(part.cost[option]) for part, option in zip(layers, self._start, strict=True)]
-        least = [float(part.cost[1:].min()) for part in layers]
-        away = [float(part.cost[0]) for part in layers]
-        number = len(layers)
-        ranges = [
-            (first, stop, False) for first in range(number) for stop in range(first + 1, number + 1)
-        ]
+        number = len(self._parts) - 1
+        firsts = range(number)
+        ranges = [(first, stop, False) for first in firsts for stop in range(first + 1, number + 1)]
         # The head is on the GPU only after a layer that is, or alone.
         ranges += [(first, number, True) for first in range(number + 1)]
+        pairs = list(zip(self._parts, self._start, strict=True))
+        held = np.array([part.held[option] for part, option in pairs])
+        cost = np.array([part.cost[option] for part, option in pairs])
+        least = np.array([part.cost[1:].min() for part in self._parts])
+        away = np.array([part.cost[0] for part in self._parts])
         windows = []
         for first, stop, has_output in ranges:
-            outside = (
-                sum(away[:first]) + sum(away[stop:]) + float(head.cost[int(has_output)]) + run_s
-            )
-            held_bytes = sum(held[first:stop]) + int(head.held[int(has_output)])
-            costs = sum(cost[first:stop]) + outside, sum(least[first:stop]) + outside
-            windows.append(_Window(first, stop, has_output, held_bytes, *costs))
+            is_on = np.zeros(number + 1, bool)
+            is_on[first:stop], is_on[-1] = True, has_output
+            costs = (run_s + float(np.where(is_on, each, away).sum()) for each in (cost, least))
+            windows.append(_Window(is_on, int(held[is_on].sum()), *costs))
         return windows
 
     def _grown(self, window: _Window, capacity: int, known: float) -> _Found | None:
         """Return the best choice of a window that fits; None if it costs at least `known`."""
-        inside = np.flatnonzero((self._part >= window.first) & (self._part < window.stop))
+        inside = np.flatnonzero(window.is_on[self._part])
         held = window.held + np.cumsum(self._held[inside])
         count = int(np.searchsorted(held, capacity, side="right"))
         taken, later = inside[:count], inside[count:]
@@ -120,9 +114,7 @@ class RunChoices:
         left = capacity - (int(held[count - 1]) if count else window.held)
         if len(later) and cost + self._cost[later[0]] * left / self._held[later[0]] >= known:
             return None
-        choice = np.zeros(len(self._parts), np.int64)
-        choice[window.first : window.stop] = self._start[window.first : window.stop]
-        choice[-1] = window.has_output
+        choice = np.where(window.is_on, self._start, 0)
         # A later step of a part overwrites an earlier one.
         choice[self._part[taken]] = self._option[taken]
         found = (cost, choice)
