@@ -40,17 +40,6 @@ class LayerPlacement:
     has_predictor: bool
     hot: IntArray
 
-    def problem(self, num_neurons: int) -> str | None:
-        """Name an invariant that is broken, or return None."""
-        hot = self.hot
-        if len(hot) and (hot[0] < 0 or hot[-1] >= num_neurons or (np.diff(hot) <= 0).any()):
-            return f"ids of hot neurons must ascend strictly within [0, {num_neurons})"
-        if len(hot) and not self.has_attention:
-            return "a layer whose attention is on the CPU has hot neurons"
-        if self.has_predictor and not self.has_attention:
-            return "a layer whose attention is on the CPU has its predictor apart"
-        return None
-
 
 @dataclass(frozen=True, slots=True)
 class PlacementPlan:
@@ -77,7 +66,15 @@ class PlacementPlan:
 
     def __post_init__(self) -> None:
         for number, layer in enumerate(self.layers):
-            problem = layer.problem(self.num_neurons)
+            hot, problem = layer.hot, None
+            if len(hot) and (
+                hot[0] < 0 or hot[-1] >= self.num_neurons or (np.diff(hot) <= 0).any()
+            ):
+                problem = f"ids of hot neurons must ascend strictly within [0, {self.num_neurons})"
+            elif len(hot) and not layer.has_attention:
+                problem = "a layer whose attention is on the CPU has hot neurons"
+            elif layer.has_predictor and not layer.has_attention:
+                problem = "a layer whose attention is on the CPU has its predictor apart"
             if problem is not None:
                 raise PlacementError(f"layer {number} of the plan: {problem}")
 

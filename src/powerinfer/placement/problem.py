@@ -21,7 +21,6 @@ __all__ = [
     "LayerSizes",
     "ModelSizes",
     "PlacementProblem",
-    "asked_frequency",
 ]
 
 # Sums of multiples of 2^-24 (the spacing of f32 below 1) are exact in f64, in any order.
@@ -242,30 +241,18 @@ class PlacementProblem:
             )
 
     def asked(self, layer: int) -> npt.NDArray[np.float64]:
-        """Return how often a token checks each neuron of a layer, f64[num_neurons]."""
-        sizes = self.sizes
-        frequency = self.stats.rounded(layer)
-        return _rounded(asked_frequency(frequency, sizes.num_experts, sizes.num_used))
+        """Estimate how often a token checks each neuron of a layer: f64[num_neurons].
 
-
-def asked_frequency(
-    frequency: npt.NDArray[np.float64], num_experts: int, num_used: int
-) -> npt.NDArray[np.float64]:
-    """Estimate how often each neuron's expert is selected: f64[num_neurons]; 1 without experts.
-
-    Counts of firing neurons do not contain that. Experts are assumed to be selected in proportion
-    to the firing of their neurons, and at least as often as any of these fires.
-
-    Args:
-        frequency: f64[num_neurons], firing frequency.
-        num_experts: experts of the layer; 1 without a router.
-        num_used: experts selected for a token.
-    """
-    if num_experts == 1:
-        return np.ones_like(frequency)
-    by_expert = frequency.reshape(num_experts, -1)
-    sums = by_expert.sum(axis=1)
-    total = sums.sum()
-    shares = sums / total if total else np.full(num_experts, 1 / num_experts)
-    chosen = np.clip(num_used * shares, by_expert.max(axis=1), 1.0)
-    return np.repeat(chosen, by_expert.shape[1])
+        That is how often its expert is selected, which counts of firing neurons do not contain.
+        Experts are assumed to be selected in proportion to the firing of their neurons, and at
+        least as often as any of these fires; 1 without experts.
+        """
+        frequency, num_experts = self.stats.rounded(layer), self.sizes.num_experts
+        if num_experts == 1:
+            return np.ones_like(frequency)
+        by_expert = frequency.reshape(num_experts, -1)
+        sums = by_expert.sum(axis=1)
+        total = sums.sum()
+        shares = sums / total if total else np.full(num_experts, 1 / num_experts)
+        chosen = np.clip(self.sizes.num_used * shares, by_expert.max(axis=1), 1.0)
+        return _rounded(np.repeat(chosen, by_expert.shape[1]))

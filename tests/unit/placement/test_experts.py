@@ -3,34 +3,42 @@
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placement_cases import SOLVERS, model_shape, with_budget
-from powerinfer.placement.problem import ActivationStats, PlacementProblem, asked_frequency
+from placement_cases import SOLVERS, model_shape, smallest, with_budget
+from powerinfer.placement.problem import ActivationStats, PlacementProblem
 from powerinfer.placement.solvers import get_solver
 from powerinfer.placement.solvers._choices import GROUP, grouped_order
 from powerinfer.placement.step_time import hot_neurons, step_s
 
 
+def asked(frequency: list[float], num_experts: int, num_used: int) -> npt.NDArray[np.float64]:
+    """How often each neuron is asked; exact to 2^-24, as frequencies are."""
+    problem = smallest(1, len(frequency), "")
+    sizes = replace(problem.sizes, num_experts=num_experts, num_used=num_used)
+    stats = ActivationStats(np.array([frequency], np.float32), "hand", 1)
+    return replace(problem, sizes=sizes, stats=stats).asked(0)
+
+
 def test_without_experts_every_neuron_is_asked() -> None:
-    np.testing.assert_array_equal(asked_frequency(np.array([0.0, 0.3, 1.0]), 1, 1), [1.0] * 3)
+    np.testing.assert_array_equal(asked([0.0, 0.3, 1.0], 1, 1), [1.0] * 3)
 
 
 def test_experts_are_asked_as_often_as_their_neurons_fire() -> None:
-    frequency = np.array([0.1, 0.1, 0.3, 0.3, 0.2, 0.2])
-    got = asked_frequency(frequency, 3, 2)
-    np.testing.assert_allclose(got, [1 / 3, 1 / 3, 1.0, 1.0, 2 / 3, 2 / 3])
+    got = asked([0.1, 0.1, 0.3, 0.3, 0.2, 0.2], 3, 2)
+    np.testing.assert_allclose(got, [1 / 3, 1 / 3, 1.0, 1.0, 2 / 3, 2 / 3], atol=2**-22)
 
 
 def test_an_expert_is_asked_no_less_often_than_a_neuron_of_it_fires() -> None:
-    got = asked_frequency(np.array([0.9, 0.0, 0.5, 0.5]), 2, 1)
-    np.testing.assert_allclose(got, [0.9, 0.9, 1 / 1.9, 1 / 1.9])
+    got = asked([0.9, 0.0, 0.5, 0.5], 2, 1)
+    np.testing.assert_allclose(got, [0.9, 0.9, 1 / 1.9, 1 / 1.9], atol=2**-22)
 
 
 def test_where_nothing_fires_all_experts_are_alike() -> None:
-    np.testing.assert_allclose(asked_frequency(np.zeros(8), 4, 1), 0.25)
+    np.testing.assert_array_equal(asked([0.0] * 8, 4, 1), [0.25] * 8)
 
 
 @given(num_experts=st.integers(1, 6), size=st.integers(1, 200), seed=st.integers(0, 99))
