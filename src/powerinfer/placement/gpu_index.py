@@ -9,13 +9,12 @@ than ten layers name neurons of the wrong layers: it sorts `activation_10.pt` be
 
 import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from powerinfer.errors import GGUFError, PlacementError
-from powerinfer.gguf import GGUFFile, Tensor, TensorSpec, keys, open_gguf, write_gguf
+from powerinfer.gguf import GGUFFile, TensorSpec, keys, open_gguf, write_gguf
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 from powerinfer.placement.problem import PlacementProblem
 from powerinfer.values import IntArray
@@ -120,8 +119,14 @@ def write_gpu_index(path: Path, plan: PlacementPlan, vram_capacity: int) -> None
         VERSION_KEY: np.uint32(_VERSION),
         IDENTITY: plan.model_identity,
     }
+    tensors: list[TensorSpec] = []
+    for number, layer in enumerate(plan.layers):
+        mask = np.zeros(plan.num_neurons, "<i4")
+        mask[layer.hot] = 1
+        for name, values in (("gpu_idx", mask), ("gpu_bucket", layer.hot.astype("<i4"))):
+            tensors.append((f"blk.{number}.{name}", values.shape, "i32", values.view(np.uint8)))
     try:
-        write_gguf(path, metadata, list(_tensors(plan)), magic=_MAGIC)
+        write_gguf(path, metadata, tensors, magic=_MAGIC)
     except GGUFError as error:
         raise PlacementError(f"cannot write the GPU index: {error}") from None
 
@@ -133,15 +138,6 @@ def check_target(path: Path) -> None:
             f"{path}: is not a GPU index of this program, and is not overwritten: name another "
             "file, or move this one away"
         )
-
-
-def _tensors(plan: PlacementPlan) -> Iterator[TensorSpec]:
-    for number, layer in enumerate(plan.layers):
-        mask = np.zeros(plan.num_neurons, "<i4")
-        mask[layer.hot] = 1
-        hot = layer.hot.astype("<i4")
-        yield f"blk.{number}.gpu_idx", mask.shape, "i32", mask.view(np.uint8)
-        yield f"blk.{number}.gpu_bucket", hot.shape, "i32", hot.view(np.uint8)
 
 
 def _check_made_for(file: GGUFFile, model_identity: str) -> bool:
@@ -171,37 +167,33 @@ def _check_made_for(file: GGUFFile, model_identity: str) -> bool:
 
 
 def _hot_neurons(file: GGUFFile, num_layers: int, num_neurons: int) -> list[IntArray]:
-    """Return the ids of the neurons on the GPU, ascending, of each layer."""
-    tensors = list(file.tensors.values())
+    """Return the ascending ids of the neurons on the GPU by layer; its two tensors must agree."""
+    path, tensors = file.path, list(file.tensors.values())
     # The block count in the metadata is unreliable: PowerInfer counts statistics files there.
     if len(tensors) != 2 * num_layers:
         raise PlacementError(
-            f"{file.path}: has {len(tensors)} tensors, needs two for each of the model's "
-            f"{num_layers} layers; it was made for another model: run `powerinfer plan` for this "
-            "one"
+            f"{path}: has {len(tensors)} tensors, needs two for each of the model's {num_layers} "
+            "layers; it was made for another model: run `powerinfer plan` for this one"
         )
-    pairs = zip(tensors[::2], tensors[1::2], strict=True)
-    return [_hot(file.path, number, *pair, num_neurons) for number, pair in enumerate(pairs)]
-
-
-def _hot(path: Path, number: int, mask: Tensor, bucket: Tensor, num_neurons: int) -> IntArray:
-    """Return the hot ids of one layer from its two tensors, which must agree."""
-    for tensor, name in ((mask, "gpu_idx"), (bucket, "gpu_bucket")):
-        wanted = f"blk.{number}.{name}"
+    for index, tensor in enumerate(tensors):
+        wanted = f"blk.{index // 2}.{('gpu_idx', 'gpu_bucket')[index % 2]}"
         if tensor.name != wanted or tensor.format != "i32" or len(tensor.shape) != 1:
             raise PlacementError(
                 f"{path}: expected the i32 vector {wanted}, found the {tensor.format:.20} tensor "
                 f"{tensor.name!r:.60} with {len(tensor.shape)} dimensions"
             )
-    flags, ids = mask.numbers(), bucket.numbers()
-    if len(flags) != num_neurons:
-        raise PlacementError(
-            f"{path}: layer {number} has {len(flags)} neurons, the model's have {num_neurons}: it "
-            "was made for another model"
-        )
-    if not np.isin(flags, (0, 1)).all() or not np.array_equal(np.flatnonzero(flags), ids):
-        raise PlacementError(
-            f"{path}: layer {number}: gpu_bucket does not list, in ascending order, the neurons "
-            "that gpu_idx marks; the file is damaged: run `powerinfer plan` again"
-        )
-    return np.array(ids, np.int32)
+    hot = []
+    for number in range(num_layers):
+        flags, ids = (tensor.numbers() for tensor in tensors[2 * number : 2 * number + 2])
+        if len(flags) != num_neurons:
+            raise PlacementError(
+                f"{path}: layer {number} has {len(flags)} neurons, the model's have {num_neurons}: "
+                "it was made for another model"
+            )
+        if not np.isin(flags, (0, 1)).all() or not np.array_equal(np.flatnonzero(flags), ids):
+            raise PlacementError(
+                f"{path}: layer {number}: gpu_bucket does not list, in ascending order, the "
+                "neurons that gpu_idx marks; the file is damaged: run `powerinfer plan` again"
+            )
+        hot.append(np.array(ids, np.int32))
+    return hot
