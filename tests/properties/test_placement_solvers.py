@@ -139,7 +139,7 @@ def _all_plans(problem: PlacementProblem) -> Iterator[PlacementPlan]:
     for number, layer in enumerate(sizes.layers):
         frequency = problem.stats.frequency[number].astype(np.float64)
         order = np.argsort(-frequency, kind="stable").astype(np.int32)
-        order = grouped_order(order, frequency, sizes.num_experts, GROUP)
+        order = grouped_order(order, frequency, sizes.num_experts)
         counts = sorted({min(count, sizes.num_neurons) for count in range(0, 256, GROUP)})
         none = np.zeros(0, np.int32)
         placements = [LayerPlacement(False, False, none), LayerPlacement(True, False, none)]

@@ -45,7 +45,7 @@ def test_where_nothing_fires_all_experts_are_alike() -> None:
 def test_groups_never_straddle_an_expert(num_experts: int, size: int, seed: int) -> None:
     frequency = np.random.default_rng(seed).random(num_experts * size)
     order = np.argsort(-frequency, kind="stable").astype(np.int32)
-    got = grouped_order(order, frequency, num_experts, GROUP)
+    got = grouped_order(order, frequency, num_experts)
     assert sorted(got.tolist()) == list(range(num_experts * size))
     num_full = num_experts * (size // GROUP) if num_experts > 1 else 0
     groups = got[: num_full * GROUP].reshape(-1, GROUP)

@@ -83,7 +83,7 @@ class LayerOptions:
         """List the options for layer `number`."""
         sizes, num_experts = problem.sizes.layers[number], problem.sizes.num_experts
         frequency, has_predictor = problem.stats.rounded(number), sizes.predictor_bytes > 0
-        order = grouped_order(problem.stats.order(number), frequency, num_experts, GROUP)
+        order = grouped_order(problem.stats.order(number), frequency, num_experts)
         most_hot = 0 if sizes.is_handed else problem.sizes.num_neurons
         first_group = 2 if has_predictor else 1
         groups = np.minimum(np.arange(GROUP, most_hot + GROUP, GROUP), most_hot)
@@ -109,11 +109,9 @@ class LayerOptions:
 
     def placement(self, option: int) -> LayerPlacement:
         """Return the placement of an option."""
-        hot = np.sort(self.order[: self.num_hot[option]])
+        has_predictor = self.has_predictor and option >= self.first_group
         return LayerPlacement(
-            has_attention=option >= 1,
-            has_predictor=self.has_predictor and option >= self.first_group,
-            hot=hot,
+            option >= 1, has_predictor, np.sort(self.order[: self.num_hot[option]])
         )
 
 
@@ -164,21 +162,19 @@ class Choices:
         return timed_plan(self.problem, solver, budget_bytes, layers, has_output=choice[-1] == 1)
 
 
-def grouped_order(
-    order: IntArray, frequency: npt.NDArray[np.float64], num_experts: int, size: int
-) -> IntArray:
-    """Order neurons, i32[num_neurons], such that groups of `size` never span two experts.
+def grouped_order(order: IntArray, frequency: _Float, num_experts: int) -> IntArray:
+    """Order neurons, i32[num_neurons], such that groups never span two experts.
 
     Neurons of an expert are grouped by falling frequency, which is their `order`, and groups are
     ordered by their total frequency. The last group of an expert may be smaller; such groups come
-    last, so that every full one begins at a multiple of `size`.
+    last, so that every full one begins at a multiple of `GROUP`.
     """
     if num_experts == 1:
         return order
     expert_size = len(order) // num_experts
     by_expert = order[np.argsort(order // expert_size, kind="stable")].reshape(num_experts, -1)
-    num_full = expert_size // size * size
-    full = by_expert[:, :num_full].reshape(-1, size)
+    num_full = expert_size // GROUP * GROUP
+    full = by_expert[:, :num_full].reshape(-1, GROUP)
     falling = np.argsort(-frequency[full].sum(axis=1), kind="stable")
     return np.concatenate([full[falling].reshape(-1), by_expert[:, num_full:].reshape(-1)])
 
