@@ -15,7 +15,7 @@ from native_cases import make_batch, numbers
 from placed_models import SMALL, make_plan
 from powerinfer.errors import PlacementError
 from powerinfer.ops.cpu.ops import NativeOps
-from powerinfer.ops.gpu.attention import DeviceKV
+from powerinfer.ops.gpu.cache import DeviceKV
 from powerinfer.ops.gpu.memory import Arena
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.hybrid.handles import HybridArray, HybridVector
