@@ -14,6 +14,7 @@ from torch.nn import functional
 from powerinfer.errors import ShapeError
 from powerinfer.ops.gpu.formats import WIDEST_PIECE, num_blocks
 from powerinfer.ops.gpu.kernels import IS_INTERPRETED, MAX_TOKENS
+from powerinfer.ops.gpu.kernels.down import down_kernel, sum_parts_kernel
 from powerinfer.ops.gpu.kernels.listing import CHUNK, Listing, list_firing, list_predicted
 from powerinfer.ops.gpu.kernels.matvec import (
     NUM_WARPS,
@@ -23,7 +24,7 @@ from powerinfer.ops.gpu.kernels.matvec import (
     row_arguments,
     tile_sizes,
 )
-from powerinfer.ops.gpu.kernels.neurons import down_kernel, sum_parts_kernel, value_kernel
+from powerinfer.ops.gpu.kernels.neurons import value_kernel
 from powerinfer.ops.gpu.kernels.prompts import select_values
 from powerinfer.ops.gpu.linear import multiplied, panels, product, rounded
 from powerinfer.ops.gpu.matrix import DeviceMatrix, rows_of

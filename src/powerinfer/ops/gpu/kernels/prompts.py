@@ -13,7 +13,7 @@ from powerinfer.ops.gpu.formats import num_blocks
 from powerinfer.ops.gpu.kernels import IS_INTERPRETED
 from powerinfer.ops.gpu.kernels.matvec import NUM_WARPS, power_of_two, row_arguments
 from powerinfer.ops.gpu.kernels.overlap import begin_filling, begin_small, overlapping
-from powerinfer.ops.gpu.kernels.rows import load_quad
+from powerinfer.ops.gpu.kernels.rows import load_quads
 from powerinfer.ops.gpu.matrix import DeviceMatrix
 
 __all__ = ["decode_rows", "decoded", "halved", "select_values"]
@@ -46,16 +46,19 @@ def decode_kernel(
     is_row = rows < num_rows
     places = (tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS))[None, :]
     bytes_ = tl.arange(0, 4)[None, None, :]
-    for quad in tl.static_range(8):
-        codes, step, base = load_quad(
-            values, scales, rows + first, is_row, places, quad, BITS, CENTRE, SCALING, SIZE
+    # Four columns each.
+    FIELDS: tl.constexpr = 2 if BITS == 5 or BITS == 6 else 8 // BITS
+    for plane in tl.static_range(8 // FIELDS):
+        quads, step, base = load_quads(
+            values, scales, rows + first, is_row, places, plane, BITS, CENTRE, SCALING, SIZE
         )
-        found = ((codes[:, :, None] >> (8 * bytes_)) & 255).to(tl.float32)
-        numbers = found * step[:, :, None] - base[:, :, None]
-        at = places[:, :, None] * 32 + 4 * quad + bytes_
-        inside = is_row[:, None, None] & (at < columns)
-        to = panel + rows[:, None, None] * columns + at
-        tl.store(to, numbers.to(tl.float16), mask=inside)
+        for field in tl.static_range(FIELDS):
+            found = ((quads[field][:, :, None] >> (8 * bytes_)) & 255).to(tl.float32)
+            numbers = found * step[:, :, None] - base[:, :, None]
+            at = places[:, :, None] * 32 + 4 * (plane * FIELDS + field) + bytes_
+            inside = is_row[:, None, None] & (at < columns)
+            to = panel + rows[:, None, None] * columns + at
+            tl.store(to, numbers.to(tl.float16), mask=inside)
 
 
 @overlapping

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from powerinfer.ops.gpu.kernels import IS_INTERPRETED
 
-__all__ = ["dot_rows", "load_quad", "load_quads", "load_rows"]
+__all__ = ["dot_rows", "load_quads", "load_rows", "no_tensors", "zeros"]
 
 # Not in the interpreter, which knows no machine instructions, nor on AMD's GPUs.
 HAS_DP4A = tl.constexpr(not IS_INTERPRETED and torch.version.hip is None)
@@ -49,116 +49,114 @@ def dot_rows(
     per token and not one of three dimensions, whose layout in registers would be another than that
     of the weights: every block of them would pass through shared memory.
     """
-    lanes0 = tl.zeros([ROWS, BLOCK if BITS == 0 else BLOCKS], tl.float32)
-    lanes1 = lanes0
-    lanes2 = lanes0
-    lanes3 = lanes0
-    lanes4 = lanes0
-    lanes5 = lanes0
-    lanes6 = lanes0
-    lanes7 = lanes0
     if BITS == 0:
-        for block in range(tl.cdiv(x_columns, BLOCK)):
-            tile = load_rows(values, rows, is_used, block, SIZE, BLOCK)
-            lanes0 += tile * _seen(x, center, 0, block, num_tokens, x_columns, HAS_CENTER, BLOCK)
-            if TOKENS > 1:
-                lanes1 += tile * _seen(
-                    x, center, 1, block, num_tokens, x_columns, HAS_CENTER, BLOCK
-                )
-            if TOKENS > 2:
-                lanes2 += tile * _seen(
-                    x, center, 2, block, num_tokens, x_columns, HAS_CENTER, BLOCK
-                )
-                lanes3 += tile * _seen(
-                    x, center, 3, block, num_tokens, x_columns, HAS_CENTER, BLOCK
-                )
-            if TOKENS > 4:
-                lanes4 += tile * _seen(
-                    x, center, 4, block, num_tokens, x_columns, HAS_CENTER, BLOCK
-                )
-                lanes5 += tile * _seen(
-                    x, center, 5, block, num_tokens, x_columns, HAS_CENTER, BLOCK
-                )
-                lanes6 += tile * _seen(
-                    x, center, 6, block, num_tokens, x_columns, HAS_CENTER, BLOCK
-                )
-                lanes7 += tile * _seen(
-                    x, center, 7, block, num_tokens, x_columns, HAS_CENTER, BLOCK
-                )
+        lanes = _float_lanes(
+            x, center, values, rows, is_used, num_tokens, x_columns,
+            SIZE, HAS_CENTER, TOKENS, ROWS, BLOCK,
+        )  # fmt: skip
     else:
-        # As many in a thread whatever their type, or tiles would have to change places.
-        numbers = tl.max_contiguous(tl.arange(0, BLOCKS), (BLOCKS + 31) // 32)
-        # Words of lower bits, of fields of FIELD_BITS; parts of them that have scales of their own.
-        FIELD_BITS: tl.constexpr = 4 if BITS == 5 or BITS == 6 else BITS
-        FIELDS: tl.constexpr = 8 // FIELD_BITS
-        PARTS: tl.constexpr = 2 if SCALING == "sixteens" else 1
-        PLANES: tl.constexpr = FIELD_BITS // PARTS
-        for block in range(WIDTH // BLOCKS):
-            places = (block * BLOCKS + numbers)[None, :]
-            inside = is_used[:, None] & (places < SIZE)
-            at_words = values + rows[:, None] * (SIZE * BITS) + places
-            at_x = x_blocks + places
-            for part in tl.static_range(PARTS):
-                dots0 = tl.zeros([ROWS, BLOCKS], tl.int32)
-                dots1 = dots0
-                dots2 = dots0
-                dots3 = dots0
-                dots4 = dots0
-                dots5 = dots0
-                dots6 = dots0
-                dots7 = dots0
-                if BITS == 5:
-                    upper = tl.load(at_words + 4 * SIZE, mask=inside, other=0)
-                if BITS == 6:
-                    upper = tl.load(at_words + (4 + part) * SIZE, mask=inside, other=0)
-                for plane in tl.static_range(PLANES):
-                    at = at_words + (part * PLANES + plane) * SIZE
-                    words = tl.load(at, mask=inside, other=0)
-                    for field in tl.static_range(FIELDS):
-                        codes = words
-                        if BITS < 8:
-                            codes = (words >> (FIELD_BITS * field)) & (
-                                0x01010101 * ((1 << FIELD_BITS) - 1)
-                            )
-                        if BITS == 5 or BITS == 6:
-                            codes = codes | _upper_bits(upper, plane * 2 + field, BITS)
-                        at = at_x + ((part * PLANES + plane) * FIELDS + field) * WIDTH
-                        dots0 = _add_dots(dots0, codes, at, 0, WIDTH)
-                        if TOKENS > 1:
-                            dots1 = _add_dots(dots1, codes, at, 1, WIDTH)
-                        if TOKENS > 2:
-                            dots2 = _add_dots(dots2, codes, at, 2, WIDTH)
-                            dots3 = _add_dots(dots3, codes, at, 3, WIDTH)
-                        if TOKENS > 4:
-                            dots4 = _add_dots(dots4, codes, at, 4, WIDTH)
-                            dots5 = _add_dots(dots5, codes, at, 5, WIDTH)
-                            dots6 = _add_dots(dots6, codes, at, 6, WIDTH)
-                            dots7 = _add_dots(dots7, codes, at, 7, WIDTH)
-                step, base = _steps(scales, rows, places, inside, part, CENTRE, SCALING, SIZE)
-                lanes0 += _scaled(dots0, step, base, at_x, part, 0, SCALING, WIDTH)
-                if TOKENS > 1:
-                    lanes1 += _scaled(dots1, step, base, at_x, part, 1, SCALING, WIDTH)
-                if TOKENS > 2:
-                    lanes2 += _scaled(dots2, step, base, at_x, part, 2, SCALING, WIDTH)
-                    lanes3 += _scaled(dots3, step, base, at_x, part, 3, SCALING, WIDTH)
-                if TOKENS > 4:
-                    lanes4 += _scaled(dots4, step, base, at_x, part, 4, SCALING, WIDTH)
-                    lanes5 += _scaled(dots5, step, base, at_x, part, 5, SCALING, WIDTH)
-                    lanes6 += _scaled(dots6, step, base, at_x, part, 6, SCALING, WIDTH)
-                    lanes7 += _scaled(dots7, step, base, at_x, part, 7, SCALING, WIDTH)
-    sums = tl.sum(lanes0, axis=1)[None, :]
+        lanes = _packed_lanes(
+            x_blocks, values, scales, rows, is_used,
+            BITS, CENTRE, SCALING, SIZE, TOKENS, ROWS, BLOCKS, WIDTH,
+        )  # fmt: skip
+    sums = tl.sum(lanes[0], axis=1)[None, :]
     tokens = tl.arange(0, TOKENS)[:, None]
-    if TOKENS > 1:
-        sums = tl.where(tokens == 1, tl.sum(lanes1, axis=1)[None, :], sums)
-    if TOKENS > 2:
-        sums = tl.where(tokens == 2, tl.sum(lanes2, axis=1)[None, :], sums)
-        sums = tl.where(tokens == 3, tl.sum(lanes3, axis=1)[None, :], sums)
-    if TOKENS > 4:
-        sums = tl.where(tokens == 4, tl.sum(lanes4, axis=1)[None, :], sums)
-        sums = tl.where(tokens == 5, tl.sum(lanes5, axis=1)[None, :], sums)
-        sums = tl.where(tokens == 6, tl.sum(lanes6, axis=1)[None, :], sums)
-        sums = tl.where(tokens == 7, tl.sum(lanes7, axis=1)[None, :], sums)
+    for token in tl.static_range(1, TOKENS):
+        sums = tl.where(tokens == token, tl.sum(lanes[token], axis=1)[None, :], sums)
     return sums
+
+
+@triton.jit
+def no_tensors():
+    """An empty tuple to add to. Tuples stand for arrays of registers, which Triton lacks."""
+    return ()
+
+
+@triton.jit
+def zeros(COUNT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, dtype: tl.constexpr):
+    """COUNT matrices of zeros [ROWS, COLUMNS]: sums, which are replaced and never written to."""
+    matrices = no_tensors()
+    for _ in tl.static_range(COUNT):
+        matrices += (tl.zeros([ROWS, COLUMNS], dtype),)
+    return matrices
+
+
+@triton.jit
+def _float_lanes(
+    x,
+    center,
+    values,
+    rows,
+    is_used,
+    num_tokens,
+    x_columns,
+    SIZE: tl.constexpr,
+    HAS_CENTER: tl.constexpr,
+    TOKENS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Products of floats by token: f32[ROWS, BLOCK], apart per column of a block."""
+    lanes = zeros(TOKENS, ROWS, BLOCK, tl.float32)
+    for block in range(tl.cdiv(x_columns, BLOCK)):
+        tile = load_rows(values, rows, is_used, block, SIZE, BLOCK)
+        added = no_tensors()
+        for token in tl.static_range(TOKENS):
+            seen = _seen(x, center, token, block, num_tokens, x_columns, HAS_CENTER, BLOCK)
+            added += (lanes[token] + tile * seen,)
+        lanes = added
+    return lanes
+
+
+@triton.jit
+def _packed_lanes(
+    x_blocks,
+    values,
+    scales,
+    rows,
+    is_used,
+    BITS: tl.constexpr,
+    CENTRE: tl.constexpr,
+    SCALING: tl.constexpr,
+    SIZE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Products of packed codes by token: f32[ROWS, BLOCKS], apart per block of a tile."""
+    lanes = zeros(TOKENS, ROWS, BLOCKS, tl.float32)
+    # As many in a thread whatever their type, or tiles would have to change places.
+    numbers = tl.max_contiguous(tl.arange(0, BLOCKS), (BLOCKS + 31) // 32)
+    # Fields of a word; parts of a block that have scales of their own; words of lower bits in each.
+    FIELDS: tl.constexpr = 2 if BITS == 5 or BITS == 6 else 8 // BITS
+    PARTS: tl.constexpr = 2 if SCALING == "sixteens" else 1
+    PLANES: tl.constexpr = 8 // (FIELDS * PARTS)
+    for block in range(WIDTH // BLOCKS):
+        places = (block * BLOCKS + numbers)[None, :]
+        inside = is_used[:, None] & (places < SIZE)
+        at_words = values + rows[:, None] * (SIZE * BITS) + places
+        at_x = x_blocks + places
+        for part in tl.static_range(PARTS):
+            dots = zeros(TOKENS, ROWS, BLOCKS, tl.int32)
+            upper = _load_upper(at_words, part, inside, BITS, SIZE)
+            for plane in tl.static_range(PLANES):
+                at = at_words + (part * PLANES + plane) * SIZE
+                words = tl.load(at, mask=inside, other=0)
+                for field in tl.static_range(FIELDS):
+                    codes = _codes(words, upper, field, plane * FIELDS + field, BITS)
+                    at = at_x + ((part * PLANES + plane) * FIELDS + field) * WIDTH
+                    added = no_tensors()
+                    for token in tl.static_range(TOKENS):
+                        added += (_add_dots(dots[token], codes, at, token, WIDTH),)
+                    dots = added
+            step, base = _steps(scales, rows, places, inside, part, CENTRE, SCALING, SIZE)
+            added = no_tensors()
+            for token in tl.static_range(TOKENS):
+                scaled = _scaled(dots[token], step, base, at_x, part, token, SCALING, WIDTH)
+                added += (lanes[token] + scaled,)
+            lanes = added
+    return lanes
 
 
 @triton.jit
@@ -206,14 +204,28 @@ def _add_dots(dots, codes, at, token: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _upper_bits(upper, quad: tl.constexpr, BITS: tl.constexpr):
-    """Bits 4 and up of the four codes of a quad, whose words of upper bits are given."""
-    SHIFT: tl.constexpr = (BITS - 4) * quad - 4
-    if SHIFT < 0:
-        bits = upper << -SHIFT
-    else:
-        bits = upper >> SHIFT
-    return bits & (0x10101010 * ((1 << BITS - 4) - 1))
+def _load_upper(at_words, part, inside, BITS: tl.constexpr, SIZE: tl.constexpr):
+    """Words of the upper bits of a part of blocks, whose first words are at `at_words`."""
+    upper = 0
+    if BITS == 5:
+        upper = tl.load(at_words + 4 * SIZE, mask=inside, other=0)
+    if BITS == 6:
+        upper = tl.load(at_words + (4 + part) * SIZE, mask=inside, other=0)
+    return upper
+
+
+@triton.jit
+def _codes(words, upper, field: tl.constexpr, quad: tl.constexpr, BITS: tl.constexpr):
+    """A field of `words`, four codes in the bytes of i32; their upper bits are quad `quad`."""
+    FIELD_BITS: tl.constexpr = 4 if BITS == 5 or BITS == 6 else BITS
+    codes = words
+    if BITS < 8:
+        codes = (words >> (FIELD_BITS * field)) & (0x01010101 * ((1 << FIELD_BITS) - 1))
+    if FIELD_BITS < BITS:
+        SHIFT: tl.constexpr = (BITS - 4) * quad - 4
+        upper = upper << -SHIFT if SHIFT < 0 else upper >> SHIFT
+        codes = codes | (upper & (0x10101010 * ((1 << BITS - 4) - 1)))
+    return codes
 
 
 @triton.jit
@@ -292,7 +304,7 @@ def load_quads(
     SCALING: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    """Codes of four columns, i32[R, n], of four more unless they have 8 bits, step and base.
+    """The fields of one word of blocks, each i32[R, n] of four codes, and their step and base.
 
     Args:
         values: words of packed rows.
@@ -301,59 +313,24 @@ def load_quads(
         is_used: rows to read; the others are zero.
         places: i32[1, n], blocks to read.
         plane: number of their words of lower bits.
-        BITS: 4, 5, 6 or 8.
+        BITS: of a code.
         CENTRE: code that means zero.
         SCALING: see `powerinfer.ops.gpu.formats`.
         SIZE: blocks of a row.
     """
+    FIELDS: tl.constexpr = 2 if BITS == 5 or BITS == 6 else 8 // BITS
+    # Blocks of less than five bits and of eight have no parts.
+    part = plane // 2
     inside = is_used[:, None] & (places < SIZE)
     at = values + rows[:, None] * (SIZE * BITS) + places
-    first = tl.load(at + plane * SIZE, mask=inside, other=0)
-    second = first
-    if BITS < 8:
-        second = (first >> 4) & 0x0F0F0F0F
-        first = first & 0x0F0F0F0F
+    words = tl.load(at + plane * SIZE, mask=inside, other=0)
+    upper = _load_upper(at, part, inside, BITS, SIZE)
     if BITS == 5:
-        upper = tl.load(at + 4 * SIZE, mask=inside, other=0) >> (2 * plane)
-        first = first | ((upper & 0x01010101) << 4)
-        second = second | ((upper & 0x02020202) << 3)
+        upper = upper >> (2 * plane)
     if BITS == 6:
-        upper = tl.load(at + (4 + plane // 2) * SIZE, mask=inside, other=0) >> (4 * (plane % 2))
-        first = first | ((upper & 0x03030303) << 4)
-        second = second | ((upper & 0x0C0C0C0C) << 2)
-    step, base = _steps(scales, rows, places, inside, plane // 2, CENTRE, SCALING, SIZE)
-    return first, second, step, base
-
-
-@triton.jit
-def load_quad(
-    values,
-    scales,
-    rows,
-    is_used,
-    places,
-    quad: tl.constexpr,
-    BITS: tl.constexpr,
-    CENTRE: tl.constexpr,
-    SCALING: tl.constexpr,
-    SIZE: tl.constexpr,
-):
-    """Codes of columns 4 * quad and on of blocks, i32[R, n], their step and their base.
-
-    Of any packed format; arguments as for `load_quads`, of which this is the general, slower form.
-    """
-    FIELD_BITS: tl.constexpr = 4 if BITS == 5 or BITS == 6 else BITS
-    FIELDS: tl.constexpr = 8 // FIELD_BITS
-    inside = is_used[:, None] & (places < SIZE)
-    at = values + rows[:, None] * (SIZE * BITS) + places
-    words = tl.load(at + (quad // FIELDS) * SIZE, mask=inside, other=0)
-    codes = words
-    if BITS < 8:
-        codes = (words >> (FIELD_BITS * (quad % FIELDS))) & (0x01010101 * ((1 << FIELD_BITS) - 1))
-    if BITS == 5:
-        codes = codes | _upper_bits(tl.load(at + 4 * SIZE, mask=inside, other=0), quad, BITS)
-    if BITS == 6:
-        upper = tl.load(at + (4 + quad // 4) * SIZE, mask=inside, other=0)
-        codes = codes | _upper_bits(upper, quad % 4, BITS)
-    step, base = _steps(scales, rows, places, inside, quad // 4, CENTRE, SCALING, SIZE)
-    return codes, step, base
+        upper = upper >> (4 * (plane % 2))
+    quads = no_tensors()
+    for field in tl.static_range(FIELDS):
+        quads += (_codes(words, upper, field, field, BITS),)
+    step, base = _steps(scales, rows, places, inside, part, CENTRE, SCALING, SIZE)
+    return quads, step, base
