@@ -41,12 +41,14 @@ def down_kernel(
     PARTS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    UNROLLED: tl.constexpr,
     CHUNKS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
     """parts[p, t, :] = sum of values[t, place] * down[slot, :] over a stretch of the list.
 
     One program for a token, a block of columns and a part; parts without positions do nothing.
+    UNROLLED tiles of rows are on their way at a time.
     Columns of packed rows are those of one plane of words, see `powerinfer.ops.gpu.formats`.
     """
     begin_filling()
@@ -68,8 +70,9 @@ def down_kernel(
     if BITS == 0:
         numbers = block * BLOCK + tl.arange(0, BLOCK)
         sums, tally = _sum_floats(
-            down, factors, listed, starts, shifts, first, end, block, SIZE, HAS_LIST, ROWS, BLOCK
-        )
+            down, factors, listed, starts, shifts, first, end, block,
+            SIZE, HAS_LIST, ROWS, BLOCK, UNROLLED,
+        )  # fmt: skip
     else:
         # Words of lower bits, and columns in each.
         PLANES: tl.constexpr = 8 if BITS == 8 else 4
@@ -82,7 +85,7 @@ def down_kernel(
         numbers = (words * 32 + plane * FIELDS)[:, None] + tl.arange(0, FIELDS)[None, :]
         sums, tally = _sum_packed(
             down, down_scales, factors, listed, starts, shifts, first, end, words, plane,
-            BITS, CENTRE, SCALING, SIZE, HAS_LIST, ROWS, WORDS, FIELDS,
+            BITS, CENTRE, SCALING, SIZE, HAS_LIST, ROWS, WORDS, FIELDS, UNROLLED,
         )  # fmt: skip
     at = parts + (part * num_tokens + token) * columns
     tl.store(at + numbers, sums, mask=numbers < columns)
@@ -120,19 +123,25 @@ def _sum_floats(
     HAS_LIST: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    UNROLLED: tl.constexpr,
 ):
     """f32[BLOCK]: the sum of a block of columns; i32[ROWS]: how many rows were used."""
     sums = tl.zeros([ROWS, BLOCK], tl.float32)
     tally = tl.zeros([ROWS], tl.int32)
-    for start in range(first, end, ROWS):
-        positions = start + tl.arange(0, ROWS)
-        slots, found, is_used, is_read = _load_factors(
-            factors, listed, starts, shifts, positions, end, HAS_LIST
-        )
-        tally += is_used.to(tl.int32)
-        weights = load_rows(down, slots, is_read, block, SIZE, BLOCK)
-        # Chosen, since a free slot may hold anything.
-        sums += tl.where(is_used[:, None], found[:, None] * weights, 0.0)
+    for start in range(first, end, ROWS * UNROLLED):
+        rows = no_tensors()
+        weights = no_tensors()
+        for number in tl.static_range(UNROLLED):
+            positions = start + number * ROWS + tl.arange(0, ROWS)
+            rows += (_load_factors(factors, listed, starts, shifts, positions, end, HAS_LIST),)
+        for number in tl.static_range(UNROLLED):
+            slots, found, is_used, is_read = rows[number]
+            weights += (load_rows(down, slots, is_read, block, SIZE, BLOCK),)
+        for number in tl.static_range(UNROLLED):
+            slots, found, is_used, is_read = rows[number]
+            tally += is_used.to(tl.int32)
+            # Chosen, since a free slot may hold anything.
+            sums += tl.where(is_used[:, None], found[:, None] * weights[number], 0.0)
     return tl.sum(sums, axis=0), tally
 
 
@@ -156,32 +165,42 @@ def _sum_packed(
     ROWS: tl.constexpr,
     WORDS: tl.constexpr,
     FIELDS: tl.constexpr,
+    UNROLLED: tl.constexpr,
 ):
     """f32[WORDS, FIELDS]: the sum of the columns in `words`; i32[ROWS]: how many rows were used."""
     sums = zeros(FIELDS, ROWS, WORDS, tl.float32)
     bases = tl.zeros([ROWS, WORDS], tl.float32)
     tally = tl.zeros([ROWS], tl.int32)
-    for start in range(first, end, ROWS):
-        positions = start + tl.arange(0, ROWS)
-        slots, found, is_used, is_read = _load_factors(
-            factors, listed, starts, shifts, positions, end, HAS_LIST
-        )
-        tally += is_used.to(tl.int32)
-        quads, step, base = load_quads(
-            down, down_scales, slots, is_read, words[None, :], plane, BITS, CENTRE, SCALING, SIZE
-        )
-        step = found[:, None] * step
-        base = found[:, None] * base
-        if not HAS_LIST:
-            # Chosen, since a free slot may hold anything.
-            step = tl.where(is_used[:, None], step, 0.0)
-            base = tl.where(is_used[:, None], base, 0.0)
-        bases += base
-        added = no_tensors()
-        for field in tl.static_range(FIELDS):
-            codes = (quads[field // 4] >> (8 * (field % 4))) & 0xFF
-            added += (sums[field] + codes.to(tl.float32) * step,)
-        sums = added
+    for start in range(first, end, ROWS * UNROLLED):
+        rows = no_tensors()
+        codes = no_tensors()
+        for number in tl.static_range(UNROLLED):
+            positions = start + number * ROWS + tl.arange(0, ROWS)
+            rows += (_load_factors(factors, listed, starts, shifts, positions, end, HAS_LIST),)
+        for number in tl.static_range(UNROLLED):
+            slots, found, is_used, is_read = rows[number]
+            codes += (
+                load_quads(
+                    down, down_scales, slots, is_read, words[None, :], plane,
+                    BITS, CENTRE, SCALING, SIZE,
+                ),
+            )  # fmt: skip
+        for number in tl.static_range(UNROLLED):
+            slots, found, is_used, is_read = rows[number]
+            quads, step, base = codes[number]
+            tally += is_used.to(tl.int32)
+            step = found[:, None] * step
+            base = found[:, None] * base
+            if not HAS_LIST:
+                # Chosen, since a free slot may hold anything.
+                step = tl.where(is_used[:, None], step, 0.0)
+                base = tl.where(is_used[:, None], base, 0.0)
+            bases += base
+            added = no_tensors()
+            for field in tl.static_range(FIELDS):
+                byte = (quads[field // 4] >> (8 * (field % 4))) & 0xFF
+                added += (sums[field] + byte.to(tl.float32) * step,)
+            sums = added
     totals = no_tensors()
     for field in tl.static_range(FIELDS):
         totals += (tl.sum(sums[field] - bases, axis=0),)

@@ -86,6 +86,7 @@ def value_kernel(
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
     WIDTH: tl.constexpr,
+    UNROLLED: tl.constexpr,
     CHUNKS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
@@ -123,7 +124,7 @@ def value_kernel(
         first = dot_rows(
             x, x_blocks, x, gate, gate_scales, rows, is_used, num_tokens, x_columns,
             GATE_BITS, GATE_CENTRE, GATE_SCALING, GATE_SIZE, False,
-            TOKENS, ROWS, BLOCK, BLOCKS, WIDTH,
+            TOKENS, ROWS, BLOCK, BLOCKS, WIDTH, UNROLLED,
         )  # fmt: skip
         if HAS_GATE_BIAS:
             first += tl.load(gate_bias + slots, mask=is_used, other=0.0)[None, :]
@@ -138,7 +139,7 @@ def value_kernel(
             second = dot_rows(
                 x, x_blocks, x, up, up_scales, rows, is_used, num_tokens, x_columns,
                 UP_BITS, UP_CENTRE, UP_SCALING, UP_SIZE, False,
-                TOKENS, ROWS, BLOCK, BLOCKS, WIDTH,
+                TOKENS, ROWS, BLOCK, BLOCKS, WIDTH, UNROLLED,
             )  # fmt: skip
             if HAS_UP_BIAS:
                 second += tl.load(up_bias + slots, mask=is_used, other=0.0)[None, :]
@@ -152,7 +153,7 @@ def value_kernel(
         first = dot_rows(
             x, x_blocks, x, up, up_scales, rows, is_used, num_tokens, x_columns,
             UP_BITS, UP_CENTRE, UP_SCALING, UP_SIZE, False,
-            TOKENS, ROWS, BLOCK, BLOCKS, WIDTH,
+            TOKENS, ROWS, BLOCK, BLOCKS, WIDTH, UNROLLED,
         )  # fmt: skip
         if HAS_UP_BIAS:
             first += tl.load(up_bias + slots, mask=is_used, other=0.0)[None, :]

@@ -48,6 +48,7 @@ def mask_kernel(
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
     WIDTH: tl.constexpr,
+    UNROLLED: tl.constexpr,
 ):
     """One program for ROWS neurons; `earlier` and `mask` may be the same memory."""
     begin_filling()
@@ -64,7 +65,7 @@ def mask_kernel(
     if tl.max(is_read.to(tl.int32), axis=0) != 0:
         scores = dot_rows(
             x, x_blocks, center, values, scales, rows, is_read, num_tokens, x_columns,
-            BITS, CENTRE, SCALING, SIZE, HAS_CENTER, TOKENS, ROWS, BLOCK, BLOCKS, WIDTH,
+            BITS, CENTRE, SCALING, SIZE, HAS_CENTER, TOKENS, ROWS, BLOCK, BLOCKS, WIDTH, UNROLLED,
         )  # fmt: skip
         if HAS_BIAS:
             scores += tl.load(bias + rows, mask=is_read, other=0.0)[None, :]

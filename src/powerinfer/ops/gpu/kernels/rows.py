@@ -39,11 +39,12 @@ def dot_rows(
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
     WIDTH: tl.constexpr,
+    UNROLLED: tl.constexpr,
 ):
     """f32[TOKENS, ROWS]: products of `rows` i64[ROWS] with every token.
 
     Floats meet x f32[num_tokens, x_columns] less `center`, packed codes meet `x_blocks`. Rows that
-    are not `is_used` are not read.
+    are not `is_used` are not read. UNROLLED blocks of floats are on their way at a time.
 
     Sums stay apart per column or block until the end, so that threads meet once. They are a matrix
     per token and not one of three dimensions, whose layout in registers would be another than that
@@ -52,7 +53,7 @@ def dot_rows(
     if BITS == 0:
         lanes = _float_lanes(
             x, center, values, rows, is_used, num_tokens, x_columns,
-            SIZE, HAS_CENTER, TOKENS, ROWS, BLOCK,
+            SIZE, HAS_CENTER, TOKENS, ROWS, BLOCK, UNROLLED,
         )  # fmt: skip
     else:
         lanes = _packed_lanes(
@@ -95,16 +96,24 @@ def _float_lanes(
     TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    UNROLLED: tl.constexpr,
 ):
     """Products of floats by token: f32[ROWS, BLOCK], apart per column of a block."""
     lanes = zeros(TOKENS, ROWS, BLOCK, tl.float32)
-    for block in range(tl.cdiv(x_columns, BLOCK)):
-        tile = load_rows(values, rows, is_used, block, SIZE, BLOCK)
-        added = no_tensors()
-        for token in tl.static_range(TOKENS):
-            seen = _seen(x, center, token, block, num_tokens, x_columns, HAS_CENTER, BLOCK)
-            added += (lanes[token] + tile * seen,)
-        lanes = added
+    # Of long strides the number is constant, so that few of them become code without a branch.
+    columns = SIZE if UNROLLED > 1 else x_columns
+    for block in range(0, tl.cdiv(columns, BLOCK), UNROLLED):
+        tiles = no_tensors()
+        for number in tl.static_range(UNROLLED):
+            tiles += (load_rows(values, rows, is_used, block + number, SIZE, BLOCK),)
+        for number in tl.static_range(UNROLLED):
+            added = no_tensors()
+            for token in tl.static_range(TOKENS):
+                seen = _seen(
+                    x, center, token, block + number, num_tokens, x_columns, HAS_CENTER, BLOCK
+                )
+                added += (lanes[token] + tiles[number] * seen,)
+            lanes = added
     return lanes
 
 
