@@ -136,6 +136,30 @@ class TestUploads:
                 before[chosen] = get_format(name).decode(rows)
                 np.testing.assert_allclose(array(decoded(matrix)), before, rtol=2.0**-11, atol=1e-7)
 
+    def test_rows_packed_at_once_have_the_same_bits(self) -> None:
+        rng = np.random.default_rng(8)
+        for name, columns in (("q8_0", 96), ("q4_0", 160), ("q4_k", 768), ("q4_k", 2048)):
+            rows = rng.integers(0, 256, (70, get_format(name).num_bytes(columns)), np.uint8)
+            expected = upload_matrix(rows, name, columns, DEVICE)
+            matrix = empty_matrix(name, 72, columns, DEVICE)
+            # The memory of chunks holds others before.
+            for part in (matrix.values, matrix.scales):
+                assert part is not None
+                part.fill_(7)
+            room = torch.empty(rows.shape, dtype=torch.uint8, pin_memory=DEVICE.type == "cuda")
+            room.numpy()[...] = rows
+            slots = np.arange(1, 71, dtype=np.int32)
+            write_rows(matrix, slots, room.numpy(), is_staged=True)
+            for part, wanted in (
+                (matrix.values, expected.values),
+                (matrix.scales, expected.scales),
+            ):
+                assert part is not None
+                assert wanted is not None
+                bits = torch.int32 if part.dtype == torch.int32 else torch.int16
+                assert torch.equal(part[1:71].view(bits), wanted.view(bits))
+                assert (part[[0, 71]] == 7).all()
+
     def test_smallest_and_largest_scales_of_k_quants(self) -> None:
         rng = np.random.default_rng(9)
         for name, offsets in (("q4_k", (0, 2)), ("q5_k", (0, 2)), ("q6_k", (208,))):

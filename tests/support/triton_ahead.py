@@ -36,12 +36,14 @@ from powerinfer.ops.gpu.ffn import (
 from powerinfer.ops.gpu.kernels import handover, norm, overlap
 from powerinfer.ops.gpu.kernels.listing import write_cold
 from powerinfer.ops.gpu.kernels.matvec import matvec
+from powerinfer.ops.gpu.kernels.packing import PACKED_AT_ONCE, pack_rows
 from powerinfer.ops.gpu.kernels.prompts import decoded, halved, select_values
 from powerinfer.ops.gpu.kernels.route import choose_experts
 from powerinfer.ops.gpu.matrix import DeviceMatrix, empty_matrix
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.selection import predict
 from powerinfer.ops.operands import HeadNorms, KVType, NeuronPredictor, RopeTable, ScoreStage
+from powerinfer.quant import get_format
 from powerinfer.values import Activation, ActivationKind, Batch
 
 _TYPES = {
@@ -50,6 +52,7 @@ _TYPES = {
     torch.bfloat16: "bf16",
     torch.int8: "i8",
     torch.uint8: "u8",
+    torch.int16: "i16",
     torch.int32: "i32",
     torch.int64: "i64",
 }
@@ -189,6 +192,10 @@ def _products() -> None:
 def _prompts() -> None:
     for name in ("q8_0", "q4_0", "lowbit2", "sign"):
         decoded(empty_matrix(name, _HIDDEN, _HIDDEN, "cpu"))
+    for name in PACKED_AT_ONCE:
+        packed = empty_matrix(name, _HIDDEN, _HIDDEN, "cpu")
+        encoded = _empty(_HIDDEN, get_format(name).num_bytes(_HIDDEN), dtype=torch.uint8)
+        pack_rows(encoded, name, packed.values, _empty(_HIDDEN, 144, dtype=torch.float16))
     halved(_empty(512, _HIDDEN), 1024.0)
     values, mask = _empty(512, _NEURONS), _empty(512, _NEURONS, dtype=torch.uint8)
     table, counters = _empty(_NEURONS, dtype=torch.int32), _empty(3, dtype=torch.int64)

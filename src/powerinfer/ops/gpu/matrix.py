@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from powerinfer.errors import NumericsError, ShapeError
 from powerinfer.ops.gpu.formats import SCALE_COLUMNS, device_format, packed_shape
+from powerinfer.ops.gpu.kernels.packing import PACKED_AT_ONCE, pack_rows
 from powerinfer.ops.gpu.memory import Arena
 from powerinfer.quant import get_format
 from powerinfer.values import ByteArray, IntArray
@@ -168,6 +169,10 @@ def write_rows(
         # Nothing to unpack: sent straight to its place.
         rows = torch.from_numpy(encoded).view(matrix.values.dtype)
         matrix.values[whole].copy_(rows, non_blocking=True)
+        return
+    if is_staged and matrix.format_name in PACKED_AT_ONCE and isinstance(whole, slice):
+        sent = _sent(encoded, matrix.device, is_staged=True)
+        pack_rows(sent, matrix.format_name, matrix.values[whole], matrix.scales[whole])
         return
     step = max(1, _PIECE // max(1, row_bytes, matrix.columns))
     for first in range(0, len(slots), step):
