@@ -30,7 +30,7 @@ from powerinfer.ops.gpu.linear import multiplied, panels, product, rounded
 from powerinfer.ops.gpu.matrix import DeviceMatrix, rows_of
 from powerinfer.values import Activation, ActivationKind
 
-__all__ = ["HotNeurons", "hot_ffn", "masked_ffn"]
+__all__ = ["HotNeurons", "activated", "add_rows", "hot_ffn", "masked_ffn"]
 
 # Parts of the sum over neurons, times tokens: with 8 blocks of 512 columns they fill the 132
 # processors of an H200 eight times.
@@ -308,7 +308,7 @@ def masked_ffn(
             sources = neurons.clamp(min=0) // (num_neurons // weights.shape[1])
             values.mul_(weights.index_select(1, sources))
         select_values(values, neurons, mask, hot.counters if is_counted else None)
-        _add_rows(y, values, rows_of(hot.down, piece.start, piece.stop))
+        add_rows(y, values, rows_of(hot.down, piece.start, piece.stop))
     return y.add_(hot.down_bias) if has_down_bias and hot.down_bias is not None else y
 
 
@@ -320,10 +320,10 @@ def _activated_slots(x: Tensor, hot: HotNeurons, piece: slice) -> Tensor:
         return values if bias is None else values.add_(bias[piece])
 
     gate = None if hot.gate is None else part(hot.gate, hot.gate_bias)
-    return _activated(hot.activation, gate, part(hot.up, hot.up_bias))
+    return activated(hot.activation, gate, part(hot.up, hot.up_bias))
 
 
-def _activated(activation: Activation, gate: Tensor | None, up: Tensor) -> Tensor:
+def activated(activation: Activation, gate: Tensor | None, up: Tensor) -> Tensor:
     """Compute `powerinfer.ops.reference.ffn.activate`, overwriting both; NaN stays NaN."""
     first, kind = up if gate is None else gate, activation.kind
     if kind is ActivationKind.SILU:
@@ -346,7 +346,7 @@ def _activated(activation: Activation, gate: Tensor | None, up: Tensor) -> Tenso
     return fired.mul_(up.relu_() if kind is ActivationKind.DRELU else up)
 
 
-def _add_rows(y: Tensor, values: Tensor, down: DeviceMatrix) -> None:
+def add_rows(y: Tensor, values: Tensor, down: DeviceMatrix) -> None:
     """Add values @ rows of down to y."""
     factors, sizes = rounded(values, down)
     for rows, weights in panels(down):

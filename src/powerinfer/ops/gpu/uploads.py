@@ -4,17 +4,23 @@ A copy first gathers rows in host memory, which takes about as long as the trans
 thread neither delays the current step. On torch's cpu device everything happens immediately.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from powerinfer.errors import PowerInferError
-from powerinfer.ops.gpu.memory import DeviceMemory
+from powerinfer.ops.gpu.memory import Arena, DeviceMemory
 from powerinfer.values import ByteArray
 
-__all__ = ["Mark", "Staging", "Upload", "Uploader"]
+__all__ = ["Chunk", "ChunkStream", "Mark", "Staging", "Upload", "Uploader"]
+
+_T = TypeVar("_T")
 
 
 class Staging:
@@ -145,3 +151,60 @@ class Uploader:
                 self._stream.wait_event(after.event)
             work()
             return self.mark()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk(Generic[_T]):
+    """Weights that are sent when they are needed.
+
+    Attributes:
+        place: cuts their arrays out of a buffer.
+        fill: copies the weights into the arrays, in the background.
+    """
+
+    place: Callable[[Arena], _T]
+    fill: Callable[[_T], None]
+
+
+class ChunkStream:
+    """Sends chunks through two alternating buffers, each while the device works with the other."""
+
+    def __init__(self, uploader: Uploader, memory: Tensor) -> None:
+        """Take the memory of the buffers, u8[2, num_bytes] on the device."""
+        self._uploader = uploader
+        self._memory = memory
+        self._current = 0
+        self._coming: tuple[Chunk[Any], Any, Upload] | None = None
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Size of a buffer."""
+        return int(self._memory.shape[1])
+
+    def each(self, chunks: Sequence[Chunk[_T]], then: Chunk[Any] | None = None) -> Iterator[_T]:
+        """Yield the arrays of chunks; work with them must be queued before the next is asked for.
+
+        `then` is probably the first chunk of the next call: it is sent early.
+        """
+        for chunk, following in zip(chunks, [*chunks[1:], then], strict=True):
+            if self._coming is None or self._coming[0] is not chunk:
+                self._coming = self._send(chunk)
+            _, arrays, upload = self._coming
+            self._current = 1 - self._current
+            # All work on the other buffer has been queued by now. Not after the wait below, in
+            # which the thread of uploads would have nothing to do.
+            self._coming = None if following is None else self._send(following)
+            upload.join()
+            yield arrays
+
+    def stop(self) -> None:
+        """Wait for a chunk that was sent early, which is not needed after all."""
+        coming, self._coming = self._coming, None
+        if coming is not None:
+            with suppress(PowerInferError, RuntimeError):
+                coming[2].join()
+
+    def _send(self, chunk: Chunk[_T]) -> tuple[Chunk[_T], _T, Upload]:
+        arrays = chunk.place(Arena(self._memory[1 - self._current]))
+        upload = self._uploader.submit(partial(chunk.fill, arrays), self._uploader.mark())
+        return chunk, arrays, upload

@@ -21,7 +21,7 @@ from powerinfer.ops.gpu.memory import Arena, SharedBuffers, naming_kernel_failur
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.recorder import Activations
 from powerinfer.ops.gpu.selection import route
-from powerinfer.ops.gpu.uploads import Uploader
+from powerinfer.ops.gpu.uploads import ChunkStream, Uploader
 from powerinfer.ops.hybrid.build import exchange_buffers, make_step_graphs
 from powerinfer.ops.hybrid.counters import HybridCounters
 from powerinfer.ops.hybrid.decode import DecodeFFN, HandedFFN, SplitFFN, listed, predicted
@@ -111,10 +111,9 @@ class SplitBlocks:
                 self._cpu,
                 gpu,
                 self._uploads,
-                uploader,
+                ChunkStream(uploader, self._chunks),
                 crossover=settings.prefill_crossover,
                 chunk_bytes=settings.chunk_bytes,
-                memory=self._chunks,
             ),
         )
 

@@ -6,24 +6,22 @@ chunk. For few tokens sending takes longer than computing on the CPU, which then
 result is the same up to rounding.
 """
 
-from collections.abc import Hashable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from powerinfer.ops.cpu.handles import NativeFFN
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.ffn import HotNeurons, masked_ffn
 from powerinfer.ops.gpu.formats import chunk_neurons
-from powerinfer.ops.gpu.memory import Arena
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.selection import Routing, add_expert_biases
-from powerinfer.ops.gpu.uploads import Uploader
+from powerinfer.ops.gpu.uploads import Chunk, ChunkStream
 from powerinfer.ops.hybrid.decode import Mask, SplitFFN
-from powerinfer.ops.hybrid.upload import Placer, Uploads
+from powerinfer.ops.hybrid.upload import Uploads
 from powerinfer.ops.protocol import ActiveIds
 from powerinfer.values import BoolArray, IntArray
 
@@ -40,11 +38,10 @@ class PrefillFFN:
         cpu: NativeOps,
         gpu: TorchGPU,
         uploads: Uploads,
-        uploader: Uploader,
+        stream: ChunkStream,
         *,
         crossover: int,
         chunk_bytes: int,
-        memory: Tensor,
     ) -> None:
         """Take both devices.
 
@@ -52,19 +49,16 @@ class PrefillFFN:
             cpu: holds all weights.
             gpu: computes.
             uploads: copies weights from the CPU to the GPU.
-            uploader: does so in the background.
+            stream: does so in the background.
             crossover: least number of tokens for which cold weights are sent.
             chunk_bytes: approximate size of a buffer, see `gpu.formats.chunk_neurons`.
-            memory: u8[2, num_bytes] on the device, the buffers.
         """
         self._cpu = cpu
         self._gpu = gpu
         self._uploads = uploads
-        self._uploader = uploader
+        self._stream = stream
         self._crossover = crossover
         self._chunk_bytes = chunk_bytes
-        self._memory = memory
-        self._buffers: dict[Hashable, tuple[HotNeurons, HotNeurons]] = {}
 
     def asks_cpu(self, num_tokens: int) -> bool:
         """Test whether the CPU computes the cold neurons of this number of tokens."""
@@ -126,7 +120,10 @@ class PrefillFFN:
             hot = replace(hot, neuron_of_slot=hot.neuron_of_slot[:0])
             wanted = np.arange(block.num_neurons, dtype=np.int32)
         y = masked_ffn(x, hot, mask, weights)
-        for ids, chunk in self._chunks(block, wanted):
+        size = chunk_neurons(hot.neuron_bytes, block.num_neurons, self._chunk_bytes)
+        pieces = [wanted[first : first + size] for first in range(0, len(wanted), size)]
+        chunks = [_chunk_of(self._uploads, block.cpu, ids, size) for ids in pieces]
+        for ids, chunk in zip(pieces, self._stream.each(chunks), strict=True):
             sent = replace(
                 chunk,
                 neuron_of_slot=self._gpu.to_device(ids),
@@ -136,45 +133,14 @@ class PrefillFFN:
             self._gpu.add(y, masked_ffn(x, sent, mask, weights, has_down_bias=False))
         return y
 
-    def _chunks(self, block: SplitFFN, wanted: IntArray) -> Iterator[tuple[IntArray, HotNeurons]]:
-        """Yield neurons with their buffer, valid until the chunk after the next."""
-        buffers = self._buffers_for(block)
-        size = buffers[0].num_slots
-        pieces = [wanted[first : first + size] for first in range(0, len(wanted), size)]
 
-        def load(number: int) -> None:
-            ids = pieces[number]
-            slots = np.arange(len(ids), dtype=np.int32)
-            self._uploads.neurons(block.cpu, buffers[number % 2], ids, slots)
-
-        upload = self._uploader.submit(partial(load, 0), self._uploader.mark())
-        for number, ids in enumerate(pieces):
-            arriving = upload
-            if number + 1 < len(pieces):
-                # All work on the other buffer has been queued by now. Not after the wait below, in
-                # which the thread of uploads would have nothing to do.
-                used = self._uploader.mark()
-                upload = self._uploader.submit(partial(load, number + 1), used)
-            arriving.join()
-            yield ids, buffers[number % 2]
-
-    def _buffers_for(self, block: SplitFFN) -> tuple[HotNeurons, HotNeurons]:
-        """Return two buffers for chunks of such blocks; those of others share the memory."""
-        hot = block.hot
-        parts = [part for part in (hot.gate, hot.up, hot.down) if part is not None]
-        forms = tuple((part.format_name, part.values.dtype) for part in parts)
-        biases = (hot.gate_bias is not None, hot.up_bias is not None)
-        key = (forms, biases, hot.activation, hot.is_exact_sparse)
-        if key not in self._buffers:
-            num_slots = chunk_neurons(hot.neuron_bytes, block.num_neurons, self._chunk_bytes)
-            first, second = (
-                Placer(self._cpu, self._gpu, self._uploads, Arena(memory)).empty_neurons(
-                    block.cpu, num_slots
-                )
-                for memory in self._memory
-            )
-            self._buffers[key] = (first, second)
-        return self._buffers[key]
+def _chunk_of(uploads: Uploads, ffn: NativeFFN, ids: IntArray, num_slots: int) -> Chunk[HotNeurons]:
+    # Not of the block, which refers to the device's memory.
+    slots = np.arange(len(ids), dtype=np.int32)
+    return Chunk(
+        lambda arena: uploads.placer(arena).empty_neurons(ffn, num_slots),
+        lambda hot: uploads.neurons(ffn, hot, ids, slots),
+    )
 
 
 def _cold_of(mask: MaskArray | None, block: SplitFFN, num_tokens: int) -> ActiveIds:

@@ -18,7 +18,7 @@ from powerinfer.ops.cpu.handles import (
 )
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.ffn import HotNeurons
-from powerinfer.ops.gpu.formats import transposed_format
+from powerinfer.ops.gpu.formats import ALIGNMENT, device_bytes, transposed_format
 from powerinfer.ops.gpu.linear import write_columns
 from powerinfer.ops.gpu.matrix import (
     DeviceMatrix,
@@ -31,7 +31,7 @@ from powerinfer.ops.gpu.matrix import (
 from powerinfer.ops.gpu.memory import Arena
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.selection import DevicePredictor, DeviceRouter
-from powerinfer.ops.gpu.uploads import Staging
+from powerinfer.ops.gpu.uploads import Chunk, Staging
 from powerinfer.ops.hybrid.handles import (
     Fused,
     FusedPart,
@@ -62,6 +62,24 @@ class Uploads:
         self._gpu = gpu
         self._staging = Staging(gpu, _PIECE_BYTES)
 
+    def placer(self, arena: Arena) -> "Placer":
+        """Create a placer that cuts the arrays of weights out of an arena."""
+        return Placer(self._cpu, self._gpu, self, arena)
+
+    def chunks(self, matrix: NativeMatrix, buffer_bytes: int) -> list[Chunk[DeviceMatrix]]:
+        """Divide the rows of a matrix for buffers of this size."""
+        name, (rows, columns) = self._cpu.matrix_format(matrix), self._cpu.matrix_shape(matrix)
+        most = max(1, (buffer_bytes - 2 * ALIGNMENT) // device_bytes(name, 1, columns))
+
+        def chunk(ids: IntArray) -> Chunk[DeviceMatrix]:
+            slots = np.arange(len(ids), dtype=np.int32)
+            return Chunk(
+                lambda arena: empty_matrix(name, len(ids), columns, arena),
+                lambda target: self.rows(matrix, ids, target, slots),
+            )
+
+        return list(map(chunk, np.array_split(np.arange(rows, dtype=np.int32), -(-rows // most))))
+
     def rows(
         self, matrix: NativeMatrix, ids: IntArray, target: DeviceMatrix, slots: IntArray
     ) -> None:
@@ -73,6 +91,8 @@ class Uploads:
             target: matrix on the device with the same format and columns.
             slots: i32[n], rows to write.
         """
+        # All of it lies in one arena. Closing a model does not wait for background work.
+        self._gpu.keep_for_stream(target.values)
         for piece, encoded in self._encoded(matrix, ids):
             write_rows(target, slots[piece], encoded, is_staged=True)
 
@@ -87,8 +107,6 @@ class Uploads:
         """
         if not len(ids):
             return
-        # All of it lies in one arena. Closing a model does not wait for background work.
-        self._gpu.keep_for_stream(hot.up.values)
         for part, target, bias in (
             (ffn.gate, hot.gate, hot.gate_bias),
             (ffn.up, hot.up, hot.up_bias),
