@@ -21,19 +21,24 @@ from powerinfer.offload.problem import PlacementTask, native_backend, placement_
 from powerinfer.offload.progress import PlacementProgress
 from powerinfer.ops.protocol import KVType
 from powerinfer.options.options import EngineOptions
+from powerinfer.placement.cost_model import CostModel
 from powerinfer.placement.plan import PlacementPlan
 from powerinfer.placement.problem import PlacementProblem
 from powerinfer.placement.step_time import hot_neurons, step_s
 from powerinfer.store.memory import format_bytes
 from powerinfer.tokenizer import Tokenizer
 
-__all__ = ["Placement", "give_memory_back", "place", "prefill_crossover"]
+__all__ = ["Placement", "give_memory_back", "place", "prefill_crossover", "stream_crossover"]
 
 # Factor for the placed bytes after a plan that fitted the budget did not fit the memory.
 _SHRINK = 0.9
 # Bounds on the prompt length that moves prefill to the GPU: longer than one decode step, and short
 # of where the CPU's time for a token no longer matters.
 _LEAST_CROSSOVER, _MOST_CROSSOVER = 9, 512
+# Prompt tokens that the CPU computes in the time of reading the weights, 11 (Q4_0) to 26 (F16) with
+# 14 threads of a server; and as many again, because gathering and unpacking halve the speed of
+# transfers. Steps of `HybridSettings.max_texts` texts stay below the least.
+_PROMPT_GAIN, _LEAST_STREAMED = 40, 64
 # Eager steps before recording, the recorded step, and its first replay.
 _TRIED_STEPS = 5
 # Kernels that these steps and a prompt run, about.
@@ -179,6 +184,7 @@ def _placed(
     modes = {None: by_default, True: OnlineMode.ON, False: OnlineMode.OFF}
     settings = HybridSettings(
         prefill_crossover=prefill_crossover(task.problem, plan),
+        stream_crossover=stream_crossover(task.problem.cost),
         online=OnlineSettings(mode=modes[options.online], max_moves=SPARE_NEURONS),
         chunk_bytes=CHUNK_BYTES,
     )
@@ -228,6 +234,13 @@ def prefill_crossover(problem: PlacementProblem, plan: PlacementPlan) -> int:
     if not cpu_s:
         return _LEAST_CROSSOVER
     return max(_LEAST_CROSSOVER, min(_MOST_CROSSOVER, math.ceil(send_s / cpu_s)))
+
+
+def stream_crossover(cost: CostModel) -> int:
+    """Prompt length from which sending the weights of a layer beats computing it on the CPU."""
+    sent_per_read = cost.cpu.read_bytes_per_s / cost.transfer_bytes_per_s
+    wanted = math.ceil(_PROMPT_GAIN * sent_per_read)
+    return max(_LEAST_STREAMED, min(_MOST_CROSSOVER, wanted))
 
 
 def _try_out(model: Model, cache: KVCache, batch_size: int) -> None:

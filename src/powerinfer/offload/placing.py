@@ -16,6 +16,7 @@ from powerinfer.models.model import Model
 from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
 from powerinfer.ops.backend import SomeFFN, SomeLinear, Vector, as_backend
 from powerinfer.ops.cpu.handles import NativeFFN, NativeLinear, NativeVector
+from powerinfer.ops.gpu.formats import WIDEST_PIECE
 from powerinfer.ops.gpu.memory import Arena, naming_exhaustion
 from powerinfer.ops.hybrid.ops import HybridOps
 from powerinfer.ops.hybrid.upload import HandedBlock, PlacedBlock, Placer
@@ -97,12 +98,16 @@ def _copy(
             output_norm=None if norm is None else _place_norm(norm, placer),
             output=_place_linear(weights.output, placer),
         )
-    split = [
+    sent = [
         _native(layer.ffn)
         for (layer, _), block in zip(pairs, blocks, strict=True)
         if isinstance(block, PlacedBlock) and not block.slots.is_full
     ]
-    ops.blocks.place_chunks(split, placer)
+    config = model.config
+    ops.blocks.are_streamable = not config.num_experts and config.num_neurons <= WIDEST_PIECE
+    if ops.blocks.are_streamable:
+        sent += [_native(layer.ffn) for layer, plan in pairs if not plan.has_attention]
+    ops.blocks.place_chunks(sent, placer)
     return weights, blocks, shared
 
 

@@ -30,10 +30,13 @@ from powerinfer.offload.placing import count_bytes
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu import ffn as gpu_ffn
 from powerinfer.ops.gpu import linear as gpu_linear
+from powerinfer.ops.gpu.matrix import DeviceMatrix
 from powerinfer.ops.gpu.memory import Arena, DeviceMemory
+from powerinfer.ops.hybrid import streamed as streamed_layers
 from powerinfer.ops.hybrid.handles import device_linears, fused_whole
 from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings
 from powerinfer.ops.hybrid.ops import HybridSettings
+from powerinfer.ops.hybrid.streamed import StreamedLayers
 from powerinfer.ops.protocol import KVType
 from powerinfer.placement.plan import PlacementPlan
 from powerinfer.placement.problem import ActivationStats, ModelSizes, PlacementProblem
@@ -120,15 +123,8 @@ def test_arrays_of_their_own_would_take_more(name: str, monkeypatch: pytest.Monk
     assert apart > taken + 24 * MIB
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize(
-    "kind", [ActivationKind.RELU, ActivationKind.DRELU, ActivationKind.CLAMPED_SWIGLU]
-)
-@pytest.mark.parametrize("name", LARGE_MODELS)
-def test_prompts_keep_to_their_workspace(
-    name: str, kind: ActivationKind, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the products of one layer, without numbers: the allocator reserves what was set aside."""
+def _without_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let products of prompts only allocate."""
 
     def multiplied(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return x.new_empty((x.shape[0], y.shape[1]), dtype=torch.float32)
@@ -141,6 +137,23 @@ def test_prompts_keep_to_their_workspace(
     monkeypatch.setattr(gpu_ffn, "select_values", lambda *_: None)
     monkeypatch.setattr(gpu_linear, "multiplied", multiplied)
     monkeypatch.setattr(gpu_ffn, "multiplied", multiplied)
+
+
+def _others(model: Model) -> int:
+    """Shares of the overhead for pools, chunks (in the arena), uploads and angles."""
+    return (64 + 32) * MIB + 2 * CHUNK_BYTES + 2 * model.context_length * 64 * 4
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize(
+    "kind", [ActivationKind.RELU, ActivationKind.DRELU, ActivationKind.CLAMPED_SWIGLU]
+)
+@pytest.mark.parametrize("name", LARGE_MODELS)
+def test_prompts_keep_to_their_workspace(
+    name: str, kind: ActivationKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the products of one layer, without numbers: the allocator reserves what was set aside."""
+    _without_numbers(monkeypatch)
     model, num_tokens = shaped_model(LARGE_MODELS[name]), 512
     sizes = model_sizes(model, _assumed(KVType.F16, neurons_move=False))
     hidden, neurons = model.config.hidden_size, model.config.num_neurons
@@ -175,9 +188,41 @@ def test_prompts_keep_to_their_workspace(
         if model.config.num_experts:
             weights = torch.empty((num_tokens, model.config.num_experts), device="meta")
         stream.add_(gpu_ffn.masked_ffn(normed, hot, mask, weights))
-    # Memory pools, chunks (in the arena), uploads and angles have a share of their own.
-    others = (64 + 32) * MIB + 2 * CHUNK_BYTES + 2 * model.context_length * 64 * 4
-    assert allocator.reserved <= sizes.overhead_bytes - others
+    assert allocator.reserved <= sizes.overhead_bytes - _others(model)
+
+
+@pytest.mark.parametrize("name", [name for name in LARGE_MODELS if name.startswith("7")])
+def test_layers_that_are_sent_keep_to_the_same_workspace(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _without_numbers(monkeypatch)
+    model, num_tokens = shaped_model(LARGE_MODELS[name]), 512
+    sizes = model_sizes(model, _assumed(KVType.F16, neurons_move=False))
+    ops = hybrid(
+        model, _plan_of(sizes, 0), neurons_move=False, chunk_bytes=CHUNK_BYTES, max_moves=0
+    )
+    uploads, layer = ops.uploads, cast("Any", model.weights.layers[0])
+    room = Arena.counting()
+
+    def sent(_self: StreamedLayers, matrix: Any) -> list[DeviceMatrix]:
+        return [chunk.place(room) for chunk in uploads.chunks(matrix, CHUNK_BYTES)]
+
+    monkeypatch.setattr(streamed_layers, "select_values", lambda *_: None)
+    monkeypatch.setattr(StreamedLayers, "_count", lambda *_: None)
+    monkeypatch.setattr(StreamedLayers, "_sent", sent)
+    streamed = StreamedLayers(ops.cpu, ops.gpu, uploads, cast("Any", None), 0)
+    allocator = CachingAllocator()
+    with watched(allocator, "meta"):
+        x = torch.empty((num_tokens, model.config.hidden_size), device="meta")
+        normed = torch.empty_like(x)
+        q, k, v = streamed.linear(normed, layer.qkv)
+        # As much as keys and values of f16, and what fills their blocks up.
+        kept, attended = k.clone(), torch.empty_like(x)
+        del q, k, v, kept
+        x.add_(streamed.linear(attended, [layer.attn_output])[0])
+        del attended
+        x.add_(streamed.ffn(normed, layer.ffn, normed))
+    assert allocator.reserved <= sizes.overhead_bytes - _others(model)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,12 @@ from powerinfer.offload.model_sizes import (
     SizeAssumptions,
     model_sizes,
 )
-from powerinfer.offload.place import Placement, place, prefill_crossover
+from powerinfer.offload.place import (
+    Placement,
+    place,
+    prefill_crossover,
+    stream_crossover,
+)
 from powerinfer.offload.problem import PlacementTask, budget_bytes, placement_task
 from powerinfer.ops.protocol import KVType
 from powerinfer.options.options import EngineOptions, engine_options
@@ -213,6 +218,7 @@ def test_the_crossover_of_prompts(bamboo: LLM) -> None:
     cost = problem.cost
     fast_link = replace(problem, cost=replace(cost, transfer_bytes_per_s=1e15))
     slow_link = replace(problem, cost=replace(cost, transfer_bytes_per_s=1.0))
+    assert [stream_crossover(one.cost) for one in (fast_link, slow_link)] == [64, 512]
     assert prefill_crossover(fast_link, nothing) == 9
     assert prefill_crossover(slow_link, nothing) == 512
     every = np.arange(problem.sizes.num_neurons, dtype=np.int32)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import cast
@@ -31,8 +31,9 @@ from powerinfer.ops.hybrid.migration import HybridSettings, OnlineMode, OnlinePl
 from powerinfer.ops.hybrid.prefill import PrefillFFN
 from powerinfer.ops.hybrid.runs import Group, LayerRun, token_groups
 from powerinfer.ops.hybrid.step_graphs import Counting, StepGraphs
+from powerinfer.ops.hybrid.streamed import StreamedLayers
 from powerinfer.ops.hybrid.upload import HandedBlock, PlacedBlock, Placer, Uploads
-from powerinfer.ops.protocol import ActiveIds, ArrayT, LayerProgram
+from powerinfer.ops.protocol import ActiveIds, ArrayT, KVType, LayerProgram
 from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
 
 __all__ = ["SplitBlocks"]
@@ -48,6 +49,7 @@ class _Shared:
     uploader: Uploader
     decode: DecodeFFN
     prefill: PrefillFFN
+    streamed: StreamedLayers | None
 
 
 class SplitBlocks:
@@ -56,6 +58,8 @@ class SplitBlocks:
     Attributes:
         are_recordable: no predictor is written in Python, which a step would have to call.
         online: moves neurons; None before a model was placed, or if none may move.
+        are_streamable: the GPU may compute prompts of the layers on the CPU.
+        kv_type: type of the last cache.
     """
 
     def __init__(
@@ -63,6 +67,8 @@ class SplitBlocks:
     ) -> None:
         self.are_recordable = True
         self.online: OnlinePlacement | None = None
+        self.are_streamable = False
+        self.kv_type = KVType.F16
         self._cpu, self._gpu, self._uploads, self._settings = cpu, gpu, uploads, settings
         self._blocks: list[SplitFFN] = []
         self._handoff_layers: dict[int, int] = {}
@@ -101,6 +107,7 @@ class SplitBlocks:
             max_tokens=settings.max_tokens,
         )
         uploader = Uploader(gpu.device)
+        stream = ChunkStream(uploader, self._chunks)
         self._shared = _Shared(
             exchange=exchange,
             graphs=graphs,
@@ -111,16 +118,26 @@ class SplitBlocks:
                 self._cpu,
                 gpu,
                 self._uploads,
-                ChunkStream(uploader, self._chunks),
+                stream,
                 crossover=settings.prefill_crossover,
                 chunk_bytes=settings.chunk_bytes,
             ),
+            streamed=StreamedLayers(
+                self._cpu, gpu, self._uploads, stream, settings.stream_crossover
+            )
+            if self.are_streamable
+            else None,
         )
 
     @property
     def graphs(self) -> StepGraphs:
         """Executes the runs of layers of steps."""
         return self._placed.graphs
+
+    def streamed(self, num_tokens: int) -> StreamedLayers | None:
+        """Return the operations of the GPU for layers of the CPU; None for few tokens."""
+        found = None if self._shared is None else self._shared.streamed
+        return found if found is not None and found.takes(num_tokens) else None
 
     def working(self) -> AbstractContextManager[None]:
         """Open the context for work that steps must follow."""
@@ -299,13 +316,24 @@ class SplitBlocks:
                     parts = [self._run(run, x[part.rows], part.batch, program) for part in groups]
                     x = parts[0] if len(parts) == 1 else np.concatenate(parts)
                 else:
-                    x = self._on_host(_executed(run, program, x, batch))
+                    x = self._run_on_cpu(run, x, batch, program)
             placed.counters.end_step()
             placed.exchange.collect(self._cpu.counters)
             step_s, is_small = perf_counter() - start, most <= settings.max_tokens
             if self.online is not None and is_small and self.online.after_step(step_s):
                 placed.graphs.forget()
         return x
+
+    def _run_on_cpu(
+        self, run: LayerRun, x: FloatArray, batch: Batch, program: LayerProgram[Activations]
+    ) -> FloatArray:
+        """Execute a run whose weights are on the CPU."""
+        streamed = self.streamed(batch.num_tokens)
+        if streamed is not None and run.first < run.last:
+            with streamed.trying(self.kv_type):
+                x = self._run(replace(run, has_end=False), x, batch, program)
+                run = replace(run, first=run.last)
+        return self._on_host(_executed(run, program, x, batch))
 
     def _run(
         self, run: LayerRun, x: FloatArray, batch: Batch, program: LayerProgram[Activations]
@@ -341,6 +369,7 @@ class SplitBlocks:
         else:
             # They gather the cold weights that the prompt sends, matrix by matrix.
             is_wanted = bool(self._handoff_layers) and not placed.prefill.asks_cpu(num_tokens)
+            is_wanted = is_wanted or self.streamed(num_tokens) is not None
         if not (is_wanted and self._gpu.is_cuda):
             yield
             return

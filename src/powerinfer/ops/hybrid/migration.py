@@ -89,6 +89,7 @@ class HybridSettings:
             its weights for each, so more of them are cheaper in the way of a prompt.
         prefill_crossover: least number of prompt tokens for which cold weights are sent to the GPU
             instead of computed by the CPU. `offload.place` derives it from measured speeds.
+        stream_crossover: the same for all weights of a layer on the CPU.
         handoff: one of `build.HANDOFFS`.
         online: settings of moving neurons.
         chunk_bytes: size of each of two buffers for cold weights.
@@ -97,6 +98,7 @@ class HybridSettings:
     max_tokens: int = MAX_TOKENS
     max_texts: int = 32
     prefill_crossover: int = 32
+    stream_crossover: int = 64
     handoff: str = "auto"
     online: OnlineSettings = field(default_factory=OnlineSettings)
     chunk_bytes: int = 32 << 20

@@ -44,6 +44,7 @@ from powerinfer.ops.hybrid.handles import (
 )
 from powerinfer.ops.hybrid.migration import HybridSettings
 from powerinfer.ops.hybrid.runs import layer_runs
+from powerinfer.ops.hybrid.streamed import StreamedLayers
 from powerinfer.ops.hybrid.upload import Placer, Uploads
 from powerinfer.ops.protocol import (
     ActiveIds,
@@ -137,6 +138,8 @@ class HybridOps(CPULoading):
         """Normalise on the device of the weight."""
         if isinstance(weight, OnDevice):
             return self.gpu.rms_norm(self.on_device(x), weight.device, eps)
+        if (streamed := self._streamed(x)) is not None:
+            return self.gpu.rms_norm(self.on_device(x), streamed.vector(weight), eps)
         return self.cpu.rms_norm(self.to_host(x), weight, eps)
 
     def layer_norm(
@@ -146,7 +149,11 @@ class HybridOps(CPULoading):
         if isinstance(weight, OnDevice):
             shift = optional(device_vector)(bias)
             return self.gpu.layer_norm(self.on_device(x), weight.device, shift, eps)
-        return self.cpu.layer_norm(self.to_host(x), weight, optional(host_vector)(bias), eps)
+        on_host = optional(host_vector)(bias)
+        if (streamed := self._streamed(x)) is not None:
+            sent = optional(streamed.vector)(on_host)
+            return self.gpu.layer_norm(self.on_device(x), streamed.vector(weight), sent, eps)
+        return self.cpu.layer_norm(self.to_host(x), weight, on_host, eps)
 
     def linear(
         self, x: HybridArray, layers: Sequence[HybridLinear], is_prompt: BoolArray | None = None
@@ -162,6 +169,8 @@ class HybridOps(CPULoading):
         on_host = [
             Linear(host_matrix(layer.matrix), optional(host_vector)(layer.bias)) for layer in layers
         ]
+        if (streamed := self._streamed(x)) is not None:
+            return streamed.linear(self.on_device(x), on_host)
         return self.cpu.linear(self.to_host(x), on_host, is_prompt)
 
     def rope_and_store(
@@ -179,9 +188,13 @@ class HybridOps(CPULoading):
             on_device = self.on_device(q), self.on_device(k), self.on_device(v)
             uploaded = None if head_norms is None else head_norms.map(device_vector)
             self.gpu.rope_and_store(*on_device, cache, batch, rope, uploaded)
+            return
+        kept = None if head_norms is None else head_norms.map(host_vector)
+        if (streamed := self._streamed(q)) is not None:
+            rotated = self.on_device(q), self.on_device(k), self.on_device(v)
+            streamed.rope_and_store(*rotated, cache, _host_batch(batch), rope, kept)
         else:
             on_host = self.to_host(q), self.to_host(k), self.to_host(v)
-            kept = None if head_norms is None else head_norms.map(host_vector)
             self.cpu.rope_and_store(*on_host, cache, _host_batch(batch), rope, kept)
 
     def new_kv_layers(
@@ -195,6 +208,7 @@ class HybridOps(CPULoading):
     ) -> list[HybridKV]:
         """Allocate the cache of each layer on the device of its attention."""
         sizes = num_blocks, block_size, num_kv_heads, head_dim
+        self.blocks.kv_type = kv_type
         is_on_gpu = [layer.has_attention for layer in self.plan.layers[:num_layers]]
         on_gpu = iter(self.gpu.new_kv_layers(sum(is_on_gpu), *sizes, kv_type))
         on_cpu = iter(self.cpu.new_kv_layers(num_layers - sum(is_on_gpu), *sizes, kv_type))
@@ -224,8 +238,11 @@ class HybridOps(CPULoading):
             on_device = self.on_device(q), cache, batch, scale, window
             uploaded = optional(device_vector)(sinks)
             return self.gpu.attention(*on_device, sinks=uploaded, soft_cap=soft_cap)
-        on_host = self.to_host(q), cache, _host_batch(batch), scale, window
         kept = optional(host_vector)(sinks)
+        if (streamed := self._streamed(q)) is not None:
+            seen = self.on_device(q), cache, _host_batch(batch), scale, window
+            return streamed.attention(*seen, sinks=kept, soft_cap=soft_cap)
+        on_host = self.to_host(q), cache, _host_batch(batch), scale, window
         return self.cpu.attention(*on_host, sinks=kept, soft_cap=soft_cap)
 
     # The feed-forward block: on the CPU, or on both devices.
@@ -254,6 +271,9 @@ class HybridOps(CPULoading):
         if isinstance(ffn.native, SplitFFN | HandedFFN):
             scored, routed = (optional(self.on_device)(each) for each in inputs)
             return self.blocks.start(self.on_device(x), ffn.native, scored, routed, is_prompt)
+        if (streamed := self._streamed(x)) is not None:
+            scored = self.on_device(x if predictor_input is None else predictor_input)
+            return partial(streamed.ffn, self.on_device(x), cpu_ffn(ffn), scored)
         scored_here, routed_here = (optional(self.to_host)(each) for each in inputs)
         on_host = self.to_host(x), cpu_ffn(ffn), scored_here, is_prompt, routed_here
         return partial(self.cpu.ffn, *on_host)
@@ -317,6 +337,10 @@ class HybridOps(CPULoading):
     def to_host(self, x: HybridArray) -> FloatArray:
         """Wait for an activation and return it as a numpy array."""
         return x if isinstance(x, np.ndarray) else self.gpu.to_host(x)
+
+    def _streamed(self, x: HybridArray) -> StreamedLayers | None:
+        """Return the operations that send weights of the CPU to an activation on the device."""
+        return self.blocks.streamed(len(x)) if isinstance(x, Tensor) else None
 
     def on_device(self, x: HybridArray) -> Tensor:
         """Return an activation as a tensor of the device."""

@@ -1,0 +1,178 @@
+"""Prompts of layers on the CPU, which the GPU computes with weights that are sent to it."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from torch_device import skip_module_without
+
+skip_module_without("torch", "triton")
+
+import torch
+
+from placed_models import SMALL, load, make_plan, place, tiny_file
+from powerinfer.errors import OutOfDeviceMemoryError
+from powerinfer.models import Model
+from powerinfer.ops.cpu.ops import NativeOps
+from powerinfer.ops.gpu.uploads import Upload
+from powerinfer.ops.hybrid.streamed import StreamedLayers
+from powerinfer.ops.hybrid.upload import Uploads
+from powerinfer.ops.protocol import KVType
+from powerinfer.values import FloatArray
+from tiny_models import TINY_MODELS, write_model
+from tolerances import assert_close
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+STREAMED = replace(SMALL, stream_crossover=4)
+PROMPT = np.arange(9, dtype=np.int32)
+MODELS = (
+    ("llama", None, "q8_0"),
+    ("bamboo", "mlp", "f16"),
+    *(
+        pytest.param(*case, marks=pytest.mark.thorough)
+        for case in (
+            ("llama-drelu-transposed", None, "f16"),
+            ("falcon-40b-relu", None, "f16"),
+            ("falcon-powerinfer", "mlp", "f16"),
+            ("gemma3", None, "f16"),
+            ("qwen2-drelu", None, "f16"),
+            ("opt", None, "f32"),
+            ("bamboo", "oracle", "f16"),
+        )
+    ),
+)
+
+
+@pytest.fixture
+def loaded(tmp_path: Path) -> Callable[..., Model]:
+    def make(name: str = "llama", kind: str | None = None, format_name: str = "f16") -> Model:
+        return load(tiny_file(tmp_path, name, format_name), NativeOps(2), kind)
+
+    return make
+
+
+def placed_on(model: Model, states: str = "CC") -> Model:
+    plan = make_plan(states, has_output=False, num_neurons=model.config.num_neurons)
+    return place(model, plan, STREAMED, DEVICE)
+
+
+def text(model: Model, length: int = 20, kv_type: KVType = KVType.F16) -> FloatArray:
+    """Logits of two prompts in a step, of the rest of the first, and of a token after each."""
+    cache = model.new_cache(256, kv_type=kv_type)
+    first = np.arange(length, dtype=np.int32)
+    steps: list[tuple[list[Any], bool]] = [
+        ([(0, first, 0), (1, PROMPT, 0)], True),
+        ([(0, PROMPT, length)], True),
+        ([(0, PROMPT[:1], length + 9), (1, PROMPT[:1], 9)], False),
+    ]
+    logits = []
+    for parts, is_prompt in steps:
+        logits.append(model.forward(cache.batch(parts, [is_prompt] * len(parts)), cache))
+    return np.concatenate(logits)
+
+
+@pytest.mark.parametrize(("name", "kind", "format_name"), MODELS)
+def test_logits_are_those_of_the_cpu(
+    loaded: Callable[..., Model], name: str, kind: str | None, format_name: str
+) -> None:
+    model = loaded(name, kind, format_name)
+    placed = placed_on(model)
+    with mock.patch.object(
+        StreamedLayers, "linear", autospec=True, side_effect=StreamedLayers.linear
+    ) as streamed:
+        # More than a block of keys.
+        got = text(placed, 70)
+    # Two products of attention in each of two layers and two steps.
+    assert streamed.call_count == 8
+    assert_close(got, text(model, 70), "hybrid")
+
+
+def test_keys_of_eight_bits_are_those_of_the_cpu(tmp_path: Path) -> None:
+    recipe = replace(TINY_MODELS["llama"], head_dim=32, num_heads=2, num_kv_heads=1)
+    model = load(write_model(tmp_path / "wide.gguf", recipe), NativeOps(2))
+    got, expected = (text(one, kv_type=KVType.Q8_0) for one in (placed_on(model), model))
+    assert_close(got, expected, "hybrid")
+
+
+def test_bits_are_the_same_again_and_after_any_other_order(loaded: Callable[..., Model]) -> None:
+    """Chunks are sent early by the order of the last prompt."""
+    placed = placed_on(loaded(), "CF")
+    ops: Any = placed.ops
+    first = text(placed)
+    streamed = ops.blocks.streamed(4)
+    matrices = list(streamed._followers)
+    streamed._followers = dict(zip(matrices, matrices[::-1], strict=True))
+    np.testing.assert_array_equal(text(placed), first)
+    np.testing.assert_array_equal(text(placed), first)
+
+
+def test_the_cpu_goes_on_if_memory_runs_out(
+    loaded: Callable[..., Model], caplog: pytest.LogCaptureFixture
+) -> None:
+    model = loaded()
+    placed, calls = placed_on(model), 0
+    rows = Uploads.rows
+
+    def failing(*arguments: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 6:
+            raise OutOfDeviceMemoryError("no room for a chunk")
+        rows(*arguments)
+
+    with mock.patch.object(Uploads, "rows", failing):
+        got = text(placed)
+    assert calls == 6
+    np.testing.assert_array_equal(got, text(model))
+    assert [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING] == [
+        "the CPU computes prompts of its layers, which is slower: no room for a chunk"
+    ]
+
+
+def test_a_step_after_ctrl_c_is_right(loaded: Callable[..., Model]) -> None:
+    model = loaded()
+    placed = placed_on(model)
+    expected = text(placed)
+    join, calls = Upload.join, 0
+
+    def interrupted(upload: Upload) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 6:
+            raise KeyboardInterrupt
+        join(upload)
+
+    with mock.patch.object(Upload, "join", interrupted), pytest.raises(KeyboardInterrupt):
+        text(placed)
+    np.testing.assert_array_equal(text(placed), expected)
+
+
+def test_counts_are_those_of_the_cpu(loaded: Callable[..., Model]) -> None:
+    model = loaded("llama-relu", format_name="f32")
+    placed, counters, found = placed_on(model), model.ops.counters, []
+    for tried in (model, placed):
+        before = counters.active, counters.predicted, counters.total
+        text(tried)
+        after = counters.active, counters.predicted, counters.total
+        found.append([b - a for a, b in zip(before, after, strict=True)])
+    assert found[0][2] == found[1][2]
+    np.testing.assert_allclose(found[0], found[1], rtol=0.01)
+
+
+def test_few_tokens_and_mixtures_of_experts_stay_on_the_cpu(
+    loaded: Callable[..., Model],
+) -> None:
+    for name, length in (("llama", 3), ("mixtral", 9)):
+        model = loaded(name)
+        placed = placed_on(model)
+        logits = []
+        for tried in (model, placed):
+            cache = tried.new_cache(64)
+            logits.append(tried.forward(cache.batch([(0, PROMPT[:length], 0)], [True]), cache))
+        np.testing.assert_array_equal(logits[0], logits[1])
