@@ -141,7 +141,7 @@ def test_neurons_move_between_prompts_and_steps(machine: Machine, cpu_model: Mod
     assert machine.num_pieces > 2 * 2 * 2
     # What may be written beside the steps is nobody else's until it has been, closed model or not.
     block: Any = placed.weights.layers[0].ffn.native
-    uploader: Any = placed.ops.blocks._placed.uploader  # type: ignore[attr-defined]
+    uploader: Any = placed.ops.blocks._placed.uploaders[0]  # type: ignore[attr-defined]
     assert block.hot.up.values.untyped_storage().data_ptr() in uploader._stream.kept
 
 

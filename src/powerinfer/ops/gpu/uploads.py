@@ -167,11 +167,15 @@ class Chunk(Generic[_T]):
 
 
 class ChunkStream:
-    """Sends chunks through two alternating buffers, each while the device works with the other."""
+    """Sends chunks through two alternating buffers, each while the device works with the other.
 
-    def __init__(self, uploader: Uploader, memory: Tensor) -> None:
+    Attributes:
+        uploaders: one for each buffer, as gathering rows takes a thread as long as queueing copies.
+    """
+
+    def __init__(self, device: torch.device, memory: Tensor) -> None:
         """Take the memory of the buffers, u8[2, num_bytes] on the device."""
-        self._uploader = uploader
+        self.uploaders = Uploader(device), Uploader(device)
         self._memory = memory
         self._current = 0
         self._coming: tuple[Chunk[Any], Any, Upload] | None = None
@@ -205,6 +209,7 @@ class ChunkStream:
                 coming[2].join()
 
     def _send(self, chunk: Chunk[_T]) -> tuple[Chunk[_T], _T, Upload]:
-        arrays = chunk.place(Arena(self._memory[1 - self._current]))
-        upload = self._uploader.submit(partial(chunk.fill, arrays), self._uploader.mark())
+        number = 1 - self._current
+        arrays, uploader = chunk.place(Arena(self._memory[number])), self.uploaders[number]
+        upload = uploader.submit(partial(chunk.fill, arrays), uploader.mark())
         return chunk, arrays, upload

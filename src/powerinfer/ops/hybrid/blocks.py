@@ -46,7 +46,7 @@ class _Shared:
     exchange: NativeExchange
     graphs: StepGraphs
     counters: HybridCounters
-    uploader: Uploader
+    uploaders: tuple[Uploader, Uploader]
     decode: DecodeFFN
     prefill: PrefillFFN
     streamed: StreamedLayers | None
@@ -106,13 +106,12 @@ class SplitBlocks:
             counting=Counting(counters.save, counters.fetch),
             max_tokens=settings.max_tokens,
         )
-        uploader = Uploader(gpu.device)
-        stream = ChunkStream(uploader, self._chunks)
+        stream = ChunkStream(gpu.device, self._chunks)
         self._shared = _Shared(
             exchange=exchange,
             graphs=graphs,
             counters=counters,
-            uploader=uploader,
+            uploaders=stream.uploaders,
             decode=DecodeFFN(buffers, graphs.handoff, settings.online.decay),
             prefill=PrefillFFN(
                 self._cpu,
@@ -213,13 +212,14 @@ class SplitBlocks:
         """Let neurons move, now that every block has been added."""
         scored = [block for block in self._blocks if block.scores is not None]
         if scored:
-            uploader, settings = self._placed.uploader, self._settings.online
+            uploader, settings = self._placed.uploaders[0], self._settings.online
             self.online = OnlinePlacement(scored, self._uploads, self._gpu, uploader, settings)
 
     def release(self) -> None:
         """Release everything on the device."""
         if self._shared is not None:
-            self._shared.uploader.close()
+            for uploader in self._shared.uploaders:
+                uploader.close()
             self._shared.graphs.forget()
         self._blocks.clear()
         self._shared = self.online = None

@@ -1,5 +1,6 @@
 """Uploads of a placed model: from handles of the CPU backend to handles of the GPU."""
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -60,7 +61,7 @@ class Uploads:
     def __init__(self, cpu: NativeOps, gpu: TorchGPU) -> None:
         self._cpu = cpu
         self._gpu = gpu
-        self._staging = Staging(gpu, _PIECE_BYTES)
+        self._local = threading.local()
 
     def placer(self, arena: Arena) -> "Placer":
         """Create a placer that cuts the arrays of weights out of an arena."""
@@ -156,11 +157,15 @@ class Uploads:
         name, (_, columns) = self._cpu.matrix_format(matrix), self._cpu.matrix_shape(matrix)
         row_bytes = get_format(name).num_bytes(columns)
         step = max(1, _PIECE_BYTES // max(1, row_bytes))
+        staging: Staging | None = getattr(self._local, "staging", None)
+        if staging is None:
+            # Each thread has its own.
+            staging = self._local.staging = Staging(self._gpu, _PIECE_BYTES)
         for first in range(0, len(ids), step):
             some = ids[first : first + step]
-            room = self._staging.room(len(some), row_bytes)
+            room = staging.room(len(some), row_bytes)
             yield slice(first, first + step), self._cpu.encoded_rows(matrix, some, room)
-            self._staging.mark_sent()
+            staging.mark_sent()
 
 
 @dataclass(frozen=True, slots=True)
