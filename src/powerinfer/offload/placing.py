@@ -106,7 +106,8 @@ def _copy(
     config = model.config
     ops.blocks.are_streamable = not config.num_experts and config.num_neurons <= WIDEST_PIECE
     if ops.blocks.are_streamable:
-        sent += [_native(layer.ffn) for layer, plan in pairs if not plan.has_attention]
+        on_cpu = zip(pairs, blocks, strict=True)
+        sent += [_native(layer.ffn) for (layer, _), b in on_cpu if not isinstance(b, PlacedBlock)]
     ops.blocks.place_chunks(sent, placer)
     return weights, blocks, shared
 

@@ -252,6 +252,11 @@ class SplitBlocks:
         x = x.contiguous()
         scored = x if predictor_input is None else predictor_input.contiguous()
         routed = x if router_input is None else router_input.contiguous()
+        streamed = self.streamed(len(x))
+        if active is None and streamed is not None and _needs_matrices(block):
+            y = streamed.handed(x, block.cpu, scored)
+            if y is not None:
+                return lambda: y
         if isinstance(block, SplitFFN):
             return self._start_split(x, block, scored, routed, is_prompt, active)
         if len(x) <= self._settings.max_tokens:
@@ -381,6 +386,16 @@ class SplitBlocks:
 
     def _on_host(self, x: Activations) -> FloatArray:
         return x if isinstance(x, np.ndarray) else self._gpu.to_host(x)
+
+
+def _needs_matrices(block: SplitFFN | HandedFFN) -> bool:
+    """Test whether a prompt has to send the whole matrices of a block.
+
+    Neurons of a `down` that is not stored by neurons cannot be sent without all others.
+    """
+    if isinstance(block, HandedFFN):
+        return True
+    return not block.cpu.is_down_transposed and not block.slots.is_full
 
 
 def _executed(run: LayerRun, program: LayerProgram[ArrayT], x: ArrayT, batch: Batch) -> ArrayT:

@@ -77,14 +77,31 @@ class StreamedLayers:
         """
         self._last, self._kv_type = None, kv_type
         try:
+            with self._attempting():
+                yield
+        finally:
+            self._stream.stop()
+            self._kv = None
+
+    def handed(self, x: Tensor, ffn: NativeFFN, scored: Tensor) -> Tensor | None:
+        """Compute a block of a layer that is on the GPU; None if that failed, now and later."""
+        with self._attempting():
+            return self.ffn(x, ffn, scored)
+        return None
+
+    @contextmanager
+    def _attempting(self) -> Iterator[None]:
+        try:
             with naming_exhaustion("a layer of the CPU", self._stream.buffer_bytes):
                 yield
         except (OutOfDeviceMemoryError, NumericsError) as error:
             self._is_exhausted = True
-            _log.warning("the CPU computes prompts of its layers, which is slower: %s", str(error))
-        finally:
             self._stream.stop()
-            self._kv = None
+            _log.warning("the CPU computes prompts of its layers, which is slower: %s", str(error))
+        except BaseException:
+            # What was sent early may be in the other buffer than the stream takes it to be.
+            self._stream.stop()
+            raise
 
     def vector(self, vector: NativeVector) -> Tensor:
         """Send a norm weight or bias."""
