@@ -208,7 +208,7 @@ class StepMeter:
         self._neurons = NeuronTally(model)
         self._dense_bytes = dense_bytes
         self._layer_bytes = cache.bytes_per_position // config.num_layers
-        # How many layers have each window: adding up layers at every token takes too long.
+        # The number of layers with each window: adding up layers at every token takes too long.
         self._windows = Counter(layer.window for layer in config.attention)
         self.has_predictors = has_predictors(model)
 

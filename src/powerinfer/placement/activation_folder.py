@@ -48,7 +48,7 @@ _FILE = re.compile(r"activation_(0|[1-9][0-9]{0,5})\.pt")
 _LARGEST_BYTES = 64 << 20
 # Everything in a file except its numbers; torch writes about a kilobyte.
 _MOST_OVERHEAD = 64 << 10
-# Of an archive; torch writes about seven. Each takes memory before it is checked.
+# Members of an archive; torch writes about seven. Each takes memory before it is checked.
 _MOST_ENTRIES = 1000
 _ENTRY_MARK = b"PK\x01\x02"
 _ARCHIVE_MAGIC = b"PK\x03\x04"
@@ -174,7 +174,7 @@ def _all_counts(folder: Path, num_layers: int, num_neurons: int) -> npt.NDArray[
         raise PlacementError(
             f"{folder}: cannot list the folder: {error.strerror or error}"
         ) from None
-    # Of the numbers that files and layers do not share, the first missing one comes first.
+    # The first number that either files or layers lack comes first.
     odd = {int(match[1]) for match in matches if match} ^ set(range(num_layers))
     if odd:
         first = min(odd)

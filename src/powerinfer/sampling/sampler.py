@@ -262,7 +262,7 @@ def _nucleus_of_all(softmax: Softmax, min_p: float, top_p: float) -> BoolArray:
         return is_candidate
     is_kept: BoolArray = weights >= ordered[last]
     if surplus := np.count_nonzero(is_kept) - (last + 1):
-        # Of equals the lower ids are kept.
+        # Ties keep the lower ids.
         is_kept[np.flatnonzero(weights == ordered[last])[-surplus:]] = False
     return is_kept
 

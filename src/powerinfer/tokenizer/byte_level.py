@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 # Characters per call of the library, which needs some hundred bytes of memory for each.
 _STRETCH = 1 << 18
-# Where the number of tokens is limited, stretches exceed their usual length by this much.
+# If the number of tokens is limited, stretches exceed their usual length by this much.
 _SHORT_STRETCH = 1 << 12
 # Every expression of `pre_tokenizers` splits between a letter and a space, and none has a
 # lookbehind, so splitting there first changes nothing.

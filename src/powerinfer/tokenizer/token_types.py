@@ -37,7 +37,7 @@ _END_TEXTS = frozenset(
 _END_TEXTS_IF_CONTROL = frozenset(
     ("</s>", "<eos>", "[EOS]", "<turn|>", "<|tool_response>", "[e~[", "<PAD>", "[PAD]", "<REPO>")
 )
-# Where both texts of a pair exist, <|end|> only closes a part of an answer.
+# If both texts of a pair exist, <|end|> only closes a part of an answer.
 _MANY_PARTS = (("<|return|>", "<|call|>"), ("<|calls|>", "<|flush|>"))
 # Marks of the parts of an answer in the format "harmony" of gpt-oss.
 _HARMONY = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>")

@@ -99,7 +99,7 @@ class StreamedLayers:
             self._stream.stop()
             _log.warning("the CPU computes prompts of its layers, which is slower: %s", str(error))
         except BaseException:
-            # What was sent early may be in the other buffer than the stream takes it to be.
+            # A chunk sent early may lie in the other buffer than the stream assumes.
             self._stream.stop()
             raise
 

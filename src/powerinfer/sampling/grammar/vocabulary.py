@@ -139,7 +139,7 @@ def _pieces(tokenizer: Tokenizer) -> list[bytes]:
         elif _SPECIAL in piece or len(piece) > _LONGEST_TOKEN:
             piece = b""
         if piece in known and piece:
-            # Of tokens with the same bytes, keep the one that encoding uses.
+            # If tokens have the same bytes, keep the one that encoding uses.
             if _encoded(tokenizer, piece) != [token_id]:
                 piece = b""
             else:

@@ -108,7 +108,7 @@ def load_heads(cache, scales, row, inside, dim, HEAD_DIM: tl.constexpr, IS_Q8: t
 def fold(scores, allowed, value, top, total, mixed):
     """Fold positions with these scores (base 2) and values into running softmax sums."""
     scores = tl.where(allowed, scores, float("-inf"))
-    # What is NaN is no maximum, but reaches the sums below.
+    # A NaN is no maximum, but reaches the sums below.
     numbers = tl.where(scores == scores, scores, float("-inf"))
     new_top = tl.maximum(top, tl.max(numbers, axis=1))
     # A row that has seen nothing yet must not meet infinity minus infinity.

@@ -104,7 +104,7 @@ def _load_factors(factors, listed, starts, shifts, positions, end, HAS_LIST: tl.
         slots = tl.load(listed + places, mask=is_inside, other=0)
     found = tl.load(factors + places, mask=is_inside, other=0.0)
     is_used = found != 0.0
-    # Of a list few rows may be needed; of all slots nearly all are, so none waits for factors.
+    # A list may need few of its rows; without one nearly all are needed, so none waits for factors.
     is_read = is_used if HAS_LIST else is_inside
     return slots.to(tl.int64), found, is_used, is_read
 

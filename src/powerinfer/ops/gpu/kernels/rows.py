@@ -100,7 +100,7 @@ def _float_lanes(
 ):
     """Products of floats by token: f32[ROWS, BLOCK], apart per column of a block."""
     lanes = zeros(TOKENS, ROWS, BLOCK, tl.float32)
-    # Of long strides the number is constant, so that few of them become code without a branch.
+    # The number of long strides is constant, so that few of them become code without a branch.
     columns = SIZE if UNROLLED > 1 else x_columns
     for block in range(0, tl.cdiv(columns, BLOCK), UNROLLED):
         tiles = no_tensors()
