@@ -31,8 +31,8 @@ __all__ = [
 
 # The driver's context where it cannot be measured: 616 MiB on an H200 with CUDA 13.
 CONTEXT_BYTES = 700 << 20
-# Memory that the driver takes later: code of kernels (ours, torch's, cuBLAS's), and local memory of those
-# that spill registers. An allowance: 138 MiB on an H200.
+# Memory that the driver takes later: code of kernels (ours, torch's, cuBLAS's), and local memory of
+# those that spill registers. An allowance: 138 MiB on an H200.
 CODE_BYTES = 192 << 20
 # Memory pools of recorded graphs, buffers of the decode kernels, and rounding by torch's allocator
 # (2 MiB for each of the arenas of weights and of the KV cache).
