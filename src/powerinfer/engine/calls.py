@@ -96,10 +96,10 @@ def run_all(
                 each.take()
                 if each.is_over:
                     results[each.place] = result(each.handle, each.texts)
+                del each
             running = _unfinished(running)
     except BaseException:
-        for each in running:
-            each.handle.is_cancelled = True
+        engine.abandon(each.handle for each in running)
         raise
     return [results[place] for place in range(len(requests))]
 

@@ -9,7 +9,7 @@ while nobody waits.
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from powerinfer.engine.costs import StepCosts
 from powerinfer.engine.direct import DirectSequence
@@ -300,15 +300,30 @@ class Engine:
         queue.collect()
         if queue.waiting and self._direct is not None:
             self._direct.abandon()  # waiting texts take its room
-        queue.end_cancelled()
-        if self._begun is not None and not self._begun.is_wanted:
-            self._begun = None
-        queue.sweep()
+        self._end_cancelled()
         plan = self._plan()
         queue.admit(plan.admit)
         self._begin_others()
         self._decode()
         self._prefill(plan)
+        queue.sweep()
+
+    def abandon(self, handles: Iterable[RequestHandle]) -> None:
+        """Cancel requests, and free what they hold; a step of another thread does that itself."""
+        for handle in handles:
+            handle.is_cancelled = True
+        if self.is_closed or not self.is_of_this_process:
+            return
+        with self._steps.held_if_free() as is_held:
+            if is_held:
+                self._queue.collect()
+                self._end_cancelled()
+
+    def _end_cancelled(self) -> None:
+        queue = self._queue
+        queue.end_cancelled()
+        if self._begun is not None and not self._begun.is_wanted:
+            self._begun = None
         queue.sweep()
 
     def _plan(self) -> StepPlan:
@@ -318,7 +333,9 @@ class Engine:
         if not queue.waiting and not is_reading:
             return StepPlan()
         state = PolicyState(
-            waiting=queue.policy_waiting(self.parallel - len(queue.running)),
+            waiting=queue.policy_waiting(
+                self.parallel - sum(text.takes_place for text in queue.running)
+            ),
             running=queue.policy_running(),
             free_blocks=self._queue.cache.num_available_blocks,
             costs=self._costs,
@@ -405,7 +422,11 @@ class Engine:
         if not chunks:
             return None
         # A step gives logits or hidden states: those that the first text wants.
-        chunks = [each for each in chunks if each.text.wants_states == chunks[0].text.wants_states]
+        wants_states = chunks[0].text.wants_states
+        chunks = [each for each in chunks if each.text.wants_states == wants_states]
+        if wants_states and not loaded.is_native_cpu:
+            # Elsewhere roundings, and so a vector, depend on what else is in a step.
+            chunks = chunks[:1]
         chunks.sort(key=lambda chunk: not chunk.is_prompt)
         return Prefill(loaded, self._queue.cache, self._progress, chunks)
 

@@ -415,7 +415,6 @@ class LLM:
         check_pooling(pooling)
         loaded = self.loaded
         bos_id = loaded.tokenizer.bos_id
-        is_native_cpu = loaded.placement is None and loaded.kernels != loader.REFERENCE_KERNELS
         requests = [
             rows_request(token_ids, PromptRows.STATES, num_pooled(token_ids, pooling, bos_id))
             for token_ids in read_texts(loaded, texts)
@@ -424,8 +423,6 @@ class LLM:
             self._engine,
             requests,
             lambda handle, texts: pooled(rows_of(handle, texts), normalize=normalize),
-            # Elsewhere roundings depend on what else is in a step.
-            lambda _one, _other: is_native_cpu,
         )
         return np.array(vectors, np.float32).reshape(-1, loaded.model.config.hidden_size)
 

@@ -60,12 +60,14 @@ class Waiting:
         needs_blocks: free blocks that it takes until it ends: for its prompt and its most tokens,
             less those that it shares with running sequences.
         num_pending: prompt tokens to be computed.
+        takes_place: it counts among the `parallel` texts; else it needs blocks only.
         position: position of the first token to compute.
     """
 
     id: int
     needs_blocks: int
     num_pending: int
+    takes_place: bool = True
     position: ClassVar[int] = 0
 
 
@@ -78,12 +80,14 @@ class Running:
         is_decoding: it computes one token in every step.
         num_pending: prompt tokens to be computed; 0 if it is decoding or paused.
         position: position of the first token to compute.
+        takes_place: as for `Waiting`.
     """
 
     id: int
     is_decoding: bool
     num_pending: int = 0
     position: int = 0
+    takes_place: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +95,7 @@ class PolicyState:
     """Inputs of a plan.
 
     Attributes:
-        waiting: waiting texts in order of arrival.
+        waiting: waiting texts in the order in which they are admitted.
         running: running texts in any order.
         free_blocks: blocks that nobody uses and no running text can come to need.
         costs: estimates of durations; not changed.
@@ -131,7 +135,8 @@ class Policy:
 
     A text is admitted when there are blocks for all that it may come to need, so that nothing is
     preempted later; one that does not fit holds up all later ones, or it might wait forever. A step
-    with decoding sequences takes less than four decode steps or 0.25 s, whichever is longer.
+    with decoding sequences takes less than four decode steps or 0.25 s, whichever is longer; hidden
+    states are computed in one step, however many slices were planned.
 
     A chunk reads all weights, so small ones are slow: if a chunk can be computed in slices, its
     size is the one that gives most tokens per second, and a step computes some of its slices.
@@ -157,9 +162,11 @@ class Policy:
 def _admitted(state: PolicyState) -> list[Waiting]:
     admitted: list[Waiting] = []
     free_blocks = state.free_blocks
-    for text in state.waiting[: max(0, state.limits.parallel - len(state.running))]:
+    places = state.limits.parallel - sum(text.takes_place for text in state.running)
+    for text in state.waiting:
+        places -= text.takes_place
         free_blocks -= text.needs_blocks
-        if free_blocks < 0:
+        if free_blocks < 0 or (text.takes_place and places < 0):
             break
         admitted.append(text)
     return admitted

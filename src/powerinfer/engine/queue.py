@@ -19,7 +19,8 @@ from powerinfer.values import FloatArray
 __all__ = ["Queue"]
 
 _log = logging.getLogger(__name__)
-_in_order = attrgetter("id")
+# What gives logits or hidden states takes no place of a text, so it need not wait for one.
+_in_order = attrgetter("takes_place", "id")
 
 
 def _without(left: RunningText, texts: Sequence[RunningText]) -> list[RunningText]:
@@ -64,8 +65,8 @@ class Queue:
     Attributes:
         cache: cache that the blocks belong to.
         length_limit: most tokens that a sequence may hold.
-        waiting: waiting texts in order of arrival; of each request only the first text until the
-            prompt is computed.
+        waiting: waiting texts in order of arrival, those that take no place first; of each request
+            only the first text until the prompt is computed.
         running: admitted texts.
         num_prompt_tokens: prompt tokens of all admitted requests.
         num_cached_tokens: number of these that were found in the cache.
@@ -129,7 +130,7 @@ class Queue:
                 text.id = number
             if len(texts) > 1:
                 self._shared_prompts[texts[0].handle] = _SharedPrompt(texts[1:])
-            self.waiting = [*_without(texts[0], self.waiting), texts[0]]
+            self.waiting = sorted([*_without(texts[0], self.waiting), texts[0]], key=_in_order)
             self._last_id = texts[-1].id
             self._arrivals.popleft()
         for shared in self._shared_prompts.values():
@@ -211,15 +212,27 @@ class Queue:
             self.waiting = [text for text in self.waiting if not text.is_over]
 
     def policy_waiting(self, num_places: int) -> list[Waiting]:
-        """Return the first waiting texts as the policy sees them."""
+        """Return the first waiting texts as the policy sees them.
+
+        Args:
+            num_places: number of texts that may begin; those without a place are always listed.
+        """
+        num_listed = max(num_places, 0) + sum(not text.takes_place for text in self.waiting)
         seen: set[RequestHandle] = set()
         listed = []
-        for text in self.waiting[: max(num_places, 0)]:
+        for text in self.waiting[:num_listed]:
             shared = self._shared_prompts.get(text.handle)
             needs = self._num_needed(text, shared, is_first=text.handle not in seen)
             has_logits = shared is not None and shared.logits is not None
             num_pending = 0 if has_logits else text.sequence.num_pending
-            listed.append(Waiting(id=text.id, needs_blocks=needs, num_pending=num_pending))
+            listed.append(
+                Waiting(
+                    id=text.id,
+                    needs_blocks=needs,
+                    num_pending=num_pending,
+                    takes_place=text.takes_place,
+                )
+            )
             seen.add(text.handle)
         return listed
 
@@ -231,6 +244,7 @@ class Queue:
                 is_decoding=not text.sequence.num_pending,
                 num_pending=text.sequence.num_pending,
                 position=text.sequence.num_computed,
+                takes_place=text.takes_place,
             )
             for text in self.running
         ]

@@ -153,6 +153,11 @@ class RunningText:
         return self._prompt_outputs.first
 
     @property
+    def takes_place(self) -> bool:
+        """True if it generates or scores, and so counts among the texts that run at once."""
+        return self.handle.request.prompt_rows is None
+
+    @property
     def wants_states(self) -> bool:
         """True if its prompt gives hidden states instead of logits."""
         return self.handle.request.prompt_rows is PromptRows.STATES

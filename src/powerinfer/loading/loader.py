@@ -87,6 +87,11 @@ class LoadedModel:
         return "interpreted" if placement.device.is_interpreted else placement.device.name
 
     @property
+    def is_native_cpu(self) -> bool:
+        """True if the CPU's kernels compute everything: no bit depends on what shares a step."""
+        return self.placement is None and self.kernels != REFERENCE_KERNELS
+
+    @property
     def predicted_tokens_per_s(self) -> float | None:
         """Decode speed by the cost model; None without a placement."""
         return None if self.placement is None else self.placement.predicted_tokens_per_s

@@ -105,6 +105,22 @@ class FairLock:
         finally:
             self._leave(place)
 
+    @contextmanager
+    def held_if_free(self) -> Iterator[bool]:
+        """Hold the lock if nobody else holds it or waits; yield whether it is held.
+
+        Raises:
+            PowerInferError: this thread holds it already.
+        """
+        self.check_not_held_here()
+        place = _Place()
+        try:
+            with self._guard:
+                self._line.append(weakref.ref(place))
+            yield self._first() is place
+        finally:
+            self._leave(place)
+
     def notify(self) -> None:
         """Wake all waiters, so that they check whether they are done."""
         with self._guard:

@@ -7,11 +7,12 @@ from functools import cache
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from powerinfer import LLM, SamplingParams
 from powerinfer.engine.engine import Engine
-from powerinfer.engine.request import Output, Request, RequestHandle
+from powerinfer.engine.request import Output, PromptRows, Request, RequestHandle
 from powerinfer.kvcache.kv_cache import BLOCK_SIZE
 from scheduling_cases import WholeText, all_alone, new_engine, text_of
 from tiny_models import TINY_MODELS, write_model
@@ -27,6 +28,16 @@ REQUESTS = [
         params=SamplingParams(seed=3, max_tokens=2),
         prompt_logprobs=1,
         is_prompt=[number % 9 > 2 for number in range(70)],
+    ),
+    *(
+        Request(
+            prompt_ids=range(20, 90),
+            params=SamplingParams(seed=1, max_tokens=0),
+            prompt_rows=kind,
+            num_rows=60,
+            reuses_prefix=False,
+        )
+        for kind in PromptRows
     ),
 ]
 
@@ -100,7 +111,7 @@ def _texts_of(handle: RequestHandle) -> list[WholeText]:
 @pytest.mark.parametrize("is_slicing", [False, True])
 def test_ctrl_c_at_any_line_changes_no_text(llm: LLM, is_slicing: bool) -> None:
     counting = _Interrupt(None)
-    _run(new_engine(llm, is_slicing=is_slicing, kv_tokens=512, batch_size=48), counting)
+    whole = _run(new_engine(llm, is_slicing=is_slicing, kv_tokens=512, batch_size=48), counting)
     expected = [all_alone(llm.loaded, request) for request in REQUESTS]
     assert counting.num_lines > 1000
     # All of them take minutes.
@@ -112,20 +123,27 @@ def test_ctrl_c_at_any_line_changes_no_text(llm: LLM, is_slicing: bool) -> None:
         engine.check_integrity()
         assert [_texts_of(handle) for handle in handles] == expected, at
         assert all(handle.is_over for handle in handles)
+        for handle, uninterrupted in zip(handles, whole, strict=True):
+            np.testing.assert_array_equal(handle.prompt_rows, uninterrupted.prompt_rows)
 
 
-def test_ctrl_c_while_a_text_begins_leaves_its_room_to_it(llm: LLM) -> None:
-    """The only block there is may not stay promised to a text that could then never begin."""
+@pytest.mark.parametrize(("num_prompt", "num_blocks"), [(10, 1), (BLOCK_SIZE + 10, 2)])
+def test_ctrl_c_while_a_text_begins_leaves_its_room_to_it(
+    llm: LLM, num_prompt: int, num_blocks: int
+) -> None:
+    """The only blocks there are may not stay promised to a text that could then never begin."""
+    kv_tokens = num_blocks * BLOCK_SIZE
+    prompt = range(10, 10 + num_prompt)
     requests = [
-        Request(prompt_ids=range(10, 20), params=SamplingParams(seed=1, n=n, max_tokens=2))
-        for n in (1, 2)
+        Request(prompt_ids=prompt, params=SamplingParams(seed=1, n=n, max_tokens=2))
+        for n in (1, 1 + num_blocks)
     ]
     counting = _Interrupt(None, BEGINNING)
-    _run(new_engine(llm, kv_tokens=BLOCK_SIZE), counting, requests)
+    _run(new_engine(llm, kv_tokens=kv_tokens), counting, requests)
     expected = [all_alone(llm.loaded, request) for request in requests]
     assert counting.num_lines > 500
     for at in range(0, counting.num_lines, 3):
-        engine = new_engine(llm, kv_tokens=BLOCK_SIZE)
+        engine = new_engine(llm, kv_tokens=kv_tokens)
         handles = _run(engine, _Interrupt(at, BEGINNING), requests)
         engine.check_integrity()
         assert [_texts_of(handle) for handle in handles] == expected, at

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from patience import PATIENCE_S
 from powerinfer import LLM, Generation, PowerInferError, SamplingParams, TextStream
 from powerinfer.engine.engine import Engine
+from powerinfer.models import Model
 
 pytestmark = pytest.mark.usefixtures("little_to_collect")
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -243,6 +245,45 @@ def test_scores_wait_for_room_and_let_texts_go_on(tiny: Path) -> None:
         assert llm.score("hello world") == wanted[0]
         pieces += stream
         assert "".join(pieces) == wanted[1]
+        idle_engine(llm).check_integrity()
+
+
+def test_logits_and_embeddings_take_no_place_of_a_text(tiny: Path) -> None:
+    """A stream that runs beside them stays paused, and goes on."""
+    with LLM(
+        tiny, parallel=1, context_length=32, context_shift=True, kv_tokens=256, threads=1
+    ) as llm:
+        wanted = llm.logits("world"), llm.embed("world")
+        stream = llm.stream("hello", replace(GREEDY, max_tokens=None))
+        next(stream)
+        num_unread = len(stream._handle.unread)
+        for _ in range(20):
+            np.testing.assert_array_equal(llm.logits("world"), wanted[0])
+            np.testing.assert_array_equal(llm.embed("world"), wanted[1])
+        assert len(stream._handle.unread) <= num_unread + 32
+        for _ in range(40):
+            next(stream)
+        stream.close()
+
+
+@pytest.mark.parametrize(("method", "step"), [("logits", "forward"), ("embed", "hidden_states")])
+def test_ctrl_c_in_a_long_prompt_frees_everything_at_once(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, method: str, step: str
+) -> None:
+    with LLM(tiny, context_length=128, batch_size=16, threads=1) as llm:
+        compute, num_calls = getattr(Model, step), 0
+
+        def interrupted(*arguments: Any, **named: Any) -> Any:
+            nonlocal num_calls
+            num_calls += 1
+            if num_calls == 3:
+                raise KeyboardInterrupt
+            return compute(*arguments, **named)
+
+        monkeypatch.setattr(Model, step, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            getattr(llm, method)([5] * 100)
+        assert num_calls == 3
         idle_engine(llm).check_integrity()
 
 
