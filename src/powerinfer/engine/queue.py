@@ -161,6 +161,8 @@ class Queue:
     def _admit(self, text: RunningText) -> None:
         shared = self._shared_prompts.get(text.handle)
         waiting, running = self.waiting, self.running
+        kept = None if shared is None else (shared.not_begun, shared.spare)
+        key = text.sequence.key
         try:
             self._begin(text, shared)
             if shared is not None:
@@ -170,9 +172,15 @@ class Queue:
         except BaseException:
             # A waiting text that keeps its reservation would keep all others from beginning.
             self.waiting, self.running = waiting, running
-            self.cache.free(text.sequence.key)
-            if shared is not None:
+            text.sequence.key = key
+            self.cache.free(key)
+            if shared is not None and kept is not None:
                 shared.leave(text.sequence)
+                shared.not_begun, shared.spare = kept
+                if shared.spare is not None:
+                    num_prompt = text.handle.num_prompt_tokens
+                    self.cache.truncate(shared.spare.key, num_prompt)
+                    self.cache.reserve(shared.spare.key, num_prompt)
             raise
         handle = text.handle
         if handle.times.admitted is None:
