@@ -7,7 +7,7 @@ import numpy as np
 
 from powerinfer.engine.prefill import PrefillProgress
 from powerinfer.engine.text import TokenSequence
-from powerinfer.errors import PromptError
+from powerinfer.errors import PowerInferError, PromptError
 from powerinfer.kvcache import KVCache
 from powerinfer.loading.turns import FairLock
 from powerinfer.models import Model
@@ -99,6 +99,7 @@ class DirectSequence:
         Raises:
             PromptError: there are no tokens, more than fit the context, or `is_prompt` has another
                 length.
+            PowerInferError: another thread generated texts meanwhile; the sequence is empty.
         """
         logits: FloatArray = self.extend_scored(token_ids, 1, is_prompt=is_prompt)[-1]
         return logits
@@ -124,25 +125,35 @@ class DirectSequence:
             )
         if is_prompt is not None and len(is_prompt) != count:
             raise PromptError(f"is_prompt has {len(is_prompt)} entries, there are {count} tokens")
-        sequence.read_next(token_ids, [True] * count if is_prompt is None else is_prompt)
-        first_scored = len(sequence.token_ids) - num_scored
-        scored = []
-        while sequence.num_pending:
-            scored.append(self._step(sequence, first_scored))
+        kinds = [True] * count if is_prompt is None else is_prompt
+        start = sequence.num_computed
+        end = start + count
+        scored: list[FloatArray] = []
+        while start < end:
+            with self._exclusive():
+                if sequence.num_computed != start:  # abandoned by another thread meanwhile
+                    raise PowerInferError(
+                        "texts that another thread generated took the room of this sequence: "
+                        "compute it again from its first token"
+                    )
+                if not scored:
+                    sequence.read_next(token_ids, kinds)
+                scored.append(self._step(end - num_scored))
+                start = sequence.num_computed
         self._progress.end(count)
         return np.concatenate(scored) if len(scored) > 1 else scored[0]
 
-    def _step(self, sequence: TokenSequence, first_scored: int) -> FloatArray:
+    def _step(self, first_scored: int) -> FloatArray:
         """Compute the next tokens of one kind; a mixed step would be computed by kinds anyway."""
+        sequence = self._sequence
         start = sequence.num_computed
         token_ids, kind = sequence.pending_run(self._batch_size)
         wanted = np.arange(max(0, first_scored - start), len(token_ids), dtype=np.int32)
         begun = start - sequence.num_reused
         observe = self._progress.begin(begun, len(token_ids), sequence.num_to_read)
-        with self._exclusive():
-            batch = self._cache.batch([(sequence.key, token_ids, start)], [kind])
-            with self._held():
-                logits = self._model.forward(batch, self._cache, logits_for=wanted, observe=observe)
-            # One assignment, which no interrupt can split, makes them tokens in the cache.
-            sequence.num_computed = start + len(token_ids)
+        batch = self._cache.batch([(sequence.key, token_ids, start)], [kind])
+        with self._held():
+            logits = self._model.forward(batch, self._cache, logits_for=wanted, observe=observe)
+        # One assignment, which no interrupt can split, makes them tokens in the cache.
+        sequence.num_computed = start + len(token_ids)
         return logits

@@ -1,13 +1,14 @@
 """A sequence whose logits are computed at once: one flag per token, also after an interrupt."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from powerinfer import PromptError
+from powerinfer import PowerInferError, PromptError
 from powerinfer.engine.direct import DirectSequence
 from powerinfer.gguf import open_gguf
 from powerinfer.models import Model, load_model
@@ -110,3 +111,24 @@ def test_an_abandoned_sequence_starts_again(model: Model) -> None:
     sequence.abandon()
     assert sequence.token_ids == []
     np.testing.assert_array_equal(sequence.extend([4, 5]), new_sequence(model).extend([4, 5]))
+
+
+@pytest.mark.parametrize("lost_at", [1, 2])
+def test_a_sequence_abandoned_while_it_waits_for_a_step_says_so(model: Model, lost_at: int) -> None:
+    """Another thread generates texts before the first or the second step of 12 tokens."""
+    num_steps = 0
+
+    @contextmanager
+    def exclusive() -> Iterator[None]:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps == 1 + lost_at:
+            sequence.abandon()
+        yield
+
+    sequence = DirectSequence(model, model.new_cache(), batch_size=8, exclusive=exclusive)
+    sequence.extend(TOKENS)
+    with pytest.raises(PowerInferError, match="took the room of this sequence"):
+        sequence.extend(range(10, 22))
+    assert sequence.token_ids == []
+    np.testing.assert_array_equal(sequence.extend(TOKENS), new_sequence(model).extend(TOKENS))
