@@ -78,6 +78,13 @@ class DirectSequence:
         per_layer = self._cache.bytes_per_position // config.num_layers
         return per_layer * config.num_attended(self._sequence.num_computed)
 
+    def truncate(self, length: int) -> None:
+        """Forget all but the first `length` tokens."""
+        with self._exclusive():
+            # One assignment, which no interrupt can split; the next step drops the tokens.
+            self._sequence.num_computed = min(length, self._sequence.num_computed)
+            self._cache.truncate(self._sequence.key, length)
+
     def abandon(self) -> None:
         """Forget all tokens and free all room; the caller must have the cache to itself."""
         self._sequence.num_computed = 0

@@ -11,6 +11,7 @@ import pytest
 from powerinfer import PowerInferError, PromptError
 from powerinfer.engine.direct import DirectSequence
 from powerinfer.gguf import open_gguf
+from powerinfer.kvcache import KVCache
 from powerinfer.models import Model, load_model
 from powerinfer.ops.backend import as_backend
 from powerinfer.ops.cpu.ops import NativeOps
@@ -90,6 +91,34 @@ def test_an_interrupted_step_leaves_what_earlier_ones_computed(
             sequence.extend(range(10, 22))
     kept = list(range(10, 18))[: 8 * num_steps]
     check_goes_on(model, sequence, [*TOKENS, *kept], [*KINDS, *[True] * len(kept)])
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_an_interrupted_truncation_leaves_kinds_with_their_tokens(
+    model: Model, is_before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sequence = new_sequence(model)
+    sequence.extend(TOKENS, is_prompt=KINDS)
+    truncate = KVCache.truncate
+
+    def interrupted(self: KVCache, *args: Any) -> None:
+        if not is_before:
+            truncate(self, *args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KVCache, "truncate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            sequence.truncate(2)
+    check_goes_on(model, sequence, TOKENS[:2], KINDS[:2])
+
+
+@pytest.mark.parametrize("length", [0, 2, 5, 9])
+def test_a_truncated_sequence_keeps_its_first_tokens(model: Model, length: int) -> None:
+    sequence = new_sequence(model)
+    sequence.extend(TOKENS, is_prompt=KINDS)
+    sequence.truncate(length)
+    check_goes_on(model, sequence, TOKENS[:length], KINDS[:length])
 
 
 def check_goes_on(
