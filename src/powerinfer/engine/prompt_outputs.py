@@ -5,6 +5,7 @@ from typing import TypeAlias
 import numpy as np
 
 from powerinfer.engine.request import PromptRows, RequestHandle
+from powerinfer.errors import NumericsError
 from powerinfer.sampling.logprobs import TokenLogprob, token_logprob
 from powerinfer.sampling.sampler import check_finite
 from powerinfer.tokenizer import Tokenizer
@@ -32,7 +33,10 @@ class _Rows:
         Raises:
             NumericsError: a number is NaN or infinite.
         """
-        check_finite(rows, what=self._kind.value)
+        if self._kind is PromptRows.LOGITS:
+            check_finite(rows)
+        elif not np.isfinite(rows).all():
+            raise NumericsError(f"{self._kind} are NaN or infinite")
         if self._rows is None:
             count = self._handle.num_prompt_tokens - self.first
             self._rows = np.empty((count, rows.shape[1]), np.float32)

@@ -203,8 +203,8 @@ def new_sampler(tokenizer: Tokenizer, params: SamplingParams, prompt_ids: Sequen
     return Sampler(params, banned_ids, Constraint(tokenizer, params, begins_text=begins_text))
 
 
-def check_finite(logits: FloatArray, highest: float | None = None, what: str = "logits") -> None:
-    """Check logits or others of any shape, whose `highest` may be known already.
+def check_finite(logits: FloatArray, highest: float | None = None) -> None:
+    """Check logits of any shape, whose `highest` may be known already.
 
     Raises:
         NumericsError: some are NaN or infinite; says how many.
@@ -214,7 +214,7 @@ def check_finite(logits: FloatArray, highest: float | None = None, what: str = "
     if np.isfinite(high) and np.isfinite(logits.min()):
         return
     bad = int(np.count_nonzero(~np.isfinite(logits)))
-    raise NumericsError(f"{bad} of {logits.size} {what} are NaN or infinite")
+    raise NumericsError(f"{bad} of {logits.size} logits are NaN or infinite")
 
 
 def largest(logits: FloatArray, count: int) -> Ids:
