@@ -15,7 +15,6 @@ from powerinfer.cli.report.ffn_storage import (
 from powerinfer.cli.report.progress import ProgressBar
 from powerinfer.cli.report.sparsity import describe_shares, describe_sparsity
 from powerinfer.cli.report.tables import print_paragraph
-from powerinfer.models.metrics import Metrics
 from powerinfer.store.memory import format_bytes
 
 if TYPE_CHECKING:
@@ -161,7 +160,7 @@ def say_if_full(llm: "LLM", generation: "Generation", params: "SamplingParams") 
     )
 
 
-def summary(metrics: Metrics) -> str:
+def summary(metrics: "Metrics") -> str:
     """Figures of a generation as one line."""
     parts = [f"load {metrics.load_s:.2f} s"]
     if (rate := metrics.prefill_tokens_per_s) is not None:
