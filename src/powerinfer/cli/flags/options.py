@@ -1,4 +1,4 @@
-"""Decorators for options that several commands share, and their JSON output."""
+"""Options that several commands share: decorators, reading of values, and JSON output."""
 
 import json
 import re
@@ -162,8 +162,8 @@ def decode_escapes(text: bytes) -> bytes:
     return _ESCAPE.sub(replaced, text)
 
 
-def _names(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[str, ...]:
-    """Parse `piqa,./file.jsonl`."""
+def _task_names(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[str, ...]:
+    """Parse `piqa,./file.jsonl`; a callback of click."""
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
@@ -172,7 +172,10 @@ def task_options(command: Command) -> Command:
     return add_flags(
         command,
         option(
-            "--tasks T,T", "Names of tasks or paths of task files.", default="", callback=_names
+            "--tasks T,T",
+            "Names of tasks or paths of task files.",
+            default="",
+            callback=_task_names,
         ),
         option("--data DIR", "Folder with the files of named tasks.", PathType(file_okay=False)),
         option("--limit N", "Ask only the first N items of each task.", click.IntRange(min=1)),
