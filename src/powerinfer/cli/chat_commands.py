@@ -146,7 +146,6 @@ def _value(params: SamplingParams, name: str) -> str:
 
 
 def _save(conversation: "Conversation", name: str) -> None:
-
     if not name:
         raise click.UsageError("/save needs the name of a file, such as /save talk.json")
     if not conversation.messages:
