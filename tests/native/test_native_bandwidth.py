@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from benchmarks.timing.operators import gather_read_gb_per_s
 from powerinfer import _core
 from powerinfer.ops.cpu.speed import RowReader
 from powerinfer.values import ByteArray, IntArray
-from timing.operators import gather_read_gb_per_s
 
 
 @pytest.mark.parametrize("row_bytes", [8, 100, 144, 2304])

@@ -7,9 +7,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from powerinfer import LLM
-from powerinfer.engine.direct import DirectSequence
-from timing.operators import (
+from benchmarks.timing.operators import (
     DOWN,
     HEAD,
     NEURONS,
@@ -19,6 +17,8 @@ from timing.operators import (
     TimedOps,
     measure_operators,
 )
+from powerinfer import LLM
+from powerinfer.engine.direct import DirectSequence
 from tiny_models import TINY_EXPERTS, write_model
 
 TOKENS = [1, 5, 9, 20, 33]

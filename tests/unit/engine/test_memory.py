@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.timing.operators import measure_operators
 from patience import PATIENCE_S
 from powerinfer import LLM, NumericsError, SamplingParams
 from powerinfer.calibration.recall import recall_meter
@@ -21,7 +22,6 @@ from powerinfer.engine.conversation import Conversation
 from powerinfer.engine.llm import Prompt
 from powerinfer.engine.perplexity import scored_windows
 from powerinfer.sampling.sampler import Sampler
-from timing.operators import measure_operators
 from tiny_models import TINY_MODELS, write_model
 
 PROMPT: Prompt = "Once upon a time"
