@@ -269,7 +269,7 @@ class TestDecode:
     @pytest.mark.parametrize(
         ("heads", "tokens", "is_left"),
         [((8, 4, 32), 1, True), ((2, 1, 64), 2, True), ((2, 1, 64), 3, False),
-         ((1, 1, 32), 1, False), ((4, 2, 16), 1, False)],
+         ((1, 1, 32), 1, False), ((4, 2, 16), 1, False), ((8, 4, 16), 1, False)],
     )  # fmt: skip
     def test_int8_blocks_are_those_of_the_result(
         self, heads: tuple[int, int, int], tokens: int, is_left: bool

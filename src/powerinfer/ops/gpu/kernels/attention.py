@@ -234,7 +234,8 @@ def _merged(
     block_d = block_of_head(head_dim)
     out = torch.empty((num_tokens, num_heads * head_dim), dtype=torch.float32, device=mixed.device)
     # Each program rounds a head: heads must be whole blocks, and there may be no padding.
-    blocks = new_blocks(out) if is_rounded and head_dim == block_d else None
+    fills_blocks = head_dim == block_d and head_dim % 32 == 0
+    blocks = new_blocks(out) if is_rounded and fills_blocks else None
     if blocks is not None and blocks.numel() * 32 != out.numel() * 11:
         blocks = None
     if blocks is not None:
