@@ -163,6 +163,21 @@ def test_the_cpu_goes_on_if_memory_runs_out(
 
 
 @pytest.mark.parametrize("states", ["CC", "AA"])
+def test_memory_that_runs_out_on_trial_is_an_error(
+    loaded: Callable[..., Model], caplog: pytest.LogCaptureFixture, states: str
+) -> None:
+    """A smaller plan is made then; the CPU does not take over for good."""
+    placed = placed_on(loaded(), states)
+    ops: Any = placed.ops
+    failing = mock.patch.object(Uploads, "rows", side_effect=OutOfDeviceMemoryError("no room"))
+    with failing, ops.trial(), pytest.raises(OutOfDeviceMemoryError, match="no room"):
+        text(placed)
+    assert not caplog.records
+    assert ops.blocks.streamed(4) is not None
+    np.testing.assert_array_equal(text(placed), text(placed_on(loaded(), states)))
+
+
+@pytest.mark.parametrize("states", ["CC", "AA"])
 def test_a_step_after_ctrl_c_is_right(loaded: Callable[..., Model], states: str) -> None:
     model = loaded()
     placed = placed_on(model, states)

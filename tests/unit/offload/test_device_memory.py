@@ -210,7 +210,8 @@ def test_layers_that_are_sent_keep_to_the_same_workspace(
     monkeypatch.setattr(streamed_layers, "select_values", lambda *_: None)
     monkeypatch.setattr(StreamedLayers, "_count", lambda *_: None)
     monkeypatch.setattr(StreamedLayers, "_sent", sent)
-    streamed = StreamedLayers(ops.cpu, ops.gpu, uploads, cast("Any", None), 0)
+    unused = cast("Any", None)
+    streamed = StreamedLayers(ops.cpu, ops.gpu, uploads, unused, unused, crossover=0)
     allocator = CachingAllocator()
     with watched(allocator, "meta"):
         x = torch.empty((num_tokens, model.config.hidden_size), device="meta")

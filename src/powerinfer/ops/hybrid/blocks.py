@@ -122,7 +122,12 @@ class SplitBlocks:
                 chunk_bytes=settings.chunk_bytes,
             ),
             streamed=StreamedLayers(
-                self._cpu, gpu, self._uploads, stream, settings.stream_crossover
+                self._cpu,
+                gpu,
+                self._uploads,
+                stream,
+                graphs,
+                crossover=settings.stream_crossover,
             )
             if self.are_streamable
             else None,

@@ -350,7 +350,7 @@ class HybridOps(CPULoading):
 
     @contextmanager
     def trial(self) -> Iterator[None]:
-        """Open a context whose steps raise if memory runs out for their records."""
+        """Open a context whose steps raise if memory for records or sent layers runs out."""
         graphs = self.blocks.graphs
         graphs.is_on_trial = True
         try:

@@ -113,8 +113,9 @@ class StepGraphs:
     Attributes:
         handoff: that of the last run.
         choice: the hand-off that may be recorded.
-        is_on_trial: a lack of memory for a record is raised, so that less is placed. Otherwise
-            other records are dropped, and if that does not help this size is not recorded.
+        is_on_trial: a lack of memory for a record is raised, so that less is placed; see
+            `StreamedLayers` too. Otherwise other records are dropped, and if that does not help
+            this size is not recorded.
     """
 
     def __init__(

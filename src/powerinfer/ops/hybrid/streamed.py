@@ -32,6 +32,7 @@ from powerinfer.ops.gpu.matrix import DeviceMatrix
 from powerinfer.ops.gpu.memory import naming_exhaustion
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.uploads import Chunk, ChunkStream
+from powerinfer.ops.hybrid.step_graphs import StepGraphs
 from powerinfer.ops.hybrid.upload import Uploads
 from powerinfer.ops.protocol import HeadNorms, KVType, Linear, RopeTable
 from powerinfer.values import Batch
@@ -48,11 +49,21 @@ class StreamedLayers:
     """Operations on the GPU with weights of the CPU, see `powerinfer.ops.protocol.Ops`."""
 
     def __init__(
-        self, cpu: NativeOps, gpu: TorchGPU, uploads: Uploads, stream: ChunkStream, crossover: int
+        self,
+        cpu: NativeOps,
+        gpu: TorchGPU,
+        uploads: Uploads,
+        stream: ChunkStream,
+        graphs: StepGraphs,
+        *,
+        crossover: int,
     ) -> None:
-        """Take both devices; the GPU computes steps of `crossover` tokens and more."""
+        """Take both devices; the GPU computes steps of `crossover` tokens and more.
+
+        `graphs` knows whether a placement is on trial.
+        """
         self._cpu, self._gpu, self._uploads, self._stream = cpu, gpu, uploads, stream
-        self._crossover = crossover
+        self._graphs, self._crossover = graphs, crossover
         self._is_exhausted = False
         self._chunks: dict[NativeMatrix, list[Chunk[DeviceMatrix]]] = {}
         # The order of matrices is that of the last time.
@@ -74,6 +85,9 @@ class StreamedLayers:
 
         If memory runs out, or a weight exceeds f16, the context ends without an error, and the CPU
         has to run the layers, now and later.
+
+        Raises:
+            OutOfDeviceMemoryError: memory ran out on trial, so that less must be placed.
         """
         self._last, self._kv_type = None, kv_type
         try:
@@ -95,8 +109,10 @@ class StreamedLayers:
             with naming_exhaustion("a layer of the CPU", self._stream.buffer_bytes):
                 yield
         except (OutOfDeviceMemoryError, NumericsError) as error:
-            self._is_exhausted = True
             self._stream.stop()
+            if self._graphs.is_on_trial and isinstance(error, OutOfDeviceMemoryError):
+                raise
+            self._is_exhausted = True
             _log.warning("the CPU computes prompts of its layers, which is slower: %s", str(error))
         except BaseException:
             # A chunk sent early may lie in the other buffer than the stream assumes.
