@@ -13,6 +13,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 # Chooses how Triton runs, before anything else imports it.
 pytest.importorskip("powerinfer.ops.gpu.kernels", reason="triton is not installed")
 
+import torch
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
@@ -22,6 +23,7 @@ from triton.runtime.jit import JITFunction
 
 from api_client import Api, running_api
 from command_line import assert_error, invoke
+from fake_uploads import PatientUploader, replace_everywhere, running_machine
 from placed_models import load, make_plan, place, tiny_file
 from powerinfer import LLM, SamplingParams
 from powerinfer.engine.engine import Engine
@@ -35,6 +37,7 @@ from powerinfer.offload.devices import Device
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.kernels import norm
 from powerinfer.ops.gpu.memory import KernelError, naming_gpu_failure, naming_kernel_failure
+from powerinfer.ops.gpu.uploads import Chunk, ChunkStream, Uploader
 from powerinfer.options.options import engine_options
 from powerinfer.serve.context import ServedModel
 from repeating_recorder import repeating
@@ -128,6 +131,26 @@ class TestNaming:
             raise RuntimeError("CUDA error: no\nkernel image")
         with pytest.raises(OutOfDeviceMemoryError), naming_gpu_failure():
             raise RuntimeError("CUDA out of memory")
+
+
+@pytest.mark.parametrize("has_thread", [False, True])
+def test_background_work_raises_it_where_it_is_needed(
+    monkeypatch: pytest.MonkeyPatch, *, has_thread: bool
+) -> None:
+    with running_machine(monkeypatch):
+        if has_thread:
+            replace_everywhere(monkeypatch, Uploader, PatientUploader)
+        stream = ChunkStream(torch.device("cpu"), torch.empty((2, 0), dtype=torch.uint8))
+        chunk, broken = (
+            Chunk(lambda _: None, fill) for fill in (lambda _: None, lambda _: _compile())
+        )
+        assert list(stream.each([chunk], broken)) == [None]
+        # Sent early, and not needed after all.
+        stream.stop()
+        with pytest.raises(KernelError, match=r"kernel of test_failing_kernels\._compile"):
+            list(stream.each([broken]))
+        for uploader in stream.uploaders:
+            uploader.close()
 
 
 class TestPlacing:

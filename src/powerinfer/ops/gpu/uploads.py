@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from powerinfer.errors import PowerInferError
-from powerinfer.ops.gpu.memory import Arena, DeviceMemory
+from powerinfer.ops.gpu.memory import Arena, DeviceMemory, naming_kernel_failure
 from powerinfer.values import ByteArray
 
 __all__ = ["Chunk", "ChunkStream", "Mark", "Staging", "Upload", "Uploader"]
@@ -128,7 +128,8 @@ class Uploader:
             return Upload(self._thread.submit(self._work, work, after))
         future: Future[Mark] = Future()
         try:
-            work()
+            with naming_kernel_failure():
+                work()
         except (PowerInferError, RuntimeError) as error:
             future.set_exception(error)
         else:
@@ -149,7 +150,8 @@ class Uploader:
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             if self._stream is not None and after is not None and after.event is not None:
                 self._stream.wait_event(after.event)
-            work()
+            with naming_kernel_failure():
+                work()
             return self.mark()
 
 
