@@ -47,7 +47,8 @@ SPARE_NEURONS = 32
 # products, their result, the mask, and what torch's allocator leaves between them. As wide as the
 # stream: the stream, its norm, queries, keys, values and sums.
 _WIDE_ARRAYS, _NARROW_ARRAYS = 5, 8
-# Pieces of matrices are repacked on the device, on a stream with its own memory.
+# Pieces of matrices are repacked on the device, on the stream of an uploader: there are two, and
+# torch keeps the memory of each stream apart.
 _UPLOAD_BYTES = 32 << 20
 # An entry of the table of slots (hot neurons only) or of the table of ids (all neurons).
 _TABLE_BYTES = 4
@@ -145,7 +146,7 @@ def _workspace_bytes(model: Model, assumed: SizeAssumptions) -> int:
         has_predictor = any(layer.ffn.predictor is not None for layer in model.weights.layers)
         arrays += tokens * config.num_neurons * (_MASK_BYTES + has_predictor * _SCORE_BYTES)
     chunk = max(_chunk_bytes(model.ops, layer.ffn) for layer in model.weights.layers)
-    return _POOLS_BYTES + PANEL_BYTES + _UPLOAD_BYTES + 2 * chunk + arrays
+    return _POOLS_BYTES + PANEL_BYTES + 2 * (_UPLOAD_BYTES + chunk) + arrays
 
 
 def _chunk_bytes(ops: Backend, ffn: SomeFFN) -> int:

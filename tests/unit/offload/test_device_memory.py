@@ -141,7 +141,7 @@ def _without_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _others(model: Model) -> int:
     """Shares of the overhead for pools, chunks (in the arena), uploads and angles."""
-    return (64 + 32) * MIB + 2 * CHUNK_BYTES + 2 * model.context_length * 64 * 4
+    return (64 + 2 * 32) * MIB + 2 * CHUNK_BYTES + 2 * model.context_length * 64 * 4
 
 
 @pytest.mark.each_value
