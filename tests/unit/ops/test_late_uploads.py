@@ -20,7 +20,7 @@ from powerinfer.kvcache import KVCache
 from powerinfer.models import Model
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu import formats
-from powerinfer.ops.gpu.ffn import HotNeurons, hot_ffn, masked_ffn
+from powerinfer.ops.gpu.ffn import HotNeurons, add_rows, hot_ffn, masked_ffn
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.uploads import Uploader
 from powerinfer.ops.hybrid.decode import SplitFFN
@@ -88,9 +88,14 @@ def _watch_slots(patch: pytest.MonkeyPatch, machine: Machine) -> None:
         machine.read(*(layer.matrix.values.data_ptr() for layer in layers))
         return linear(self, x, layers)
 
+    def watched_add(y: Any, values: Any, down: Any) -> None:
+        machine.read(down.values.data_ptr())
+        add_rows(y, values, down)
+
     patch.setattr(Uploads, "rows", watched_rows)
     patch.setattr(FakeGPU, "linear", watched_products)
     patch.setattr(Uploads, "neurons", watched_write)
+    replace_everywhere(patch, add_rows, watched_add)
     replace_everywhere(patch, hot_ffn, watched_few)
     replace_everywhere(patch, masked_ffn, watched_many)
 
