@@ -17,7 +17,7 @@ skip_module_without("torch", "triton")
 import torch
 
 from placed_models import SMALL, load, make_plan, place, tiny_file
-from powerinfer.errors import OutOfDeviceMemoryError
+from powerinfer.errors import NumericsError, OutOfDeviceMemoryError
 from powerinfer.models import Model
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.uploads import Upload
@@ -30,6 +30,7 @@ from tolerances import assert_close
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 STREAMED = replace(SMALL, stream_crossover=4)
+BEYOND_F16 = "a weight is beyond the largest f16, which the GPU would get"
 PROMPT = np.arange(9, dtype=np.int32)
 MODELS = (
     ("llama", None, "q8_0"),
@@ -136,9 +137,20 @@ def test_bits_are_the_same_again_and_after_any_other_order(loaded: Callable[...,
     np.testing.assert_array_equal(text(placed), first)
 
 
-@pytest.mark.parametrize("states", ["CC", "AA"])
-def test_the_cpu_goes_on_if_memory_runs_out(
-    loaded: Callable[..., Model], caplog: pytest.LogCaptureFixture, states: str
+@pytest.mark.parametrize(
+    ("states", "error", "cause"),
+    [
+        ("CC", OutOfDeviceMemoryError("no room for a chunk"), "no room for a chunk"),
+        ("AA", OutOfDeviceMemoryError("no room for a chunk"), "no room for a chunk"),
+        ("CC", NumericsError("a number; keep it in f32"), BEYOND_F16),
+    ],
+)
+def test_the_cpu_goes_on_if_a_chunk_cannot_be_sent(
+    loaded: Callable[..., Model],
+    caplog: pytest.LogCaptureFixture,
+    states: str,
+    error: Exception,
+    cause: str,
 ) -> None:
     model = loaded()
     placed, calls = placed_on(model, states), 0
@@ -148,7 +160,7 @@ def test_the_cpu_goes_on_if_memory_runs_out(
         nonlocal calls
         calls += 1
         if calls == 6:
-            raise OutOfDeviceMemoryError("no room for a chunk")
+            raise error
         rows(*arguments)
 
     with mock.patch.object(Uploads, "rows", failing):
@@ -158,7 +170,7 @@ def test_the_cpu_goes_on_if_memory_runs_out(
         np.testing.assert_array_equal(got, text(model))
     assert_close(got, text(model), "hybrid")
     assert [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING] == [
-        "the CPU computes prompts of its layers, which is slower: no room for a chunk"
+        f"the CPU computes prompts of its layers, which is slower: {cause}"
     ]
 
 

@@ -64,7 +64,7 @@ class StreamedLayers:
         """
         self._cpu, self._gpu, self._uploads, self._stream = cpu, gpu, uploads, stream
         self._graphs, self._crossover = graphs, crossover
-        self._is_exhausted = False
+        self._has_failed = False
         self._chunks: dict[NativeMatrix, list[Chunk[DeviceMatrix]]] = {}
         # The order of matrices is that of the last time.
         self._followers: dict[NativeMatrix, NativeMatrix] = {}
@@ -77,7 +77,7 @@ class StreamedLayers:
 
     def takes(self, num_tokens: int) -> bool:
         """Test whether the GPU computes this number of tokens."""
-        return num_tokens >= self._crossover and not self._is_exhausted
+        return num_tokens >= self._crossover and not self._has_failed
 
     @contextmanager
     def trying(self, kv_type: KVType) -> Iterator[None]:
@@ -108,16 +108,18 @@ class StreamedLayers:
         try:
             with naming_exhaustion("a layer of the CPU", self._stream.buffer_bytes):
                 yield
-        except (OutOfDeviceMemoryError, NumericsError) as error:
-            self._stream.stop()
-            if self._graphs.is_on_trial and isinstance(error, OutOfDeviceMemoryError):
-                raise
-            self._is_exhausted = True
-            _log.warning("the CPU computes prompts of its layers, which is slower: %s", str(error))
-        except BaseException:
+        except BaseException as error:
             # A chunk sent early may lie in the other buffer than the stream assumes.
             self._stream.stop()
-            raise
+            if isinstance(error, OutOfDeviceMemoryError) and not self._graphs.is_on_trial:
+                cause = str(error)
+            elif isinstance(error, NumericsError):
+                # Its advice, to keep the matrix in f32, is none for a user.
+                cause = "a weight is beyond the largest f16, which the GPU would get"
+            else:
+                raise
+            self._has_failed = True
+            _log.warning("the CPU computes prompts of its layers, which is slower: %s", cause)
 
     def vector(self, vector: NativeVector) -> Tensor:
         """Send a norm weight or bias."""
