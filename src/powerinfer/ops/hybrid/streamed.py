@@ -3,7 +3,7 @@
 A prompt reads each weight once for all of its tokens, so that sending it takes less time than the
 CPU's products. Matrices pass through the two buffers of a `ChunkStream`, in the format of placed
 ones. The CPU's cache gets the keys and values, for later steps; the GPU keeps them for its own
-attention in this step. Once a text has tokens in the cache, the CPU computes attention.
+attention in this step. If a text of a step has earlier tokens, the CPU computes attention.
 """
 
 import logging
