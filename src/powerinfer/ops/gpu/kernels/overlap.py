@@ -3,7 +3,7 @@
 A decode step is hundreds of kernels of 2 to 20 us, and a GPU needs 1 to 2 us from the end of one
 to the start of the next. From compute capability 9.0 on, an `overlapping` kernel is started early;
 it waits until the one before it has ended before it reads or writes anything. Two layers of 7B on
-an H100: 179 -> 161 us in Q4_0, 299 -> 291 in F16.
+an H100, looked at by hand: 179 -> 161 us in Q4_0, 296 -> 288 in F16.
 """
 
 from collections.abc import Callable
