@@ -24,16 +24,23 @@ from powerinfer.ops.gpu.selection import route
 from powerinfer.ops.gpu.uploads import ChunkStream, Uploader
 from powerinfer.ops.hybrid.build import exchange_buffers, make_step_graphs
 from powerinfer.ops.hybrid.counters import HybridCounters
-from powerinfer.ops.hybrid.decode import DecodeFFN, HandedFFN, SplitFFN, listed, predicted
+from powerinfer.ops.hybrid.decode import (
+    DecodeFFN,
+    HandedFFN,
+    SplitFFN,
+    listed,
+    needs_matrices,
+    predicted,
+)
 from powerinfer.ops.hybrid.handles import SlotTable
 from powerinfer.ops.hybrid.handoff import Handoff
 from powerinfer.ops.hybrid.migration import HybridSettings, OnlineMode, OnlinePlacement
 from powerinfer.ops.hybrid.prefill import PrefillFFN
-from powerinfer.ops.hybrid.runs import Group, LayerRun, token_groups
+from powerinfer.ops.hybrid.runs import Group, LayerRun, executed, token_groups
 from powerinfer.ops.hybrid.step_graphs import Counting, StepGraphs
 from powerinfer.ops.hybrid.streamed import StreamedLayers
 from powerinfer.ops.hybrid.upload import HandedBlock, PlacedBlock, Placer, Uploads
-from powerinfer.ops.protocol import ActiveIds, ArrayT, KVType, LayerProgram
+from powerinfer.ops.protocol import ActiveIds, KVType, LayerProgram
 from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
 
 __all__ = ["SplitBlocks"]
@@ -258,7 +265,7 @@ class SplitBlocks:
         scored = x if predictor_input is None else predictor_input.contiguous()
         routed = x if router_input is None else router_input.contiguous()
         streamed = self.streamed(len(x))
-        if active is None and streamed is not None and _needs_matrices(block):
+        if active is None and streamed is not None and needs_matrices(block):
             y = streamed.handed(x, block.cpu, scored)
             if y is not None:
                 return lambda: y
@@ -343,7 +350,7 @@ class SplitBlocks:
             with streamed.trying(self.kv_type):
                 x = self._run(replace(run, has_end=False), x, batch, program)
                 run = replace(run, first=run.last)
-        return self._on_host(_executed(run, program, x, batch))
+        return self._on_host(executed(run, program, x, batch))
 
     def _run(
         self, run: LayerRun, x: FloatArray, batch: Batch, program: LayerProgram[Activations]
@@ -363,7 +370,7 @@ class SplitBlocks:
             stream = self._gpu.to_device(x) if isinstance(x, np.ndarray) else x
             with naming_kernel_failure():
                 # Operations take either batch; models know one.
-                return _executed(run, program, stream, cast("Batch", batch))
+                return executed(run, program, stream, cast("Batch", batch))
 
         result = placed.graphs.run(x, batch, queue, key, number=run.number, layers=layers)
         placed.counters.end_run(notes, may_be_replayed=key is not None)
@@ -391,20 +398,3 @@ class SplitBlocks:
 
     def _on_host(self, x: Activations) -> FloatArray:
         return x if isinstance(x, np.ndarray) else self._gpu.to_host(x)
-
-
-def _needs_matrices(block: SplitFFN | HandedFFN) -> bool:
-    """Test whether a prompt has to send the whole matrices of a block.
-
-    Neurons of a `down` that is not stored by neurons cannot be sent without all others.
-    """
-    if isinstance(block, HandedFFN):
-        return True
-    return not block.cpu.is_down_transposed and not block.slots.is_full
-
-
-def _executed(run: LayerRun, program: LayerProgram[ArrayT], x: ArrayT, batch: Batch) -> ArrayT:
-    """Execute a run of a program."""
-    if run.first < run.last:
-        x = program.layers(x, batch, run.first, run.last)
-    return program.end(x) if run.has_end else x

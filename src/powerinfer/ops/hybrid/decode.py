@@ -34,7 +34,7 @@ from powerinfer.ops.hybrid.handles import SlotTable
 from powerinfer.ops.hybrid.handoff import Handoff
 from powerinfer.ops.protocol import ActiveIds
 
-__all__ = ["DecodeFFN", "HandedFFN", "Mask", "SplitFFN", "listed", "predicted"]
+__all__ = ["DecodeFFN", "HandedFFN", "Mask", "SplitFFN", "listed", "needs_matrices", "predicted"]
 
 Mask: TypeAlias = Tensor | None
 """u8[num_tokens, num_neurons] on the device, 1 for neurons to be computed; None for all."""
@@ -88,6 +88,16 @@ class HandedFFN:
     cpu: NativeFFN
     down_bias: Tensor | None
     handoff_layer: int
+
+
+def needs_matrices(block: SplitFFN | HandedFFN) -> bool:
+    """Test whether a prompt has to send the whole matrices of a block.
+
+    Neurons of a `down` that is not stored by neurons cannot be sent without all others.
+    """
+    if isinstance(block, HandedFFN):
+        return True
+    return not block.cpu.is_down_transposed and not block.slots.is_full
 
 
 class DecodeFFN:
