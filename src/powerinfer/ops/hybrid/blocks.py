@@ -36,11 +36,11 @@ from powerinfer.ops.hybrid.handles import SlotTable
 from powerinfer.ops.hybrid.handoff import Handoff
 from powerinfer.ops.hybrid.migration import HybridSettings, OnlineMode, OnlinePlacement
 from powerinfer.ops.hybrid.prefill import PrefillFFN
-from powerinfer.ops.hybrid.runs import Group, LayerRun, executed, token_groups
+from powerinfer.ops.hybrid.runs import Group, LayerRun, token_groups
 from powerinfer.ops.hybrid.step_graphs import Counting, StepGraphs
 from powerinfer.ops.hybrid.streamed import StreamedLayers
 from powerinfer.ops.hybrid.upload import HandedBlock, PlacedBlock, Placer, Uploads
-from powerinfer.ops.protocol import ActiveIds, KVType, LayerProgram
+from powerinfer.ops.protocol import ActiveIds, ArrayT, KVType, LayerProgram
 from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
 
 __all__ = ["SplitBlocks"]
@@ -147,7 +147,9 @@ class SplitBlocks:
 
     def streamed(self, num_tokens: int) -> StreamedLayers | None:
         """Return the operations of the GPU for layers of the CPU; None for few tokens."""
-        found = None if self._shared is None else self._shared.streamed
+        if self._shared is None or num_tokens <= self._settings.max_tokens:
+            return None
+        found = self._shared.streamed
         return found if found is not None and found.takes(num_tokens) else None
 
     def working(self) -> AbstractContextManager[None]:
@@ -350,7 +352,7 @@ class SplitBlocks:
             with streamed.trying(self.kv_type):
                 x = self._run(replace(run, has_end=False), x, batch, program)
                 run = replace(run, first=run.last)
-        return self._on_host(executed(run, program, x, batch))
+        return self._on_host(_executed(run, program, x, batch))
 
     def _run(
         self, run: LayerRun, x: FloatArray, batch: Batch, program: LayerProgram[Activations]
@@ -370,7 +372,7 @@ class SplitBlocks:
             stream = self._gpu.to_device(x) if isinstance(x, np.ndarray) else x
             with naming_kernel_failure():
                 # Operations take either batch; models know one.
-                return executed(run, program, stream, cast("Batch", batch))
+                return _executed(run, program, stream, cast("Batch", batch))
 
         result = placed.graphs.run(x, batch, queue, key, number=run.number, layers=layers)
         placed.counters.end_run(notes, may_be_replayed=key is not None)
@@ -398,3 +400,10 @@ class SplitBlocks:
 
     def _on_host(self, x: Activations) -> FloatArray:
         return x if isinstance(x, np.ndarray) else self._gpu.to_host(x)
+
+
+def _executed(run: LayerRun, program: LayerProgram[ArrayT], x: ArrayT, batch: Batch) -> ArrayT:
+    """Execute a run of a program."""
+    if run.first < run.last:
+        x = program.layers(x, batch, run.first, run.last)
+    return program.end(x) if run.has_end else x

@@ -5,11 +5,10 @@ from itertools import groupby
 
 import numpy as np
 
-from powerinfer.ops.protocol import ArrayT, LayerProgram
 from powerinfer.placement.plan import PlacementPlan
 from powerinfer.values import Batch
 
-__all__ = ["Group", "LayerRun", "executed", "layer_runs", "token_groups"]
+__all__ = ["Group", "LayerRun", "layer_runs", "token_groups"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +40,6 @@ def layer_runs(plan: PlacementPlan) -> tuple[LayerRun, ...]:
         end = len(plan.layers)
         runs.append(LayerRun(len(runs), end, end, plan.has_output, has_end=True))
     return tuple(runs)
-
-
-def executed(run: LayerRun, program: LayerProgram[ArrayT], x: ArrayT, batch: Batch) -> ArrayT:
-    """Execute a run of a program."""
-    if run.first < run.last:
-        x = program.layers(x, batch, run.first, run.last)
-    return program.end(x) if run.has_end else x
 
 
 @dataclass(frozen=True, slots=True)
