@@ -2,7 +2,8 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from copy import copy
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,7 +24,7 @@ from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.uploads import Upload
 from powerinfer.ops.hybrid.streamed import StreamedLayers
 from powerinfer.ops.hybrid.upload import Uploads
-from powerinfer.ops.protocol import KVType
+from powerinfer.ops.protocol import FFNCounters, KVType
 from powerinfer.values import FloatArray
 from tiny_models import TINY_MODELS, write_model
 from tolerances import assert_close
@@ -208,16 +209,43 @@ def test_a_step_after_ctrl_c_is_right(loaded: Callable[..., Model], states: str)
     np.testing.assert_array_equal(text(placed), expected)
 
 
-def test_counts_are_those_of_the_cpu(loaded: Callable[..., Model]) -> None:
-    model = loaded("llama-relu", format_name="f32")
-    placed, counters, found = placed_on(model), model.ops.counters, []
-    for tried in (model, placed):
-        before = counters.active, counters.predicted, counters.total
-        text(tried)
-        after = counters.active, counters.predicted, counters.total
-        found.append([b - a for a, b in zip(before, after, strict=True)])
-    assert found[0][2] == found[1][2]
-    np.testing.assert_allclose(found[0], found[1], rtol=0.01)
+def counted(model: Model) -> FFNCounters:
+    """Counts of a text."""
+    before = copy(model.ops.counters)
+    text(model)
+    now = model.ops.counters
+    numbers = {one.name: getattr(now, one.name) - getattr(before, one.name) for one in fields(now)}
+    return FFNCounters(**numbers)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("llama-relu", None), ("bamboo", "mlp")])
+def test_counts_are_those_of_the_cpu(
+    loaded: Callable[..., Model], name: str, kind: str | None
+) -> None:
+    model = loaded(name, kind, "f32")
+    expected, got = counted(model), counted(placed_on(model))
+    assert got.total == expected.total
+    assert got.predictor_bytes == expected.predictor_bytes
+    np.testing.assert_allclose(got.active, expected.active, rtol=0.01)
+    np.testing.assert_allclose(got.predicted, expected.predicted, rtol=0.01)
+    # Rows that no token needs are sent too.
+    np.testing.assert_allclose(got.bytes_read, expected.bytes_read, rtol=0.1)
+
+
+def test_layers_that_are_repeated_count_once(loaded: Callable[..., Model]) -> None:
+    model = loaded("bamboo", "mlp")
+    placed, rows, calls = placed_on(model), Uploads.rows, 0
+
+    def failing(*arguments: Any) -> None:
+        nonlocal calls
+        calls += 1
+        # In the second layer.
+        if calls == 14:
+            raise OutOfDeviceMemoryError("no room")
+        rows(*arguments)
+
+    with mock.patch.object(Uploads, "rows", failing):
+        assert counted(placed) == counted(model)
 
 
 def test_few_tokens_and_mixtures_of_experts_stay_on_the_cpu(

@@ -6,7 +6,7 @@ of one kind serves wherever that kind is one of several.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Generic, Self, TypeVar
 
@@ -296,3 +296,8 @@ class FFNCounters:
     predictor_s: float = field(default=0.0, compare=False)
     down_s: float = field(default=0.0, compare=False)
     router_s: float = field(default=0.0, compare=False)
+
+    def add(self, other: "FFNCounters") -> None:
+        """Add the counts of another."""
+        for count in fields(self):
+            setattr(self, count.name, getattr(self, count.name) + getattr(other, count.name))

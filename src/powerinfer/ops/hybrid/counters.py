@@ -74,11 +74,7 @@ class HybridCounters:
         With `may_be_replayed`, later runs may happen without calls.
         """
         notes = self._notes_of_run[run]
-        self._counters.active += notes.active
-        self._counters.predicted += notes.predicted
-        self._counters.total += notes.total
-        self._counters.bytes_read += notes.bytes_read
-        self._counters.predictor_bytes += notes.predictor_bytes
+        self._counters.add(notes)
         if not may_be_replayed:
             del self._notes_of_run[run]
 

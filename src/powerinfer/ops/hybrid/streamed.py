@@ -34,7 +34,7 @@ from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.uploads import Chunk, ChunkStream
 from powerinfer.ops.hybrid.step_graphs import StepGraphs
 from powerinfer.ops.hybrid.upload import Uploads
-from powerinfer.ops.protocol import HeadNorms, KVType, Linear, RopeTable
+from powerinfer.ops.protocol import FFNCounters, HeadNorms, KVType, Linear, RopeTable
 from powerinfer.values import Batch
 
 __all__ = ["StreamedLayers"]
@@ -65,6 +65,8 @@ class StreamedLayers:
         self._cpu, self._gpu, self._uploads, self._stream = cpu, gpu, uploads, stream
         self._graphs, self._crossover = graphs, crossover
         self._has_failed = False
+        # Counts of the current attempt; one that fails is repeated by the CPU, which counts then.
+        self._counts = FFNCounters()
         self._chunks: dict[NativeMatrix, list[Chunk[DeviceMatrix]]] = {}
         # The order of matrices is that of the last time.
         self._followers: dict[NativeMatrix, NativeMatrix] = {}
@@ -105,9 +107,11 @@ class StreamedLayers:
 
     @contextmanager
     def _attempting(self) -> Iterator[None]:
+        self._counts = FFNCounters()
         try:
             with naming_exhaustion("a layer of the CPU", self._stream.buffer_bytes):
                 yield
+            self._cpu.counters.add(self._counts)
         except BaseException as error:
             # A chunk sent early may lie in the other buffer than the stream assumes.
             self._stream.stop()
@@ -219,13 +223,19 @@ class StreamedLayers:
 
     def _count(self, values: Tensor, ffn: NativeFFN, mask: Tensor | None) -> None:
         """Count as the CPU does."""
-        counters, total = self._cpu.counters, values.numel()
+        counts, total = self._counts, values.numel()
         is_skipping = ffn.is_exact_sparse or mask is not None
-        counters.total += total
-        counters.predicted += total if mask is None else int(mask.count_nonzero())
-        counters.active += int(values.count_nonzero()) if is_skipping else total
+        counts.total += total
+        counts.predicted += total if mask is None else int(mask.count_nonzero())
+        counts.active += int(values.count_nonzero()) if is_skipping else total
         parts = [part.matrix for part in (ffn.gate, ffn.up, ffn.down) if part is not None]
-        counters.bytes_read += sum(self._cpu.matrix_bytes(matrix) for matrix in parts)
+        counts.bytes_read += sum(map(self._cpu.matrix_bytes, parts))
+        if ffn.predictor is not None:
+            rows = [stage.matrix for stage in ffn.predictor.stages]
+            rows += [] if ffn.predictor.fc1 is None else [ffn.predictor.fc1]
+            num_bytes = sum(map(self._cpu.matrix_bytes, rows))
+            counts.bytes_read += num_bytes
+            counts.predictor_bytes += num_bytes
 
     def _sent(self, matrix: NativeMatrix) -> Iterator[DeviceMatrix]:
         """Yield pieces of rows on the device."""
