@@ -205,8 +205,15 @@ class StreamedLayers:
         return self._batches[1]
 
     def _product(self, x: Tensor, layer: NativeLinear) -> Tensor:
-        parts = [self._gpu.linear(x, [Linear(rows)])[0] for rows in self._sent(layer.matrix)]
-        y = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        parts = (self._gpu.linear(x, [Linear(rows)])[0] for rows in self._sent(layer.matrix))
+        y, num_rows = next(parts), self._cpu.matrix_shape(layer.matrix)[0]
+        first = y.shape[1]
+        if first < num_rows:
+            part, y = y, y.new_empty((len(x), num_rows))
+            y[:, :first] = part
+            for part in parts:
+                y[:, first : first + part.shape[1]] = part
+                first += part.shape[1]
         return y if layer.bias is None else y.add_(self.vector(layer.bias))
 
     def _passed(self, x: Tensor, predictor: NativePredictor) -> Tensor:
