@@ -3,8 +3,8 @@
 This includes AMD GPUs: torch built for ROCm presents them under the name `cuda`.
 
 CUDA does not report the driver's own memory for this process. NVML, NVIDIA's library for
-monitoring, counts the memory that all processes use: what it counts more after the first use of a
-device is the context. Functions and structures are those of the NVML API reference.
+monitoring, counts the memory that all processes use: what it counts in addition after the first
+use of a device is the context. Functions and structures are those of the NVML API reference.
 """
 
 import ctypes

@@ -113,7 +113,7 @@ def attend_many(q: Tensor, cache: DeviceKV, batch: DeviceBatch, softmax: Softmax
     Args:
         q: f32[num_tokens, num_heads * head_dim], rows contiguous.
         cache: keys and values.
-        batch: where the tokens stand; its tiles are asked for.
+        batch: positions of the tokens; uses its tiles.
         softmax: of the products of queries and keys.
     """
     num_tokens, width = q.shape

@@ -1,8 +1,8 @@
 """int8 blocks: inputs of products with packed weights, rounded as the CPU rounds them, up to ties.
 
 A block is 32 columns of a token: code[i] = round(x[i] / scale) with scale = max |x| / 127, to
-nearest even. Bound by the launch. What a NaN or an infinity is in gets the scale NaN, and so does
-every product with it.
+nearest even. Bound by the launch. A block with a NaN or an infinity gets the scale NaN, and every
+product with it is NaN.
 
 Layout: i32[tokens, 11, width]; zeros fill the tokens up to a power of two, so that none is checked,
 and the blocks up to whole tiles. Plane q < 8 holds the

@@ -240,7 +240,7 @@ def rope_and_store(
         q: f32[num_tokens, num_heads * head_dim], rows contiguous.
         k: f32[num_tokens, num_kv_heads * head_dim], rows contiguous.
         angles: cos and sin f32[context_length, rotary_dim / 2] and whether pairs are interleaved;
-            None where nothing rotates.
+            None if nothing rotates.
         norms: of the heads of q and k, before they rotate; None for none.
     """
     num_tokens = q.shape[0]
