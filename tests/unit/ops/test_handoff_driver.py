@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("torch", reason="torch is not installed")
+
 from powerinfer.errors import DeviceError
 from powerinfer.ops.hybrid import handoff
 from powerinfer.ops.hybrid.handoff import CudaDriver
