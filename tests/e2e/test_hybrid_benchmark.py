@@ -48,4 +48,4 @@ def test_a_model_is_made_placed_and_measured(tmp_path: Path) -> None:
 
     table = _run("hybrid_table.py", found)
     assert table.startswith("## tiny, 2 layers, f16")
-    assert "| c every FFN on the CPU, dense | 60% |" in table
+    assert "| c every FFN on the CPU, exact | 60% |" in table

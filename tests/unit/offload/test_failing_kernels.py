@@ -275,7 +275,8 @@ class TestSteps:
             assert failed.status_code == 500
             assert "rms_norm does not compile" in failed.text
             broken()
-            assert api.post("/v1/completions", json=body).status_code == 200
+            answer = api.post("/v1/completions", json=body)
+            assert answer.status_code == 200, answer.text
 
     @pytest.mark.usefixtures("broken")
     def test_the_command_line_ends_with_2(self, tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ class Repeater:
 
         with self._patch.context() as patch:
             patch.setattr(interpreter.InterpretedFunction, "run", logged)
-            for name in ("pinned", "to_device", "to_host", "synchronize", "free_bytes"):
+            for name in ("pinned", "to_device", "to_host", "synchronize"):
                 patch.setattr(DeviceMemory, name, _refusing(name))
             with log:
                 yield log

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from patience import PATIENCE_S
-
 SCRIPT = Path(__file__).resolve().parent.parent.parent / "support" / "triton_ahead.py"
+# Two minutes on an idle machine, each kernel in several variants.
+_COMPILING_S = 540.0
 KERNELS = SCRIPT.parents[2] / "src" / "powerinfer" / "ops" / "gpu" / "kernels"
 
 for _needed in ("torch", "triton"):
@@ -27,7 +27,7 @@ def test_all_kernels_compile_for_hopper(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=PATIENCE_S,
+        timeout=_COMPILING_S,
     )
     assert run.returncode == 0, run.stderr[-3000:]
     compiled = {line.split()[0] for line in run.stdout.splitlines()}
