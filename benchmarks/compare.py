@@ -14,12 +14,14 @@ with machine and commit.
 
 With `--sparsity` (repeatable) every round runs llama.cpp on the plain file, our dense decode and
 each kind on the same file, and prints the byte bound beside each ratio (benchmarks/bounds.py).
+`--original` adds the original PowerInfer, which reads the same file and its predictors.
 """
 
 import argparse
 import json
 import statistics
 import sys
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--peer-python", default=sys.executable)
     parser.add_argument("--no-peer", action="store_true", help="only our own dense decode")
     parser.add_argument("--ik-python", help="Python that has ik-llama-cpp-python")
+    parser.add_argument("--original", help="program `main` of the original PowerInfer")
     parser.add_argument("--ik-no-flash-attention", action="store_true")
     parser.add_argument("--no-repack", action="store_true", help="no run of ik with -rtr")
     parser.add_argument("--kernels", help="instruction set of our kernels, default the best")
@@ -65,6 +68,8 @@ def _options() -> argparse.Namespace:
         parser.error("--sparsity compares one model")
     if options.sparsity and not (options.plain or options.no_peer):
         parser.error("--sparsity needs --plain FILE for the peer, or --no-peer")
+    if options.original and (options.prefill or not options.sparsity):
+        parser.error("--original decodes sparse models only: add --sparsity KIND and --prefill ''")
     return options
 
 
@@ -159,6 +164,7 @@ def main() -> None:
     if options.output:
         report = {
             "machine": describe_machine(),
+            "date": f"{date.today()}",
             "threads": options.threads,
             "kernels": options.kernels,
             "note": options.note,

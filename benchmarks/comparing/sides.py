@@ -14,6 +14,7 @@ __all__ = [
     "alternate",
     "drop_cached_pages",
     "ik_commands",
+    "original_command",
     "our_command",
     "peer_command",
     "rates",
@@ -66,6 +67,12 @@ def ik_commands(model: Path, options: argparse.Namespace) -> dict[str, list[str]
     command += ["--no-flash-attention"] if options.ik_no_flash_attention else []
     plain = {"ik_llama.cpp": command}
     return plain if options.no_repack else plain | {"ik_llama.cpp -rtr": [*command, "--repack"]}
+
+
+def original_command(model: Path, options: argparse.Namespace) -> list[str]:
+    """The original PowerInfer, whose program is a process of its own."""
+    command = _worker(sys.executable, "original_worker.py", model, options)
+    return [*command, "--program", options.original]
 
 
 def _worker(python: str, name: str, model: Path, options: argparse.Namespace) -> list[str]:

@@ -10,6 +10,7 @@ from comparing.sides import (
     Run,
     alternate,
     drop_cached_pages,
+    original_command,
     our_command,
     peer_command,
     rates,
@@ -20,7 +21,7 @@ from powerinfer.gguf import GGUFFile, open_gguf
 
 __all__ = ["compare_sparse", "print_sparse"]
 
-PEER, DENSE = "llama.cpp", "dense"
+PEER, ORIGINAL, DENSE = "llama.cpp", "original", "dense"
 # What the comparison with llama.cpp means where it does not compute the same function.
 CAVEATS = {
     "llama": "llama.cpp runs the plain file with SiLU: equal bytes, speed only",
@@ -40,13 +41,15 @@ def compare_sparse(model: Path, options: argparse.Namespace) -> dict[str, Any]:
         options: of compare.py.
     """
     sides = {} if options.no_peer else {PEER: peer_command(options.plain, options)}
+    if options.original:
+        sides[ORIGINAL] = original_command(model, options)
     sides[DENSE] = our_command(model, options, "off")
     sides |= {kind: our_command(model, options, kind) for kind in options.sparsity}
     drop_cached_pages(model, *([] if options.no_peer else [options.plain]))
     rounds = alternate(model.name, sides, options.pairs)
     file = open_gguf(model)
     size = bytes_of_file(file)
-    references = [side for side in (PEER, DENSE) if side in sides]
+    references = [side for side in (PEER, ORIGINAL, DENSE) if side in sides]
     kinds = {}
     for kind in (DENSE, *options.sparsity):
         kinds[kind] = {

@@ -1,4 +1,7 @@
-"""The headline of README.md and the tables of docs/models/README.md: decode and prompt speeds."""
+"""The headline of README.md and the tables of docs/models/README.md: decode and prompt speeds.
+
+`scripts/bench headline` measures them; those of the AMD machine are of `scripts/bench peers`.
+"""
 
 import statistics
 from collections.abc import Iterable, Iterator
@@ -6,18 +9,22 @@ from dataclasses import dataclass
 from functools import partial
 
 from comparing.sides import rates
-from figures.parts import Json, Row, load, load_model, part, ratio_text, table
+from figures.parts import RESULTS, Json, Row, load, load_model, part, ratio_text, table
 
 __all__ = [
     "DENSE",
+    "MACHINE",
     "SPARSE",
     "Rates",
     "Speed",
     "amd_dense",
-    "intel_dense",
-    "intel_sparse",
+    "dense",
     "original",
+    "sparse",
 ]
+
+# The machine of the headline: how pages name it, and its folder of results.
+MACHINE, _FOLDER = "Intel Xeon with AVX-512", "intel-xeon-avx512"
 
 SPARSE = {
     "relullama-7b": "ReluLLaMA-7B",
@@ -49,7 +56,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Speed:
-    """Our speed and llama.cpp's on the Intel machine.
+    """Our speed and a peer's on the machine of the headline.
 
     Attributes:
         model: name.
@@ -67,25 +74,36 @@ class Speed:
 
     @property
     def ratio(self) -> Rates:
-        """Our speed over llama.cpp's."""
+        """Our speed over the peer's."""
         return Rates(*(self.row[key] for key in ("ratio", "ratio_min", "ratio_max")))
 
 
-def intel_sparse() -> list[Speed]:
-    """Decode speeds of sparse models with the predictors of their files."""
+def sparse(peer: str = "llama.cpp") -> list[Speed]:
+    """Decode speeds of sparse models with the predictors of their files, where the peer ran."""
     found = []
     for model, name in SPARSE.items():
-        for layers, form, result in load_model(model):
+        for layers, form, result in load_model(model, _FOLDER):
             row = next(row for kind, row in result["kinds"].items() if kind.startswith("mlp"))
-            decode = row["against"]["llama.cpp"]["decode"]
-            found.append(Speed(name, layers, form, decode, row["active_share"]))
+            if peer in row["against"]:
+                decode = row["against"][peer]["decode"]
+                found.append(Speed(name, layers, form, decode, row["active_share"]))
     return found
 
 
-def intel_dense(what: str) -> list[Speed]:
+def original() -> list[tuple[Speed, Speed]]:
+    """Speeds of the models that the original PowerInfer ran too: against llama.cpp, and it."""
+    found = sparse("original")
+    alike = [(each.model, each.format) for each in found]
+    beside = [each for each in sparse() if (each.model, each.format) in alike]
+    return list(zip(beside, found, strict=True))
+
+
+def dense(what: str) -> list[Speed]:
     """Speeds of an ordinary Llama, `prefill 128` or `decode`."""
-    found = load_model("llama-7b")
-    return [Speed(DENSE, layers, form, result["summary"][what]) for layers, form, result in found]
+    return [
+        Speed(DENSE, layers, form, result["summary"][what])
+        for layers, form, result in load_model("llama-7b", _FOLDER)
+    ]
 
 
 def amd_dense(what: str) -> dict[str, dict[str, Rates]]:
@@ -99,58 +117,66 @@ def amd_dense(what: str) -> dict[str, dict[str, Rates]]:
     return found
 
 
-def original() -> Iterator[tuple[Json, dict[str, Rates]]]:
-    """Rows of the comparison with the original PowerInfer, with the speeds of each engine."""
-    for row in load("peers-amd-zen5.json")["rows"]:
-        medians = row.get("median", {})
-        yield (
-            row,
-            {
-                engine: Rates(medians.get(engine, (low + high) / 2), low, high)
-                for engine, (low, high) in row["tokens_per_s"].items()
-            },
-        )
-
-
 def _span(values: Iterable[float], digits: int = 1) -> str:
     """`1.7 to 3.7`."""
     found = sorted(values)
     return f"{found[0]:.{digits}f} to {found[-1]:.{digits}f}"
 
 
+def _quoted(speed: Speed, other: Speed) -> str:
+    """`30.1 tokens/s in Q4_0 (llama.cpp 14, the original 20)`."""
+    peers = f"llama.cpp {speed.row['peer']:.3g}, the original {other.row['peer']:.3g}"
+    return f"{speed.row['ours']:.3g} tokens/s in {speed.format} ({peers})"
+
+
 @part("headline")
 def _headline() -> str:
-    sparse, dense = intel_sparse(), intel_dense("decode")
+    found = sparse()
     f16, q4_0 = (
-        _span(speed.ratio.value for speed in sparse if speed.format == form)
+        _span(speed.ratio.value for speed in found if speed.format == form)
         for form in ("F16", "Q4_0")
     )
-    quoted, peers = {}, {}
-    for row, found in original():
-        quoted[row["format"]] = f"{found['ours'].value:.3g}"
-        peers[row["format"]] = f"(llama.cpp {found['llama.cpp']}, the original {found['original']})"
     decode, prompt = (
-        _span(found["ours"].over(found["llama.cpp"]).value for found in amd_dense(what).values())
-        for what in ("decode", "prefill 128")
+        _span(speed.ratio.value for speed in dense(what)) for what in ("decode", "prefill 128")
     )
-    return (
-        "- **Intel Xeon, 2 cores, against llama.cpp:** models in which "
-        f"{_span((100 * speed.active for speed in sparse), 0)} % of the neurons fire decode\n"
+    lines = [
+        "- **Sparse models against llama.cpp:** those in which "
+        f"{_span((100 * speed.active for speed in found), 0)} % of the neurons fire decode\n"
         f"  {f16} times as fast in F16 and {q4_0} times in Q4_0.\n"
-        "- **AMD Zen 5, 2 cores, against llama.cpp and the original PowerInfer:** 12 of the 32 "
-        f"layers of ReluLLaMA-7B\n  decode {quoted['q4_0']} tokens/s in Q4_0 {peers['q4_0']} and "
-        f"{quoted['f16']} in F16\n  {peers['f16']}.\n"
-        "- **An ordinary Llama (SwiGLU) has nothing to skip:** it decodes at "
-        f"{_span(speed.ratio.value for speed in dense)} times llama.cpp's speed on the Intel\n"
-        f"  machine and at {decode} times on an AMD Zen 4, where prompts run at {prompt} times.\n"
+    ]
+    compared = original()
+    if compared:
+        layers = compared[0][0].layers
+        lines.append(
+            f"- **Against the original PowerInfer:** {layers} layers of ReluLLaMA-7B decode\n  "
+            + ",\n  ".join(_quoted(*each) for each in compared)
+            + ".\n"
+        )
+    lines.append(
+        f"- **An ordinary Llama (SwiGLU) has nothing to skip:** it decodes at {decode} times "
+        f"llama.cpp's speed\n  and reads prompts at {prompt} times.\n"
+    )
+    return "".join(lines) + f"\n{_origin()}\n"
+
+
+def _origin() -> str:
+    """Where and when the headline was measured."""
+    reports = [
+        load(f"{_FOLDER}/{path.name}") for path in sorted((RESULTS / _FOLDER).glob("*.json"))
+    ]
+    commits = " and ".join(sorted({f"`{report['machine']['commit']}`" for report in reports}))
+    since = min(report["date"] for report in reports)
+    results = [result for report in reports for result in report["results"]]
+    rounds = min(len(result.get("rounds") or result["pairs"]) for result in results)
+    return (
+        f"Measured by `scripts/bench headline` on two cores of an {MACHINE} on {since}, commit\n"
+        f"{commits}: medians of {rounds} rounds, engines in turns."
     )
 
 
 def _gain(name: str) -> str:
     gains = (
-        f"{speed.format} {speed.row['ratio']:.1f}"
-        for speed in intel_sparse()
-        if speed.model == name
+        f"{speed.format} {speed.row['ratio']:.1f}" for speed in sparse() if speed.model == name
     )
     return f"{', '.join(gains)} ({name})"
 
@@ -161,7 +187,7 @@ for _model, _name in SPARSE.items():
 
 @table("sparse", "shape | format | neurons that fire | tokens/s | llama.cpp | ratio (range)")
 def _sparse() -> Iterator[Row]:
-    for speed in intel_sparse():
+    for speed in sparse():
         yield (
             f"{speed.model}, {speed.layers} layers",
             speed.format,
@@ -174,17 +200,15 @@ def _sparse() -> Iterator[Row]:
 
 @table("original", "format | ours | llama.cpp | original | ours / llama.cpp | ours / original")
 def _original() -> Iterator[Row]:
-    for row, found in original():
-        ours, peers = found["ours"], (found["llama.cpp"], found["original"])
-        ratios = (f"{ours.over(peer).value:.2f}" for peer in peers)
-        quoted = f"{ours}, quoted {ours.value:.3g}"
-        yield row["format"].upper(), quoted, *map(str, peers), *ratios
+    for speed, other in original():
+        cells = (f"{row:.1f}" for row in (speed.row["ours"], speed.row["peer"], other.row["peer"]))
+        yield speed.format, *cells, ratio_text(speed.row), ratio_text(other.row)
 
 
 @table("dense", "machine | format | what | ours | llama.cpp | ik_llama.cpp | ours / llama.cpp")
 def _dense() -> Iterator[Row]:
     for what, subject in _SUBJECTS.items():
-        for speed in intel_dense(what):
+        for speed in dense(what):
             row = speed.row
             cells = (f"{row['ours']:.1f}", f"{row['peer']:.1f}", "", f"{row['ratio']:.2f}")
             yield "Intel", speed.format, subject, *cells

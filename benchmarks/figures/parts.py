@@ -12,6 +12,7 @@ from typing import Any
 __all__ = [
     "FORMATS",
     "PARTS",
+    "RESULTS",
     "Json",
     "Row",
     "fill",

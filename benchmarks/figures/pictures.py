@@ -79,30 +79,22 @@ class Picture:
 
 def _groups() -> Iterator[tuple[str, dict[str, Rates]]]:
     """Heading and bars, a group for each machine and kind of model."""
-    sparse, rows = models.intel_sparse(), list(models.original())
+    sparse, machine = models.sparse(), f"{models.MACHINE}, 2 cores"
     fired = [100 * speed.active for speed in sparse]
-    predicted = max(100 * row["predicted"] for row, _ in rows)
-    intel = "Intel Xeon, 2 cores, AVX-512 and AMX:"
     yield (
-        f"{intel} {min(fired):.0f} to {max(fired):.0f} % of the neurons fire",
-        {f"{speed.model}, {speed.format}": speed.ratio for speed in sparse},
-    )
-    yield (
-        f"{intel} an ordinary model (SwiGLU)",
-        {f"{speed.model}, {speed.format}": speed.ratio for speed in models.intel_dense("decode")},
-    )
-    yield (
-        f"AMD Zen 5, 2 cores, AVX-512: {predicted:.0f} % of the neurons pass the predictors",
-        {
-            f"{name}{models.SPARSE[row['model']]}, {row['format'].upper()}": rates[engine].over(
-                rates["llama.cpp"]
-            )
-            for row, rates in rows
-            for engine, name in (("ours", ""), ("original", "the original: "))
+        f"{machine}: {min(fired):.0f} to {max(fired):.0f} % of the neurons fire",
+        {f"{speed.model}, {speed.format}": speed.ratio for speed in sparse}
+        | {
+            f"the original: {speed.model}, {speed.format}": speed.ratio.over(other.ratio)
+            for speed, other in models.original()
         },
     )
     yield (
-        "AMD Zen 4, 2 cores, AVX-512: an ordinary model (SwiGLU)",
+        f"{machine}: an ordinary model (SwiGLU)",
+        {f"{speed.model}, {speed.format}": speed.ratio for speed in models.dense("decode")},
+    )
+    yield (
+        "AMD Zen 4, 2 cores, AVX-512, 2026-11-23: an ordinary model (SwiGLU)",
         {
             f"{models.DENSE}, {form}": rates["ours"].over(rates["llama.cpp"])
             for form, rates in models.amd_dense("decode").items()
@@ -112,7 +104,7 @@ def _groups() -> Iterator[tuple[str, dict[str, Rates]]]:
 
 def _decode_speed() -> Picture:
     groups = dict(_groups())
-    layers = [speed.layers for speed in (*models.intel_sparse(), *models.intel_dense("decode"))]
+    layers = [speed.layers for speed in (*models.sparse(), *models.dense("decode"))]
 
     def draw(figure: "Figure") -> None:
         sizes = [len(bars) for bars in groups.values()]
@@ -139,7 +131,7 @@ def _decode_speed() -> Picture:
 
     return Picture(
         "Decode speed, llama.cpp on the same machine = 1",
-        "Blue: this engine, on the Zen 5 an earlier version. Orange: the original PowerInfer.\n"
+        "Blue: this engine. Orange: the original PowerInfer.\n"
         "Thin lines: the range measured. "
         f"Synthetic models in real shapes, {min(layers)} to {max(layers)} layers; 2 threads.",
         "; ".join(

@@ -9,7 +9,7 @@ PEER = "llama-server"
 
 def _reports() -> Iterator[tuple[str, Json]]:
     for name in ("q4_0", "f16"):
-        yield name.upper(), load(f"serve/relullama-7b-8L-{name}.json")
+        yield name.upper(), load(f"amd-zen5/serve/relullama-7b-8L-{name}.json")
 
 
 def _sides() -> Iterator[tuple[Row, str, Json]]:

@@ -1,7 +1,7 @@
 """Tables of docs/speed.md.
 
-Results of the AMD machine are in `amd-zen4` (`PARTS=peers scripts/bench`), those of mixtures of
-experts in `experts` (`PARTS=experts scripts/bench`). Which program of benchmarks/ wrote them:
+Results of dense and sparse models are in `amd-zen4` (`scripts/bench peers`), those of mixtures of
+experts in `amd-zen5` (`scripts/bench experts`). Which program of benchmarks/ wrote them:
 
     llama-7b-*, avx2-llama-7b-*, experts    compare.py with all peers
     relullama-*                             compare.py --sparsity, decode
@@ -37,7 +37,7 @@ def _amd(prefix: str) -> list[tuple[str, Json]]:
 def _experts() -> Iterator[tuple[str, Json]]:
     """Names and results of mixtures of experts."""
     for model, name in _EXPERTS.items():
-        for layers, form, result in load_model(model, "experts"):
+        for layers, form, result in load_model(model, "amd-zen5"):
             yield f"{name}, {layers} layers, {form}", result
 
 

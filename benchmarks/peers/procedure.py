@@ -13,11 +13,19 @@ from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["CONTEXT", "LONGEST_BATCH", "Engine", "fill_batch", "measure", "options_of"]
+__all__ = [
+    "CONTEXT",
+    "DECODE_PROMPT",
+    "LONGEST_BATCH",
+    "Engine",
+    "fill_batch",
+    "measure",
+    "options_of",
+]
 
 CONTEXT = 1024
 LONGEST_BATCH = 512
-_DECODE_PROMPT = 32
+DECODE_PROMPT = 32
 
 
 class Engine(Protocol):
@@ -62,7 +70,7 @@ def measure(options: argparse.Namespace, load: Callable[[], Engine]) -> None:
     Raises:
         SystemExit: more tokens are asked for than the context holds.
     """
-    longest = max(*options.prefill, _DECODE_PROMPT + options.decode, 1)
+    longest = max(*options.prefill, DECODE_PROMPT + options.decode, 1)
     if longest > CONTEXT:
         raise SystemExit(f"error: {longest} tokens are more than the context of {CONTEXT}")
     start = time.perf_counter()
@@ -83,8 +91,8 @@ def measure(options: argparse.Namespace, load: Callable[[], Engine]) -> None:
     }
     if options.decode:
         engine.clear()
-        engine.step(tokens[:_DECODE_PROMPT], 0)
-        places = range(_DECODE_PROMPT, _DECODE_PROMPT + options.decode)
+        engine.step(tokens[:DECODE_PROMPT], 0)
+        places = range(DECODE_PROMPT, DECODE_PROMPT + options.decode)
         steps = [engine.step(tokens[i : i + 1], i) for i in places]
         # The average, as ours is: a neighbour's burst slows both alike.
         result["decode_tokens_per_s"] = options.decode / sum(steps)

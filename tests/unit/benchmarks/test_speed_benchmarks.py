@@ -1,6 +1,7 @@
 """The scripts of benchmarks that measure speed: they time what their tables say."""
 
 import json
+import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -86,3 +87,51 @@ def test_a_peer_refuses_what_its_context_does_not_hold(prefill: list[int], decod
 
     with pytest.raises(SystemExit, match="more than the context of 1024"):
         import_module("procedure").measure(Namespace(seed=1, prefill=prefill, decode=decode), load)
+
+
+def _run_original(program: Path, report: str, status: int) -> subprocess.CompletedProcess[str]:
+    """Time a program that stands in for the original PowerInfer's `main`."""
+    program.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{report}\nEND\nexit {status}\n", "utf-8")
+    program.chmod(0o755)
+    worker = BENCHMARKS / "peers" / "original_worker.py"
+    command = [sys.executable, str(worker), "model.gguf", "--program", str(program)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_original_s_own_report_is_read(tmp_path: Path) -> None:
+    report = (
+        "llama_print_timings: prompt eval time =  10.00 ms / 33 tokens (0.3 ms per token, 3300.00 "
+        "tokens per second)\n"
+        "llama_print_timings:        eval time =  62.50 ms /  2 runs   (31.25 ms per token,    "
+        "32.00 tokens per second)"
+    )
+    done = _run_original(tmp_path / "main", report, status=0)
+    assert json.loads(done.stdout)["decode_tokens_per_s"] == 32.0
+
+
+@pytest.mark.parametrize(("report", "status"), [("no times", 0), ("cannot load the model", 1)])
+def test_an_original_that_reports_nothing_is_an_error(
+    tmp_path: Path, report: str, status: int
+) -> None:
+    done = _run_original(tmp_path / "main", report, status)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert report in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("cpu", "features", "name"),
+    [
+        ("Intel(R) Xeon(R) Processor", ["avx2", "avx512", "avx512_vnni"], "intel-xeon-avx512"),
+        ("AMD Ryzen 7 5800X 8-Core Processor", ["avx2", "fma"], "amd-ryzen-7-5800x-avx2"),
+        ("Intel(R) Core(TM) i7-8550U CPU @ 1.80GHz", ["avx2"], "intel-core-i7-8550u-avx2"),
+        ("aarch64", [], "aarch64"),
+    ],
+)
+def test_results_lie_in_a_folder_named_after_the_machine(
+    monkeypatch: pytest.MonkeyPatch, cpu: str, features: list[str], name: str
+) -> None:
+    module = import_module("machine_name")
+    monkeypatch.setattr(module, "describe_machine", lambda: {"cpu": cpu})
+    monkeypatch.setattr(module, "_core", SimpleNamespace(cpu_features=lambda: features))
+    assert module.machine_name() == name
