@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 
 import uvicorn
 
@@ -95,6 +96,8 @@ async def _serve(
                 await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
             await _drain(context, signals)
         finally:
+            # The result of a load that ends after the loop is dropped.
+            loading.cancel()
             server.should_exit = True
             await serving
     return signals.number
@@ -177,25 +180,15 @@ class _Signals:
 
 def _in_thread(load: Callable[[], ServedModel]) -> "asyncio.Future[ServedModel]":
     """Call a function in a daemon thread, which does not keep the program alive."""
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[ServedModel] = loop.create_future()
-
-    def finish(model: ServedModel | None, error: BaseException | None) -> None:
-        if result.cancelled():
-            return
-        if error is not None:
-            result.set_exception(error)
-        elif model is not None:
-            result.set_result(model)
+    result = Future[ServedModel]()
+    # The thread goes on when whoever waits gives up.
+    result.set_running_or_notify_cancel()
 
     def run() -> None:
         try:
-            model, error = load(), None
-        except BaseException as caught:  # noqa: BLE001  whoever waits gets it
-            model, error = None, caught
-        with contextlib.suppress(RuntimeError):
-            # The loop may have ended.
-            loop.call_soon_threadsafe(finish, model, error)
+            result.set_result(load())
+        except BaseException as error:  # noqa: BLE001  whoever waits gets it
+            result.set_exception(error)
 
     threading.Thread(target=run, name="loading", daemon=True).start()
-    return result
+    return asyncio.wrap_future(result)
