@@ -61,35 +61,27 @@ def build_app(context: ServerContext) -> FastAPI:
 def _answer_errors(app: FastAPI, context: ServerContext) -> None:
     """Answer every error in the form that the clients of its path expect."""
 
-    def answer(request: Request, error: ApiError) -> Response:
-        return error.response(context.error_body(request.url.path))
-
-    async def api(request: Request, error: Exception) -> Response:
-        return answer(request, error if isinstance(error, ApiError) else _unexpected())
-
-    async def engine(request: Request, error: Exception) -> Response:
-        if not isinstance(error, PowerInferError):
-            return answer(request, _unexpected())
-        return answer(request, from_engine(error))
-
-    async def http(request: Request, error: Exception) -> Response:
-        if not isinstance(error, HTTPException):
-            return answer(request, _unexpected())
-        return answer(request, _of_routing(request, error))
-
-    async def unexpected(request: Request, _error: Exception) -> Response:
-        # Starlette raises it again, and the ASGI server logs it.
-        return answer(request, _unexpected())
+    async def answer(request: Request, error: Exception) -> Response:
+        return _api_error(request, error).response(context.error_body(request.url.path))
 
     async def gone(_request: Request, _error: Exception) -> Response:
         # Nobody reads this answer.
         return Response(status_code=499)
 
     app.add_exception_handler(ClientDisconnect, gone)
-    app.add_exception_handler(ApiError, api)
-    app.add_exception_handler(PowerInferError, engine)
-    app.add_exception_handler(HTTPException, http)
-    app.add_exception_handler(Exception, unexpected)
+    for kind in (ApiError, PowerInferError, HTTPException, Exception):
+        app.add_exception_handler(kind, answer)
+
+
+def _api_error(request: Request, error: Exception) -> ApiError:
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, PowerInferError):
+        return from_engine(error)
+    if isinstance(error, HTTPException):
+        return _of_routing(request, error)
+    # Starlette raises it again, and the ASGI server logs it.
+    return ApiError("the server failed on this request", status=500)
 
 
 def _of_routing(request: Request, error: HTTPException) -> ApiError:
@@ -103,10 +95,6 @@ def _of_routing(request: Request, error: HTTPException) -> ApiError:
         message = f"{path} takes {allowed}, not {method}"
         return ApiError(message, status=405, code="method_not_allowed", headers=headers)
     return ApiError(str(error.detail), status=error.status_code, headers=headers)
-
-
-def _unexpected() -> ApiError:
-    return ApiError("the server failed on this request", status=500)
 
 
 def _status_router(context: ServerContext) -> APIRouter:

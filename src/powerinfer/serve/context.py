@@ -11,12 +11,12 @@ from typing import ParamSpec, TypeVar
 
 from powerinfer.loading.loader import LoadedModel
 from powerinfer.serve.engine_thread import EngineThread, StepEngine
-from powerinfer.serve.errors import ApiError, EndingError, ErrorBody
+from powerinfer.serve.errors import ApiError, EndingError, ErrorBody, error_body
 from powerinfer.serve.metrics import ServerMetrics
 from powerinfer.serve.settings import ServerSettings
 from powerinfer.tokenizer import Tokenizer
 
-__all__ = ["ServedModel", "ServerContext", "ServerPhase"]
+__all__ = ["ServedModel", "ServerContext", "ServerPhase", "queue_full", "unavailable"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -139,12 +139,7 @@ class ServerContext:
         """
         _ = self.engine
         if self.num_requests >= self.settings.parallel + self.settings.max_queue:
-            raise ApiError(
-                f"too many requests: {self.settings.max_queue} others wait already",
-                status=429,
-                code="queue_full",
-                headers={"Retry-After": "2"},
-            )
+            raise queue_full(f"too many requests: {self.settings.max_queue} others wait already")
         self.num_requests += 1
         try:
             yield
@@ -156,10 +151,15 @@ class ServerContext:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, lambda: function(*args, **kwargs))
 
-    def error_body(self, path: str) -> ErrorBody | None:
-        """Find the writer of a path's errors; None for OpenAI's form."""
+    def error_body(self, path: str) -> ErrorBody:
+        """Find the writer of a path's errors."""
         found = [prefix for prefix in self.error_bodies if path.startswith(prefix)]
-        return self.error_bodies[max(found, key=len)] if found else None
+        return self.error_bodies[max(found, key=len)] if found else error_body
+
+
+def queue_full(message: str) -> ApiError:
+    """429: the client should retry soon."""
+    return ApiError(message, status=429, code="queue_full", headers={"Retry-After": "2"})
 
 
 def unavailable(message: str, code: str) -> ApiError:

@@ -45,10 +45,9 @@ class ApiError(Exception):
         self.code = code
         self.headers = dict(headers or {})
 
-    def response(self, body: "ErrorBody | None" = None) -> JSONResponse:
-        """Build the answer; `body` writes its object, in OpenAI's form if None."""
-        content = (body or error_body)(self)
-        return JSONResponse(content, self.status, headers=self.headers)
+    def response(self, body: "ErrorBody") -> JSONResponse:
+        """Build the answer, whose object `body` writes."""
+        return JSONResponse(body(self), self.status, headers=self.headers)
 
 
 ErrorBody = Callable[[ApiError], Mapping[str, object]]

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from powerinfer.errors import PowerInferError
 from powerinfer.serve.bodies import read_object
 from powerinfer.serve.context import ServerContext
-from powerinfer.serve.errors import ApiError, ErrorBody, error_body, from_engine
+from powerinfer.serve.errors import ApiError, ErrorBody, from_engine
 from powerinfer.values import JSONObject
 
 __all__ = ["Reply", "answer"]
@@ -113,7 +113,7 @@ class _Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer, unless the client disconnects."""
-        body = self._context.error_body(scope["path"]) or error_body
+        body = self._context.error_body(scope["path"])
         working = asyncio.create_task(self._answer(Reply(send), body))
         leaving = asyncio.create_task(_left(receive))
         try:

@@ -11,8 +11,8 @@ from starlette.responses import Response
 from starlette.types import Message
 
 from powerinfer.serve.app import build_app
-from powerinfer.serve.context import ServerContext
-from powerinfer.serve.errors import ApiError, error_body
+from powerinfer.serve.context import ServerContext, queue_full
+from powerinfer.serve.errors import ApiError
 from powerinfer.serve.in_process import RequestHead
 from powerinfer.serve.ray.prefix import prefix_key
 from powerinfer.serve.ray.relay import relay
@@ -46,19 +46,10 @@ class Ingress:
         def ask() -> AsyncIterator[Message]:
             return aiter(self._replicas.answer.remote(key, head, body))
 
-        shape = self._context.error_body(path) or error_body
+        shape = self._context.error_body(path)
         try:
             return await relay(ask, shape, lambda: asyncio.sleep(_PAUSE_S), _LOST)
         except BackPressureError:
-            return _full().response(shape)
+            return queue_full("too many requests are waiting already").response(shape)
         except ApiError as error:
             return error.response(shape)
-
-
-def _full() -> ApiError:
-    return ApiError(
-        "too many requests are waiting already",
-        status=429,
-        code="queue_full",
-        headers={"Retry-After": "2"},
-    )

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from starlette.responses import StreamingResponse
 from starlette.types import Message
 
+from powerinfer.serve.context import unavailable
 from powerinfer.serve.errors import ApiError, ErrorBody
 
 __all__ = ["relay"]
@@ -76,12 +77,7 @@ async def _chunks(
 
 
 def _lost() -> ApiError:
-    return ApiError(
-        "the replica that computed the answer was lost; try again",
-        status=503,
-        code="replica_lost",
-        headers={"Retry-After": "5"},
-    )
+    return unavailable("the replica that computed the answer was lost; try again", "replica_lost")
 
 
 def _error_event(error_body: ErrorBody) -> bytes:
