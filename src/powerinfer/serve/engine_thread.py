@@ -4,7 +4,6 @@ import asyncio
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
@@ -54,8 +53,7 @@ class RequestStream:
 
     def __init__(self, handle: RequestHandle) -> None:
         self.handle = handle
-        self._unread: deque[Output] = deque()
-        self._arrived = asyncio.Event()
+        self._unread: asyncio.Queue[Output] = asyncio.Queue()
         self._num_open = handle.request.params.n
         self._last_at: dict[int, float] = {}
         self._opened_at = time.monotonic()
@@ -66,12 +64,9 @@ class RequestStream:
 
     async def __anext__(self) -> Output:
         """Return the next output of any text; ends when all texts have ended."""
-        while not self._unread:
-            if self._num_open <= 0:
-                raise StopAsyncIteration
-            self._arrived.clear()
-            await self._arrived.wait()
-        return self._unread.popleft()
+        if self.is_over and self._unread.empty():
+            raise StopAsyncIteration
+        return await self._unread.get()
 
     @property
     def is_over(self) -> bool:
@@ -80,7 +75,7 @@ class RequestStream:
 
     def take(self, output: Output, metrics: ServerMetrics) -> None:
         """Queue an output for the reader."""
-        if self._num_open <= 0:
+        if self.is_over:
             return
         now = time.monotonic()
         if output.token_ids:
@@ -88,16 +83,14 @@ class RequestStream:
             seconds = now - (self._opened_at if before is None else before)
             metrics.received(seconds, len(output.token_ids), is_first=before is None)
             self._last_at[output.index] = now
-        self._unread.append(output)
+        self._unread.put_nowait(output)
         self._num_open -= output.is_last
-        self._arrived.set()
 
     def fail(self, error: PowerInferError) -> None:
         """End all running texts with an error."""
-        if self._num_open > 0:
+        if not self.is_over:
             self._num_open = 0
-            self._unread.append(Output(index=0, error=error))
-            self._arrived.set()
+            self._unread.put_nowait(Output(index=0, error=error))
 
 
 class EngineThread:
