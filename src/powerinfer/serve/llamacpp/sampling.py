@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from typing import Any
 
 from powerinfer.errors import PowerInferError
 from powerinfer.sampling.sampling_params import SamplingParams
@@ -32,7 +32,7 @@ _NEUTRAL: Mapping[str, Callable[[float], bool]] = {
 def read_params(fields: Fields, context: ServerContext) -> SamplingParams:
     """Read sampling parameters; defaults are the server's."""
     top_p, top_k = fields.number("top_p", -_LARGE, _LARGE), fields.whole("top_k", -1, MAX_TOKENS)
-    named: dict[str, object] = {
+    named: dict[str, Any] = {
         "temperature": _at_least(0.0, fields.number("temperature", -_LARGE, _LARGE)),
         "top_p": None if top_p is None else min(max(top_p, 1e-9), 1.0),
         "top_k": None if top_k is None else max(top_k, 0),
@@ -48,13 +48,12 @@ def read_params(fields: Fields, context: ServerContext) -> SamplingParams:
         "grammar": fields.text("grammar") or None,
         "json_schema": fields.values.get("json_schema"),
     }
-    values: dict[str, object] = {name: each for name, each in named.items() if each is not None}
+    values = {name: each for name, each in named.items() if each is not None}
     values["max_tokens"] = _max_tokens(fields, context)
     values["logprobs"] = fields.whole("n_probs", 0, context.tokenizer.vocab_size) or None
     values["n"] = fields.whole("n_cmpl", 1, MAX_CHOICES) or 1
-    build: Callable[..., SamplingParams] = partial(replace, context.settings.sampling)
     try:
-        return build(**values)
+        return replace(context.settings.sampling, **values)
     except PowerInferError as error:
         raise from_engine(error) from None
 

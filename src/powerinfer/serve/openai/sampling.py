@@ -1,8 +1,7 @@
 """Sampling parameters in OpenAI's ranges, and this server's own."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from typing import Any
 
 from powerinfer.errors import PromptError, UnsupportedError
 from powerinfer.sampling.sampling_params import SamplingParams
@@ -20,10 +19,10 @@ _MAX_SEED = (1 << 64) - 1
 _LEAST_TOP_P = 1e-9
 
 
-def read_sampling(fields: Fields, context: ServerContext, **given: object) -> SamplingParams:
+def read_sampling(fields: Fields, context: ServerContext, **given: Any) -> SamplingParams:
     """Read sampling parameters; defaults are the server's, `given` were read by the caller."""
     top_p = fields.number("top_p", 0, 1)
-    named: dict[str, object] = {
+    named: dict[str, Any] = {
         "temperature": fields.number("temperature", 0, 2),
         "top_p": None if top_p is None else max(top_p, _LEAST_TOP_P),
         "presence_penalty": fields.number("presence_penalty", -2, 2),
@@ -38,13 +37,10 @@ def read_sampling(fields: Fields, context: ServerContext, **given: object) -> Sa
         "repeat_last_n": fields.whole("repeat_last_n", 0, MAX_TOKENS),
         "ignore_eos": fields.switch("ignore_eos") if "ignore_eos" in fields else None,
     }
-    values: dict[str, object] = {
-        name: value for name, value in named.items() if value is not None
-    } | given
-    # The parameters check their values and types once more.
-    build: Callable[..., SamplingParams] = partial(replace, context.settings.sampling)
+    values = {name: value for name, value in named.items() if value is not None}
     try:
-        return build(**values)
+        # The parameters check their values and types once more.
+        return replace(context.settings.sampling, **values, **given)
     except (PromptError, UnsupportedError) as error:
         raise bad_request(str(error), code="invalid_value") from None
 
