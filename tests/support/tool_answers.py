@@ -1,6 +1,30 @@
 """Answers with calls of tools, as models write them, and what is to be read from them."""
 
-__all__ = ["ANSWERS"]
+import json
+from collections.abc import Mapping, Sequence
+
+__all__ = ["ANSWERS", "written_calls"]
+
+# By form, what stands between calls, and a call with its name and arguments.
+_CALLS = {
+    "described": ("\n", '{{"name": "{}", "arguments": {}}}'),
+    "harmony": (
+        "<|call|><|start|>assistant",
+        "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>{}",
+    ),
+    "hermes": ("\n", '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'),
+    "llama3": ("; ", '{{"name": "{}", "parameters": {}}}'),
+    "mistral": ("", "[TOOL_CALLS]{}[ARGS]{}"),
+}
+
+
+def written_calls(form: str, calls: Sequence[tuple[str, Mapping[str, object]]]) -> str:
+    """Calls, each a name and arguments, as models that know the form write them."""
+    between, call = _CALLS[form]
+    return between.join(
+        call.format(name, json.dumps(arguments, ensure_ascii=False)) for name, arguments in calls
+    )
+
 
 HERMES = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
 # Form, answer, what is said, name and arguments of the calls.

@@ -3,17 +3,10 @@
 from typing import cast
 
 from powerinfer import _plugins
-from powerinfer.serve.tool_formats._format import (
-    NO_PARAMETERS,
-    Call,
-    ForcedCall,
-    Tool,
-    ToolFormat,
-)
+from powerinfer.serve.tool_formats._format import NO_PARAMETERS, ForcedCall, Tool, ToolFormat
 
 __all__ = [
     "NO_PARAMETERS",
-    "Call",
     "ForcedCall",
     "Tool",
     "ToolFormat",

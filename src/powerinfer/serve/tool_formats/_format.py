@@ -1,4 +1,4 @@
-"""Interface of a format of tool calls: to detect, parse, write and enforce it."""
+"""Interface of a format of tool calls: to detect, parse and enforce it."""
 
 import secrets
 import string
@@ -12,7 +12,6 @@ from powerinfer.serve.tool_formats._json import CallObject
 
 __all__ = [
     "NO_PARAMETERS",
-    "Call",
     "ForcedCall",
     "Pieces",
     "Tool",
@@ -45,14 +44,6 @@ class Tool:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """A finished call: the function's name and its arguments, a JSON object."""
-
-    name: str
-    arguments: Mapping[str, object]
-
-
-@dataclass(frozen=True, slots=True)
 class ForcedCall:
     """A tool call that a model is made to write.
 
@@ -81,10 +72,6 @@ class ToolFormat(ABC):
     @abstractmethod
     def new_parser(self, tools: Collection[str]) -> ChatOutputParser:
         """Make a parser for one answer; `tools` are the names of the functions."""
-
-    @abstractmethod
-    def write(self, calls: Sequence[Call]) -> str:
-        """Write calls as the model does; the parser reads the same from it."""
 
     @abstractmethod
     def forced(self, tools: Sequence[Tool], template: str) -> ForcedCall:

@@ -6,12 +6,7 @@ from collections.abc import Collection, Sequence
 from powerinfer.serve.chat.deltas import ChatOutputParser
 from powerinfer.serve.chat.messages import ChatMessage, ToolCall
 from powerinfer.serve.tool_formats._bare_objects import BareObjects
-from powerinfer.serve.tool_formats._format import (
-    Call,
-    ForcedCall,
-    Tool,
-    ToolFormat,
-)
+from powerinfer.serve.tool_formats._format import ForcedCall, Tool, ToolFormat
 from powerinfer.serve.tool_formats._schemas import call_schema
 
 __all__ = ["FORMAT"]
@@ -33,32 +28,26 @@ class _Described(ToolFormat):
     def new_parser(self, tools: Collection[str]) -> ChatOutputParser:
         return BareObjects(self, tools, arguments_key="arguments")
 
-    def write(self, calls: Sequence[Call]) -> str:
-        return "\n".join(
-            json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
-            for call in calls
-        )
-
     def forced(self, tools: Sequence[Tool], template: str) -> ForcedCall:
         return ForcedCall("", call_schema(tools, "arguments"))
 
     def messages(self, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> list[ChatMessage]:
         """Write calls and results as text, and the tools before the first message."""
-        written = _joined([self._as_text(message) for message in messages])
+        written = _joined([_as_text(message) for message in messages])
         if tools and written:
             first = written[0]
             text = f"{_explained(tools)}\n\n{first['content'] or ''}"
             written[0] = {**first, "content": text.rstrip()}
         return written
 
-    def _as_text(self, message: ChatMessage) -> ChatMessage:
-        if message["role"] == "tool":
-            return {"role": "user", "content": f"Result: {message['content']}"}
-        plain = message.copy()
-        if calls := plain.pop("tool_calls", None):
-            said = [message["content"], self.write([_call(each) for each in calls])]
-            plain["content"] = "\n".join(filter(None, said))
-        return plain
+
+def _as_text(message: ChatMessage) -> ChatMessage:
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"Result: {message['content']}"}
+    plain = message.copy()
+    said = [message["content"], *map(_written, plain.pop("tool_calls", ()))]
+    plain["content"] = "\n".join(filter(None, said))
+    return plain
 
 
 def _joined(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
@@ -83,9 +72,10 @@ def _explained(tools: Sequence[Tool]) -> str:
     return _EXPLANATION + "\n".join(lines)
 
 
-def _call(call: ToolCall) -> Call:
-    arguments = call["function"]["arguments"]
-    return Call(call["function"]["name"], {} if isinstance(arguments, str) else arguments)
+def _written(call: ToolCall) -> str:
+    name, arguments = call["function"]["name"], call["function"]["arguments"]
+    shown = {} if isinstance(arguments, str) else arguments
+    return json.dumps({"name": name, "arguments": shown}, ensure_ascii=False)
 
 
 FORMAT = _Described()

@@ -1,13 +1,11 @@
 """Parts in the commentary channel `to=functions.NAME`: gpt-oss, whose reasoning is a part, too."""
 
-import json
 from collections.abc import Collection, Sequence
 
 from powerinfer.prompts.harmony import HarmonyPart, HarmonyReader
 from powerinfer.serve.chat.deltas import ChatDelta, ChatOutputParser
 from powerinfer.serve.chat.messages import ChatMessage
 from powerinfer.serve.tool_formats._format import (
-    Call,
     ForcedCall,
     Pieces,
     Tool,
@@ -34,12 +32,6 @@ class _Harmony(ToolFormat):
     def new_parser(self, tools: Collection[str]) -> ChatOutputParser:
         del tools  # Parts for functions are calls whatever they name.
         return _Parser(self)
-
-    def write(self, calls: Sequence[Call]) -> str:
-        return "<|call|><|start|>assistant".join(
-            _CALL.format(call.name) + json.dumps(call.arguments, ensure_ascii=False)
-            for call in calls
-        )
 
     def forced(self, tools: Sequence[Tool], template: str) -> ForcedCall:
         if len(tools) == 1:

@@ -1,17 +1,10 @@
 """`<tool_call>{"name": ..., "arguments": ...}</tool_call>`: Hermes, Qwen2.5, Qwen3, Granite 4."""
 
-import json
 from collections.abc import Collection, Sequence
 
 from powerinfer.serve.chat.deltas import ChatDelta, ChatOutputParser
 from powerinfer.serve.chat.mark_finder import MarkFinder
-from powerinfer.serve.tool_formats._format import (
-    Call,
-    ForcedCall,
-    Pieces,
-    Tool,
-    ToolFormat,
-)
+from powerinfer.serve.tool_formats._format import ForcedCall, Pieces, Tool, ToolFormat
 from powerinfer.serve.tool_formats._json import CallObject
 from powerinfer.serve.tool_formats._schemas import call_schema
 
@@ -29,13 +22,6 @@ class _Hermes(ToolFormat):
     def new_parser(self, tools: Collection[str]) -> ChatOutputParser:
         del tools  # The marks alone say that something is a call.
         return _Parser(self)
-
-    def write(self, calls: Sequence[Call]) -> str:
-        return "\n".join(
-            f'{_OPEN}\n{{"name": "{call.name}", "arguments": '
-            f"{json.dumps(call.arguments, ensure_ascii=False)}}}\n{_CLOSE}"
-            for call in calls
-        )
 
     def forced(self, tools: Sequence[Tool], template: str) -> ForcedCall:
         return ForcedCall(f"{_OPEN}\n", call_schema(tools, "arguments"))

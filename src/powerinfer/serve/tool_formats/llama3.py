@@ -1,12 +1,11 @@
 """`{"name": ..., "parameters": ...}`, perhaps after `<|python_tag|>`: Llama 3.1, 3.2, 3.3."""
 
-import json
 from collections.abc import Collection, Sequence
 
 from powerinfer.serve.chat.deltas import ChatOutputParser
 from powerinfer.serve.chat.messages import ChatMessage
 from powerinfer.serve.tool_formats._bare_objects import BareObjects
-from powerinfer.serve.tool_formats._format import Call, ForcedCall, Tool, ToolFormat, one_call_each
+from powerinfer.serve.tool_formats._format import ForcedCall, Tool, ToolFormat, one_call_each
 from powerinfer.serve.tool_formats._schemas import call_schema
 
 __all__ = ["FORMAT"]
@@ -29,13 +28,6 @@ class _Llama3(ToolFormat):
 
     def new_parser(self, tools: Collection[str]) -> ChatOutputParser:
         return BareObjects(self, tools, arguments_key="parameters", mark=_MARK)
-
-    def write(self, calls: Sequence[Call]) -> str:
-        return "; ".join(
-            f'{{"name": "{call.name}", "parameters": '
-            f"{json.dumps(call.arguments, ensure_ascii=False)}}}"
-            for call in calls
-        )
 
     def forced(self, tools: Sequence[Tool], template: str) -> ForcedCall:
         return ForcedCall("", call_schema(tools, "parameters"))

@@ -5,14 +5,12 @@ name and arguments: `[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}`; the id is optional
 """
 
 import hashlib
-import json
 from collections.abc import Collection, Sequence
 
 from powerinfer.serve.chat.deltas import ChatDelta, ChatOutputParser
 from powerinfer.serve.chat.mark_finder import MarkFinder
 from powerinfer.serve.chat.messages import ChatMessage
 from powerinfer.serve.tool_formats._format import (
-    Call,
     ForcedCall,
     Pieces,
     Tool,
@@ -39,12 +37,6 @@ class _Mistral(ToolFormat):
 
     def new_id(self) -> str:
         return random_id(_ID_LENGTH)
-
-    def write(self, calls: Sequence[Call]) -> str:
-        return "".join(
-            f"{_CALLS}{call.name}{_ARGUMENTS}{json.dumps(call.arguments, ensure_ascii=False)}"
-            for call in calls
-        )
 
     def forced(self, tools: Sequence[Tool], template: str) -> ForcedCall:
         if len(tools) == 1 and _ARGUMENTS in template:
