@@ -1,14 +1,13 @@
 """The live panel: speed, queue, keys and values, and the neurons of each layer."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fake_engine import FakeStatistics
 from page_server import PageServer
 from page_visit import Visit, expect
+from powerinfer.engine.request import EngineStatistics
 from powerinfer.models import LayerShares
 
 # Each visit takes a second.
@@ -18,15 +17,6 @@ ACTIVE = [0.02, 0.1, 0.3]
 UNION = [0.05, 0.3, 0.42]
 
 
-@dataclass
-class _Statistics(FakeStatistics):
-    blocks_cached: int = 16
-    generated_tokens: int = 0
-    prompt_tokens: int = 200
-    cached_tokens: int = 50
-    layers: LayerShares | None = None
-
-
 @pytest.fixture
 def busy(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> PageServer:
     """A server that is at work and counts everything."""
@@ -34,10 +24,18 @@ def busy(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> PageServer:
 
     layers = LayerShares(np.array(ACTIVE, np.float32), np.array(UNION, np.float32))
 
-    def statistics() -> _Statistics:
-        made = next(tokens)
-        return _Statistics(
-            running=3, waiting=2, blocks_used=32, generated_tokens=made, layers=layers
+    def statistics() -> EngineStatistics:
+        return EngineStatistics(
+            running=3,
+            waiting=2,
+            blocks=64,
+            blocks_used=32,
+            blocks_cached=16,
+            steps=0,
+            generated_tokens=next(tokens),
+            prompt_tokens=200,
+            cached_tokens=50,
+            layers=layers,
         )
 
     monkeypatch.setattr(server.fake, "statistics", statistics)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from powerinfer.engine.request import Output, Request, RequestHandle
+from powerinfer.engine.engine import Engine
+from powerinfer.engine.request import EngineStatistics, Output, Request, RequestHandle
 from powerinfer.errors import ContextLengthError, NumericsError, PowerInferError, PromptError
 from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.sampling.logprobs import TokenLogprob
@@ -34,15 +35,7 @@ class _Text:
 
 
 @dataclass
-class FakeStatistics:
-    running: int = 0
-    waiting: int = 0
-    blocks_used: int = 0
-    blocks: int = 64
-
-
-@dataclass
-class FakeEngine:
+class FakeEngine(Engine):
     """Each step adds a piece to each text of the first `parallel` requests.
 
     Attributes:
@@ -113,18 +106,28 @@ class FakeEngine:
             running = self._open[: self.parallel]
             running += [each for each in self._open[self.parallel :] if each[0].is_cancelled]
             for handle, texts in running:
-                outputs += [(handle, each) for each in self._advance(handle, texts)]
+                outputs += [(handle, each) for each in self._outputs_of(handle, texts)]
             self._open = [each for each in self._open if not each[0].is_over]
         return outputs
 
-    def statistics(self) -> FakeStatistics:
+    def statistics(self) -> EngineStatistics:
         running = min(len(self._open), self.parallel)
-        return FakeStatistics(running, len(self._open) - running, blocks_used=running)
+        return EngineStatistics(
+            running=running,
+            waiting=len(self._open) - running,
+            blocks=64,
+            blocks_used=running,
+            blocks_cached=0,
+            steps=self.num_steps,
+            generated_tokens=0,
+            prompt_tokens=0,
+            cached_tokens=0,
+        )
 
     def check_integrity(self) -> None:
         assert not self._open
 
-    def _advance(self, handle: RequestHandle, texts: list[_Text]) -> list[Output]:
+    def _outputs_of(self, handle: RequestHandle, texts: list[_Text]) -> list[Output]:
         if handle.request.prompt_logprobs is not None and handle.prompt_logprobs is None:
             handle.prompt_logprobs = tuple(
                 self._logprob(each, "p", handle.request.prompt_logprobs)

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import ParamSpec, TypeVar
 
+from powerinfer.engine.engine import Engine
 from powerinfer.loading.loader import LoadedModel
-from powerinfer.serve.engine_thread import EngineThread, StepEngine
+from powerinfer.serve.engine_thread import EngineThread
 from powerinfer.serve.errors import ApiError, EndingError, ErrorBody, error_body
 from powerinfer.serve.metrics import ServerMetrics
 from powerinfer.serve.settings import ServerSettings
@@ -42,7 +43,7 @@ class ServedModel:
         loaded: everything about the model; None in tests with a fake engine.
     """
 
-    engine: StepEngine
+    engine: Engine
     tokenizer: Tokenizer
     context_length: int
     loaded: LoadedModel | None = None

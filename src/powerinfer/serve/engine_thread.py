@@ -8,44 +8,15 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Protocol
 
+from powerinfer.engine.engine import Engine
 from powerinfer.engine.request import Output, Request, RequestHandle
 from powerinfer.errors import PowerInferError
 from powerinfer.serve.metrics import ServerMetrics
 
-__all__ = ["EngineThread", "RequestStream", "StepEngine"]
+__all__ = ["EngineThread", "RequestStream"]
 
 _log = logging.getLogger(__name__)
-
-
-class StepEngine(Protocol):
-    """`engine.engine.Engine`, or a fake in tests; any thread may submit and cancel."""
-
-    @property
-    def has_work(self) -> bool:
-        """A step would do something."""
-        ...
-
-    def submit(self, request: Request) -> RequestHandle:
-        """Accept a request.
-
-        Raises:
-            PromptError: it can never run.
-        """
-        ...
-
-    def cancel(self, handle: RequestHandle) -> None:
-        """End a request with the next step."""
-        ...
-
-    def step(self) -> list[tuple[RequestHandle, Output]]:
-        """Compute one step of all running texts."""
-        ...
-
-    def statistics(self) -> object:
-        """Report the current state and counts since the start."""
-        ...
 
 
 class RequestStream:
@@ -96,7 +67,7 @@ class RequestStream:
 class EngineThread:
     """Steps an engine while it has work; requests are opened and read on one event loop."""
 
-    def __init__(self, engine: StepEngine, pool: Executor, metrics: ServerMetrics) -> None:
+    def __init__(self, engine: Engine, pool: Executor, metrics: ServerMetrics) -> None:
         """Prepare the thread within a running event loop; requests are checked in `pool`."""
         self.engine = engine
         self._pool = pool

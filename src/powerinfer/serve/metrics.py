@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from powerinfer.engine.request import RequestHandle
+from powerinfer.engine.request import EngineStatistics, RequestHandle
 
 __all__ = ["ServerMetrics"]
 
@@ -70,10 +70,10 @@ class ServerMetrics:
         self.prompt_tokens.inc(handle.num_prompt_tokens)
         self.cached_tokens.inc(handle.num_cached_tokens)
 
-    def measure(self, statistics: object) -> None:
-        """Take the statistics of an engine; gauges that it does not know stay as they are."""
+    def measure(self, statistics: EngineStatistics) -> None:
+        """Take the statistics of an engine; gauges of shares that it lacks stay as they are."""
         for name, gauge in self._gauges.items():
-            value = getattr(statistics, name, None)
+            value = getattr(statistics, name)
             if value is not None:
                 gauge.set(value)
 
