@@ -10,11 +10,7 @@ __all__ = ["read_messages"]
 
 
 def read_messages(fields: Fields) -> tuple[list[ChatMessage], str]:
-    """Read the messages of a request, and the prefill: the given beginning of the answer.
-
-    Raises:
-        ApiError: there are no messages, or one is malformed or has content other than text.
-    """
+    """Read the messages of a request, and the prefill: the given beginning of the answer."""
     fields.required("messages")
     messages = list(_system(fields))
     names: dict[str, str] = {}

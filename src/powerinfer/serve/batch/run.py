@@ -1,6 +1,7 @@
 """Answers the requests of a file concurrently, through the routes of a server without a port."""
 
 import asyncio
+import itertools
 import json
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -44,29 +45,19 @@ def run_batch(
     Raises:
         PowerInferError: the model cannot be loaded, or an answer cannot be written.
     """
-    missing = [request for request in requests if not answers.has(request)]
-    num_before = len(requests) - len(missing)
-    computed = []
-    for request in missing:
-        if request.error is None:
-            computed.append(request)
-        else:
+    for request in requests:
+        if request.error is not None and not answers.has(request):
             answers.add_error(request, request.error)
-    if computed:
+    missing = [request for request in requests if not answers.has(request)]
+    if missing:
         served = load()
-        num_before = len(requests) - len(computed)
-        report = _Counter(num_before, len(requests), progress)
-        asyncio.run(_answer_all(computed, answers, settings, served, report))
+        done = itertools.count(len(requests) - len(missing))
 
+        def report() -> None:
+            progress(next(done), len(requests))
 
-class _Counter:
-    def __init__(self, done: int, total: int, progress: Progress) -> None:
-        self._done, self._total, self._progress = done, total, progress
-        progress(done, total)
-
-    def __call__(self) -> None:
-        self._done += 1
-        self._progress(self._done, self._total)
+        report()
+        asyncio.run(_answer_all(missing, answers, settings, served, report))
 
 
 async def _answer_all(

@@ -155,19 +155,14 @@ class _Primed:
 
     def __init__(self, reader: ChatOutputParser, prefix: str) -> None:
         self._reader = reader
-        self._first = reader.push(prefix)
+        self._prefix = prefix
 
     def push(self, text: str) -> list[ChatDelta]:
-        """Parse on."""
-        return self._take() + self._reader.push(text)
+        begun, self._prefix = self._prefix, ""
+        return self._reader.push(begun + text)
 
     def finish(self) -> list[ChatDelta]:
-        """Return what was held back, at the end of the answer."""
-        return self._take() + self._reader.finish()
-
-    def _take(self) -> list[ChatDelta]:
-        first, self._first = self._first, []
-        return first
+        return self.push("") + self._reader.finish()
 
 
 class _Filtered:
@@ -178,11 +173,9 @@ class _Filtered:
         self._keeps = keeps
 
     def push(self, text: str) -> list[ChatDelta]:
-        """Parse on."""
         return list(filter(self._keeps, self._reader.push(text)))
 
     def finish(self) -> list[ChatDelta]:
-        """Return what was held back, at the end of the answer."""
         return list(filter(self._keeps, self._reader.finish()))
 
 

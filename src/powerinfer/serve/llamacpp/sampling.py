@@ -59,11 +59,7 @@ def read_params(fields: Fields, context: ServerContext) -> SamplingParams:
 
 
 def check_samplers(fields: Fields) -> None:
-    """Refuse active samplers that this server lacks; values that switch them off are allowed.
-
-    Raises:
-        ApiError: such a sampler is switched on.
-    """
+    """Refuse active samplers that this server lacks; values that switch them off are allowed."""
     for name, is_neutral in _NEUTRAL.items():
         value = fields.number(name, -1e38, 1e38)
         if value is not None and not is_neutral(value):

@@ -100,11 +100,6 @@ def _variables(fields: Fields) -> dict[str, object]:
 
 
 def _read_tools(fields: Fields) -> list[FunctionTool]:
-    """Read the tools.
-
-    Raises:
-        ApiError: a tool has no name, two have the same, or one is no function.
-    """
     tools: list[FunctionTool] = []
     for tool in fields.objects("tools"):
         tool.required_choice("type", ("function",))
@@ -128,11 +123,7 @@ def _read_tools(fields: Fields) -> list[FunctionTool]:
 def _read_tool_choice(
     fields: Fields, tools: Sequence[FunctionTool]
 ) -> tuple[Sequence[FunctionTool], Collection[str]]:
-    """Read the tools that the answer may call, and the names of those of which it must call one.
-
-    Raises:
-        ApiError: an unknown tool is requested.
-    """
+    """Read the tools that the answer may call, and the names of those of which it must call one."""
     value = fields.values.get("tool_choice")
     if value is None:
         return tools, ()

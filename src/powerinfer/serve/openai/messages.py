@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from powerinfer.serve.chat.messages import ChatMessage, FunctionCall, ToolCall
 from powerinfer.serve.errors import bad_request
@@ -11,20 +11,13 @@ from powerinfer.values import JSON, JSONObject
 
 __all__ = ["read_messages"]
 
-_TEXTS: Sequence[Literal["name", "tool_call_id", "reasoning_content"]] = (
-    "name",
-    "tool_call_id",
-    "reasoning_content",
-)
+_Text = Literal["name", "tool_call_id", "reasoning_content"]
+_TEXTS: Sequence[_Text] = get_args(_Text)
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def read_messages(fields: Fields) -> list[ChatMessage]:
-    """Read the messages of a request.
-
-    Raises:
-        ApiError: there are none, or one is malformed or has content other than text.
-    """
+    """Read the messages of a request, at least one."""
     fields.required("messages")
     messages = [_message(each) for each in fields.objects("messages")]
     if not messages:

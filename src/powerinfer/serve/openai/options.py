@@ -11,22 +11,14 @@ __all__ = ["Streaming", "check_model", "read_streaming"]
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """The form in which an answer is sent.
-
-    Attributes:
-        includes_usage: with a last event about token usage.
-    """
+    """The form in which an answer is sent, perhaps with a last event about token usage."""
 
     is_on: bool
     includes_usage: bool
 
 
 def read_streaming(fields: Fields) -> Streaming:
-    """Read `stream` and `stream_options`.
-
-    Raises:
-        ApiError: there are options without a stream.
-    """
+    """Read `stream`, and `stream_options`, which need it."""
     is_on = fields.switch("stream")
     options = fields.object("stream_options")
     if options is None:

@@ -80,11 +80,7 @@ def build(options: RayOptions) -> object:
 def application(
     options: RayOptions, settings: ServerSettings, load: Callable[[], ServedModel]
 ) -> object:
-    """Build the application from any settings and loader.
-
-    Raises:
-        UnsupportedError: Ray is not installed.
-    """
+    """Build the application from any settings and loader; raises like `build`."""
     try:
         from ray import serve
         from ray.serve.config import AutoscalingConfig, RequestRouterConfig
