@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-import click
-
-from powerinfer.cli.main import HelpContext, parts_of
+from powerinfer.cli.main import HelpContext, command_names
 from powerinfer.cli.main import main as program
 
 FOLDER = Path("docs/cli")
@@ -16,7 +14,7 @@ def reference_pages() -> dict[str, str]:
     root = HelpContext(
         program, info_name="powerinfer", terminal_width=WIDTH, help_option_names=["-h", "--help"]
     )
-    names = [each for name in program.list_commands(root) for each in _with_parts(root, name)]
+    names = command_names()
     index = "".join(f"- [{name}]({_file(name)})\n" for name in names)
     pages = {"README.md": _page("powerinfer", program.get_help(root)) + f"\n{index}"}
     for name in names:
@@ -25,11 +23,6 @@ def reference_pages() -> dict[str, str]:
             context = HelpContext(command, info_name=name, parent=root)
             pages[_file(name)] = _page(f"powerinfer {name}", command.get_help(context))
     return pages
-
-
-def _with_parts(root: click.Context, name: str) -> list[str]:
-    command = program.get_command(root, name)
-    return [name, *(f"{name} {part}" for part in parts_of(command))] if command else [name]
 
 
 def _file(name: str) -> str:

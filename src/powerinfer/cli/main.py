@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from copy import copy
 from pathlib import Path
@@ -32,7 +32,7 @@ from powerinfer.cli.signals import (
 )
 from powerinfer.errors import PowerInferError
 
-__all__ = ["CommandWithParts", "HelpContext", "WarningFormatter", "main", "parts_of"]
+__all__ = ["HelpContext", "WarningFormatter", "command_names", "main"]
 
 _NON_BREAKING_HYPHEN = "\N{NON-BREAKING HYPHEN}"
 
@@ -85,17 +85,17 @@ def _whole(text: str) -> str:
     return text.replace("-", _NON_BREAKING_HYPHEN)
 
 
-class CommandWithParts(click.Command):
-    """A command whose first argument may name one of its parts."""
+def command_names() -> list[str]:
+    """Names of the commands and their parts, from the names of their files alone.
 
-    def __init__(self, *args: Any, parts: Mapping[str, click.Command], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.parts = parts
-
-
-def parts_of(command: click.Command) -> Mapping[str, click.Command]:
-    """The parts of a command by name; most have none."""
-    return command.parts if isinstance(command, CommandWithParts) else {}
+    `train_predictors` is `train-predictors`, but `bench_serve` is `bench serve`, a part of `bench`.
+    """
+    names, keys = [], _plugins.keys(_COMMANDS)
+    for key in keys:
+        command, _, part = key.partition("_")
+        name = f"{command} {part}" if part and command in keys else key
+        names.append(name.replace("_", "-"))
+    return names
 
 
 class CommandFolder(click.Group):
@@ -104,22 +104,17 @@ class CommandFolder(click.Group):
     context_class = HelpContext
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names of the commands, from the file names alone: `train_predictors` has a hyphen."""
-        return [name.replace("_", "-") for name in _plugins.keys(_COMMANDS)]
+        """Names of the commands, without their parts."""
+        return [name for name in command_names() if " " not in name]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command (`bench`) or a part of it (`bench serve`); None if there is none."""
-        cmd_name, _, part = cmd_name.partition(" ")
-        if cmd_name not in self.list_commands(ctx):
+        if cmd_name not in command_names():
             return None
-        module = cmd_name.replace("-", "_")
+        module = _module(cmd_name)
         command = _plugins.load(_COMMANDS, module, "COMMAND", what="command")
         if not isinstance(command, click.Command):
             raise TypeError(f"{_COMMANDS}.{module}.COMMAND is not a click command")
-        if part:
-            command = parts_of(command).get(part)
-            if command is None:
-                return None
         command.context_class = HelpContext
         return command
 
@@ -144,9 +139,8 @@ class CommandFolder(click.Group):
 
             ctx.fail(about_command(args[0], names))
         name, command, rest = super().resolve_command(ctx, args)
-        if command is not None and rest and rest[0] in parts_of(command):
-            name, rest = f"{name} {rest[0]}", rest[1:]
-            command = self.get_command(ctx, name)
+        if rest and (part := f"{name} {rest[0]}") in command_names():
+            name, command, rest = part, self.get_command(ctx, part), rest[1:]
         if command is not None and not ctx.resilient_parsing:
             check_arguments(command.params, ctx.help_option_names, rest, name)
         return name, command, rest
@@ -214,9 +208,13 @@ class CommandFolder(click.Group):
         sys.exit(result if isinstance(result, int) else 0)
 
 
+def _module(name: str) -> str:
+    return name.replace("-", "_").replace(" ", "_")
+
+
 def _summary(name: str) -> str:
     """First line of the docstring of a command's file, read without importing it."""
-    spec = importlib.util.find_spec(f"{_COMMANDS}.{name.replace('-', '_')}")
+    spec = importlib.util.find_spec(f"{_COMMANDS}.{_module(name)}")
     if spec is None or spec.origin is None:
         return ""
     docstring = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8")))

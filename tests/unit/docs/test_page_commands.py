@@ -17,7 +17,7 @@ import pytest
 
 from command_line import invoke
 from pages import PAGES, ROOT, Command, inline_commands, page_name, shell_commands
-from powerinfer.cli.main import main, parts_of
+from powerinfer.cli.main import command_names, main
 from tiny_models import TINY_MODELS, write_model
 
 # How a command begins, and why no test runs it.
@@ -109,10 +109,11 @@ def _parse(command: Command) -> None:
 def _found(command: Command) -> tuple[click.Command, list[str]]:
     """The command, or its part (`bench serve`), and what it is given."""
     name, *arguments = command.words[1:]
+    if arguments and f"{name} {arguments[0]}" in command_names():
+        name, arguments = f"{name} {arguments[0]}", arguments[1:]
     found = main.get_command(click.Context(main), name)
     assert found is not None, f"{command.line}: no command {name}"
-    part = parts_of(found).get(arguments[0]) if arguments else None
-    return (found, arguments) if part is None else (part, arguments[1:])
+    return found, arguments
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The commands of `powerinfer`: file name = command name, each exports `COMMAND: click.Command`.
+"""The commands of `powerinfer`, named after their files; each exports `COMMAND: click.Command`.
 
 The first line of a module's docstring is its line in `powerinfer --help`; the file is parsed for
 it, not imported. Heavy imports belong inside the command function.

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.cli.bench_serve import bench_serve
 from powerinfer.cli.files import PathType, check_folder, read_text
 from powerinfer.cli.flags.flags import llm_options
 from powerinfer.cli.flags.options import (
@@ -23,7 +22,6 @@ from powerinfer.cli.flags.options import (
     read_tasks,
     task_options,
 )
-from powerinfer.cli.main import CommandWithParts
 from powerinfer.cli.report.progress import ProgressBar
 from powerinfer.cli.report.tables import percent, print_paragraph, print_table
 
@@ -87,7 +85,7 @@ def _errors(
     return errors
 
 
-@click.command(cls=CommandWithParts, parts={"serve": bench_serve}, epilog=_EPILOG)
+@click.command(epilog=_EPILOG)
 @option(
     "--prefill N,N",
     "Prompt lengths to measure, in tokens; '' measures none.",

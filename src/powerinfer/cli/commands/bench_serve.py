@@ -1,4 +1,4 @@
-"""`powerinfer bench serve`: many clients on one server, also compared with llama-server."""
+"""Measure how a server answers many clients at once, also compared with llama-server."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from powerinfer.cli.report.tables import percent, print_paragraph, print_table
 if TYPE_CHECKING:
     from powerinfer.bench.serving.plan import ServingPlan
 
-__all__ = ["bench_serve"]
+__all__ = ["COMMAND"]
 
 _EPILOG = """\b
 Examples:
@@ -165,3 +165,6 @@ def _scenario_text(kind: str, found: dict[str, Any]) -> str:
 
 def _ms(seconds: float | None) -> str:
     return "" if seconds is None else f"{1e3 * seconds:.0f} ms"
+
+
+COMMAND = bench_serve
