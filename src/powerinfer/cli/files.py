@@ -97,11 +97,7 @@ def read_prompt_bytes(path: Path) -> bytes:
     Raises:
         click.ClickException: it cannot be read, or is larger than any prompt.
     """
-    if path != STDIN:
-        return strip_final_newline(_read_file(path, _LARGEST_PROMPT))
-    if sys.stdin is None:
-        raise click.ClickException("stdin is closed; give the prompt with -p or -f")
-    return strip_final_newline(_read(sys.stdin.buffer, "stdin", _LARGEST_PROMPT))
+    return strip_final_newline(_read_path(path, _LARGEST_PROMPT))
 
 
 def unreadable(path: Path, error: OSError) -> click.ClickException:
@@ -117,15 +113,13 @@ def read_text(path: Path) -> bytes:
     Raises:
         click.ClickException: it cannot be read or is not UTF-8.
     """
-    if path == STDIN:
-        content = _read(sys.stdin.buffer, "stdin", _LARGEST_TEXT)
-    else:
-        content = _read_file(path, _LARGEST_TEXT)
+    content = _read_path(path, _LARGEST_TEXT)
     try:
         content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise click.ClickException(
-            f"{_name(path)}: byte {error.start} is not UTF-8; expected a UTF-8 text"
+            f"{'stdin' if path == STDIN else path}: byte {error.start} is not UTF-8; expected a "
+            "UTF-8 text"
         ) from None
     return content
 
@@ -172,7 +166,11 @@ def check_plots(folder: Path | None) -> None:
         check_folder(folder)
 
 
-def _read_file(path: Path, largest: int) -> bytes:
+def _read_path(path: Path, largest: int) -> bytes:
+    if path == STDIN:
+        if sys.stdin is None:
+            raise click.ClickException("stdin is closed; name a file with -f")
+        return _read(sys.stdin.buffer, "stdin", largest)
     try:
         # Before opening, because opening a pipe waits for its writer.
         mode = path.stat().st_mode
@@ -195,7 +193,3 @@ def _read(file: BinaryIO, name: str, largest: int) -> bytes:
     if len(content) > largest:
         raise click.ClickException(f"{name}: has more than {largest >> 20} MiB of text")
     return content
-
-
-def _name(path: Path) -> str:
-    return "stdin" if path == STDIN else str(path)
