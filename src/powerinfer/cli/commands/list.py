@@ -1,8 +1,9 @@
 """List the models in the caches: their sizes, architectures and sparsity."""
 
 import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 import click
 
@@ -34,7 +35,8 @@ neurons.
 """
 
 
-class ModelRow(TypedDict):
+@dataclass
+class ModelRow:
     """A model in `list --json`; facts that cannot be read are None."""
 
     name: str
@@ -44,11 +46,11 @@ class ModelRow(TypedDict):
     repository: str
     commit: str
     bytes: int
-    architecture: str | None
-    activation: str | None
-    is_sparse: bool | None
-    has_predictors: bool | None
-    skipped_share: float | None
+    architecture: str | None = None
+    activation: str | None = None
+    is_sparse: bool | None = None
+    has_predictors: bool | None = None
+    skipped_share: float | None = None
 
 
 @click.command("list", epilog=_EPILOG)
@@ -63,8 +65,8 @@ def list_models(as_json: bool) -> None:
         print_json(
             {
                 "folders": [str(our_cache()), str(library_cache())],
-                "bytes": sum(row["bytes"] for row in rows),
-                "models": rows,
+                "bytes": sum(row.bytes for row in rows),
+                "models": [asdict(row) for row in rows],
             }
         )
     elif rows:
@@ -78,22 +80,22 @@ def _print(rows: list[ModelRow]) -> None:
 
     cells = [("name", "size", "architecture", "sparsity", "cache")]
     for row in rows:
-        kind = "" if row["kind"] == "model" else row["kind"]
-        size, architecture = format_bytes(row["bytes"]), row["architecture"] or "-"
-        cells.append((row["name"], size, architecture, kind or _sparsity(row), row["cache"]))
+        sparsity = _sparsity(row) if row.kind == "model" else row.kind
+        size, architecture = format_bytes(row.bytes), row.architecture or "-"
+        cells.append((row.name, size, architecture, sparsity, row.cache))
     print_table(cells, left=(0, 2, 3, 4))
 
 
 def _sparsity(row: ModelRow) -> str:
     """The sparsity column of a model."""
-    if row["is_sparse"] is None:
+    if row.is_sparse is None:
         return "-"
-    if not row["is_sparse"]:
-        return f"dense ({row['activation']})"
-    facts = [str(row["activation"])]
-    if row["skipped_share"] is not None:
-        facts.append(f"{percent(row['skipped_share'], 0)} skipped")
-    if row["has_predictors"]:
+    if not row.is_sparse:
+        return f"dense ({row.activation})"
+    facts = [str(row.activation)]
+    if row.skipped_share is not None:
+        facts.append(f"{percent(row.skipped_share, 0)} skipped")
+    if row.has_predictors:
         facts.append("predictors")
     return ", ".join(facts)
 
@@ -101,24 +103,19 @@ def _sparsity(row: ModelRow) -> str:
 def _row(model: "HeldModel") -> ModelRow:
     from powerinfer.hub.held import HeldKind
 
-    row: ModelRow = {
-        "name": str(model.reference),
-        "path": str(model.path),
-        "kind": model.kind.value,
-        "cache": "powerinfer" if model.is_ours else "huggingface_hub",
-        "repository": model.reference.repository,
-        "commit": model.commit,
-        "bytes": model.num_bytes,
-        "architecture": None,
-        "activation": None,
-        "is_sparse": None,
-        "has_predictors": None,
-        "skipped_share": None,
-    }
+    row = ModelRow(
+        name=str(model.reference),
+        path=str(model.path),
+        kind=model.kind.value,
+        cache="powerinfer" if model.is_ours else "huggingface_hub",
+        repository=model.reference.repository,
+        commit=model.commit,
+        bytes=model.num_bytes,
+    )
     if model.kind is HeldKind.MODEL:
         _describe_model(row, model.path)
     elif model.kind is HeldKind.CHECKPOINT:
-        row["architecture"] = _model_type(model.path / "config.json")
+        row.architecture = _model_type(model.path / "config.json")
     return row
 
 
@@ -131,14 +128,14 @@ def _describe_model(row: ModelRow, path: Path) -> None:
     try:
         file = open_gguf(path)
         architecture = file.metadata.get(keys.ARCHITECTURE)
-        row["architecture"] = architecture if isinstance(architecture, str) else None
+        row.architecture = architecture if isinstance(architecture, str) else None
         config = read_config(file, architecture_of(file))
     except PowerInferError:
         return  # `powerinfer inspect` says why
-    row["activation"] = str(config.activation)
-    row["is_sparse"] = config.activation.is_sparse
-    row["has_predictors"] = any(name.endswith(".fc1.weight") for name in file.tensors)
-    row["skipped_share"] = _skipped_share(file)
+    row.activation = str(config.activation)
+    row.is_sparse = config.activation.is_sparse
+    row.has_predictors = any(name.endswith(".fc1.weight") for name in file.tensors)
+    row.skipped_share = _skipped_share(file)
 
 
 def _skipped_share(file: "GGUFFile") -> float | None:
