@@ -12,11 +12,11 @@ import click
 from powerinfer.cli.files import PathType, check_folder, model_file
 from powerinfer.cli.flags.flags import flag, flags, llm_options
 from powerinfer.cli.flags.options import (
-    SizeType,
     json_option,
     model_option,
     option,
     print_json,
+    read_size,
     resumed_output_option,
     texts_option,
 )
@@ -94,8 +94,8 @@ Use text like what the model will read, some hundred thousand tokens of it.
 @option(
     "--cache-size SIZE",
     "Most disk space of --cache; with less, the model runs over the text more often.",
-    SizeType(),
     default="8GiB",
+    callback=read_size,
 )
 @option(
     "--pack FILE",

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from powerinfer.evaluation.task import Task
 
 __all__ = [
-    "SizeType",
     "decode_escapes",
     "engine_options",
     "json_option",
@@ -30,6 +29,7 @@ __all__ = [
     "predictors_option",
     "print_json",
     "read_names",
+    "read_size",
     "read_tasks",
     "resumed_output_option",
     "sampling_options",
@@ -198,24 +198,15 @@ def read_tasks(names: Sequence[str], data: Path | None, limit: int | None) -> "t
     return tuple(task.first(limit) for task in find_tasks(names, data))
 
 
-class SizeType(click.ParamType[int]):
-    """Bytes: ``8``, ``8G``, ``8GiB`` or ``512M``; units are powers of two, bare numbers GiB."""
-
-    name = "size"
-
-    def convert(
-        self, value: str | int, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        """Convert one value."""
-        if isinstance(value, int):
-            return value
-        try:
-            found = parse_vram_budget(value).num_bytes
-        except (PromptError, ValueError):
-            found = None
-        if found is None:
-            self.fail(f"{value!r:.40} is not a size such as 8GiB or 512MiB", param, ctx)
-        return found
+def read_size(_context: click.Context, _parameter: click.Parameter, text: str) -> int:
+    """Parse ``8``, ``8G``, ``8GiB`` or ``512M``, in GiB without a unit; a callback of click."""
+    try:
+        found = parse_vram_budget(text).num_bytes
+    except (PromptError, ValueError):
+        found = None
+    if found is None:
+        raise click.BadParameter(f"{text!r:.40} is not a size such as 8GiB or 512MiB")
+    return found
 
 
 def read_names(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[str, ...]:
