@@ -51,11 +51,7 @@ def rm(models: tuple[str, ...], as_json: bool) -> None:
 
 
 def _find(name: str, held: "Sequence[HeldModel]") -> "HeldModel":
-    """Find the one model that a name or a path refers to.
-
-    Raises:
-        HubError: there is none, or several.
-    """
+    """Find the one model that a name or a path refers to."""
     from powerinfer.errors import HubError
     from powerinfer.hub.held import fitting_models
     from powerinfer.hub.names import is_reference, parse_reference

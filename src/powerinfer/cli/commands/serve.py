@@ -112,11 +112,6 @@ def serve(model: Path | None, **flags: object) -> int:
 
 
 def _settings(model: Path | None, flags: Mapping[str, Any]) -> "ServerSettings":
-    """Create the settings from the flags.
-
-    Raises:
-        click.ClickException: a key is empty, or the file of keys is empty or cannot be read.
-    """
     from powerinfer.serve.settings import ServerSettings
 
     names = _names(model, flags["alias"])

@@ -99,10 +99,10 @@ def _settings_as_json(
 
     if ways is None:
         return []
-    measured = [*((name, True, each) for name, each in ways.items())]
+    shown: list[tuple[str | None, PrefetchSettings]] = [*ways.items(), (None, PrefetchSettings())]
     return [
-        {"format": name, "threads": threads, "is_measured": is_measured, **asdict(each)}
-        for name, is_measured, each in (*measured, (None, False, PrefetchSettings()))
+        {"format": name, "threads": threads, "is_measured": name is not None, **asdict(each)}
+        for name, each in shown
     ]
 
 

@@ -21,6 +21,9 @@ class ProgressBar:
     one replaces the one before.
     """
 
+    # The bar that is on the terminal now.
+    _shown: ClassVar["ProgressBar | None"] = None
+
     def __init__(
         self, what: str, *, unit: str = "", shown_from: int = 0, delay_s: float = 0.0
     ) -> None:
@@ -65,7 +68,7 @@ class ProgressBar:
             self._bar = self._new_bar()
             self._task = self._bar.add_task(self._what, total=total)
             self._bar.start()
-            _Shown.bar = self
+            ProgressBar._shown = self
         # Not drawn by a thread, which would take time from what is measured.
         is_due = now - self._shown_at >= _INTERVAL_S
         self._shown_at = now if is_due else self._shown_at
@@ -81,7 +84,7 @@ class ProgressBar:
         """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
-            _Shown.bar = None
+            ProgressBar._shown = None
         self._bar = self._task = self._began_at = None
 
     def _new_bar(self) -> "Progress":
@@ -115,13 +118,7 @@ class ProgressBar:
         )
 
 
-class _Shown:
-    """The bar that is on the terminal now."""
-
-    bar: ClassVar[ProgressBar | None] = None
-
-
 def clear_line() -> None:
     """Remove the bar that is shown, if any, before something else is written to stderr."""
-    if _Shown.bar is not None:
-        _Shown.bar.close()
+    if ProgressBar._shown is not None:
+        ProgressBar._shown.close()

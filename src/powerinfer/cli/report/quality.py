@@ -147,11 +147,7 @@ def _text(job: QualityJob) -> bytes:
 def _begin(
     path: Path, job: QualityJob, text: bytes, options: EngineOptions, version: str | None
 ) -> QualityResults:
-    """Results of an earlier run from the file of `-o`, or empty ones.
-
-    Raises:
-        MeasurementError: the file cannot be used, or belongs to other measurements.
-    """
+    """Results of an earlier run from the file of `-o`, or empty ones."""
     from powerinfer.gguf import open_gguf
 
     new = QualityResults(_subject(open_gguf(path), job, text, options, version))
