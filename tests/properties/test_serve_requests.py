@@ -14,7 +14,7 @@ from fake_engine import FakeEngine
 from powerinfer.engine.request import Request
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.serve.bodies import parse_object
-from powerinfer.serve.engine_thread import EngineThread
+from powerinfer.serve.engine_thread import EngineThread, Unread
 from powerinfer.serve.errors import ApiError
 from powerinfer.serve.metrics import ServerMetrics
 
@@ -118,9 +118,10 @@ def test_whoever_leaves_frees_the_place_within_a_step(
         with ThreadPoolExecutor(2) as pool:
             thread = EngineThread(fake, pool, ServerMetrics())
             thread.start()
-            async with thread.open(Request(prompt_ids=[1], params=params)) as stream:
+            unread = Unread()
+            async with thread.open(Request(prompt_ids=[1], params=params), unread):
                 for _ in range(after):
-                    await anext(stream)
+                    await unread.get()
             assert fake.submitted[0].is_cancelled
             ended = fake.num_steps
             while fake.has_work:

@@ -8,36 +8,27 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import TypeAlias
 
 from powerinfer.engine.engine import Engine
 from powerinfer.engine.request import Output, Request, RequestHandle
 from powerinfer.errors import PowerInferError
 from powerinfer.serve.metrics import ServerMetrics
 
-__all__ = ["EngineThread", "RequestStream"]
+__all__ = ["EngineThread", "RequestStream", "Unread"]
 
 _log = logging.getLogger(__name__)
 
 
 class RequestStream:
-    """Outputs of one request: an asynchronous iterator for a single reader."""
+    """A request that is being read: its outputs go into a queue, which streams may share."""
 
-    def __init__(self, handle: RequestHandle) -> None:
+    def __init__(self, handle: RequestHandle, unread: "Unread") -> None:
         self.handle = handle
-        self._unread: asyncio.Queue[Output] = asyncio.Queue()
+        self._unread = unread
         self._num_open = handle.request.params.n
         self._last_at: dict[int, float] = {}
         self._opened_at = time.monotonic()
-
-    def __aiter__(self) -> AsyncIterator[Output]:
-        """Return itself."""
-        return self
-
-    async def __anext__(self) -> Output:
-        """Return the next output of any text; ends when all texts have ended."""
-        if self.is_over and self._unread.empty():
-            raise StopAsyncIteration
-        return await self._unread.get()
 
     @property
     def is_over(self) -> bool:
@@ -54,14 +45,18 @@ class RequestStream:
             seconds = now - (self._opened_at if before is None else before)
             metrics.received(seconds, len(output.token_ids), is_first=before is None)
             self._last_at[output.index] = now
-        self._unread.put_nowait(output)
+        self._unread.put_nowait((self, output))
         self._num_open -= output.is_last
 
     def fail(self, error: PowerInferError) -> None:
         """End all running texts with an error."""
         if not self.is_over:
             self._num_open = 0
-            self._unread.put_nowait(Output(index=0, error=error))
+            self._unread.put_nowait((self, Output(index=0, error=error)))
+
+
+Unread: TypeAlias = asyncio.Queue[tuple[RequestStream, Output]]
+"""Outputs in the order of their arrival, each with its stream."""
 
 
 class EngineThread:
@@ -103,13 +98,13 @@ class EngineThread:
         return len(self._streams)
 
     @asynccontextmanager
-    async def open(self, request: Request) -> AsyncIterator[RequestStream]:
-        """Submit a request and read it; leaving the context cancels what has not ended.
+    async def open(self, request: Request, unread: Unread) -> AsyncIterator[RequestStream]:
+        """Submit a request, and queue its outputs; leaving the context cancels what has not ended.
 
         Raises:
             PromptError: the request can never run.
         """
-        handle, stream = await self._new_stream(request)
+        handle, stream = await self._new_stream(request, unread)
         self._wake()
         try:
             yield stream
@@ -119,12 +114,14 @@ class EngineThread:
             if not stream.is_over:
                 self._cancel(handle)
 
-    async def _new_stream(self, request: Request) -> tuple[RequestHandle, RequestStream]:
+    async def _new_stream(
+        self, request: Request, unread: Unread
+    ) -> tuple[RequestHandle, RequestStream]:
         """Submit a request, and take the outputs that arrived before this coroutine resumed."""
         self._num_submitting += 1
         try:
             handle = await self._submit(request)
-            stream = self._streams[handle] = RequestStream(handle)
+            stream = self._streams[handle] = RequestStream(handle, unread)
             for early, output in self._early:
                 if early is handle:
                     stream.take(output, self._metrics)

@@ -328,7 +328,7 @@ def test_no_tickets_are_left_when_nobody_waits_for_them() -> None:
 
     from powerinfer.engine.request import Request
     from powerinfer.sampling.sampling_params import SamplingParams
-    from powerinfer.serve.engine_thread import EngineThread
+    from powerinfer.serve.engine_thread import EngineThread, Unread
     from powerinfer.serve.metrics import ServerMetrics
 
     class SlowSubmit(FakeEngine):
@@ -344,9 +344,10 @@ def test_no_tickets_are_left_when_nobody_waits_for_them() -> None:
             request = Request(prompt_ids=[1], params=SamplingParams(max_tokens=None))
 
             async def read() -> None:
-                async with thread.open(request) as stream:
-                    async for _ in stream:
-                        pass
+                unread = Unread()
+                async with thread.open(request, unread):
+                    while True:
+                        await unread.get()
 
             task = asyncio.create_task(read())
             await asyncio.sleep(0.02)

@@ -1,6 +1,5 @@
 """Outputs of all prompts of one request."""
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -8,7 +7,7 @@ from powerinfer.engine.request import Output, Request
 from powerinfer.errors import ContextLengthError, PromptError
 from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.serve.context import ServerContext
-from powerinfer.serve.engine_thread import RequestStream
+from powerinfer.serve.engine_thread import RequestStream, Unread
 from powerinfer.serve.errors import ApiError, from_engine
 
 __all__ = ["Streams", "opened"]
@@ -21,9 +20,10 @@ class Streams:
         num_tokens: tokens generated so far in all texts.
     """
 
-    def __init__(self, streams: Sequence[RequestStream]) -> None:
+    def __init__(self, streams: Sequence[RequestStream], unread: Unread) -> None:
         self.streams = streams
         self.num_tokens = 0
+        self._unread = unread
 
     async def outputs(self) -> AsyncIterator[tuple[int, Output]]:
         """Yield outputs with the number of their prompt until all texts have ended.
@@ -32,13 +32,15 @@ class Streams:
             PowerInferError: a text failed.
             ApiError: a text was cancelled, because the server shuts down.
         """
-        async for number, output in self._merged():
+        numbers = {stream: number for number, stream in enumerate(self.streams)}
+        while not self._unread.empty() or not all(stream.is_over for stream in self.streams):
+            stream, output = await self._unread.get()
             if output.error is not None:
                 raise output.error
             if output.finish_reason is FinishReason.CANCELLED:
                 raise ApiError("the answer was cancelled", status=503)
             self.num_tokens += len(output.token_ids)
-            yield number, output
+            yield numbers[stream], output
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -59,31 +61,6 @@ class Streams:
             "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
         }
 
-    async def _merged(self) -> AsyncIterator[tuple[int, Output]]:
-        if len(self.streams) == 1:
-            async for output in self.streams[0]:
-                yield 0, output
-            return
-        arrived: asyncio.Queue[tuple[int, Output] | None] = asyncio.Queue()
-
-        async def read(number: int) -> None:
-            async for output in self.streams[number]:
-                arrived.put_nowait((number, output))
-            arrived.put_nowait(None)
-
-        readers = [asyncio.create_task(read(number)) for number in range(len(self.streams))]
-        try:
-            num_reading = len(readers)
-            while num_reading:
-                item = await arrived.get()
-                if item is None:
-                    num_reading -= 1
-                else:
-                    yield item
-        finally:
-            for reader in readers:
-                reader.cancel()
-
 
 @asynccontextmanager
 async def opened(
@@ -102,14 +79,15 @@ async def opened(
     Raises:
         ApiError: one of them can never run.
     """
+    unread = Unread()
     async with AsyncExitStack() as stack:
         try:
             streams = [
-                await stack.enter_async_context(context.engine.open(request))
+                await stack.enter_async_context(context.engine.open(request, unread))
                 for request in requests
             ]
         except ContextLengthError as error:
             raise from_engine(error, prompt_field) from None
         except PromptError as error:
             raise from_engine(error, form_field) from None
-        yield Streams(streams)
+        yield Streams(streams, unread)
