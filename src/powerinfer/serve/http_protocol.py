@@ -104,12 +104,7 @@ class _LimitedProtocol(H11Protocol):
 
 def protocol_class(timeout_s: float) -> type[asyncio.Protocol]:
     """Create a protocol class with a timeout, which uvicorn instantiates."""
-
-    class LimitedProtocol(_LimitedProtocol):
-        pass
-
-    LimitedProtocol.timeout_s = timeout_s
-    return LimitedProtocol
+    return type("LimitedProtocol", (_LimitedProtocol,), {"timeout_s": timeout_s})
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> None:

@@ -214,11 +214,9 @@ def _usage(streams: Streams) -> dict[str, int]:
 
 async def or_pause(items: AsyncIterator[T], seconds: float) -> AsyncIterator[T | None]:
     """Yield the items of a stream, and None after every `seconds` of silence."""
-    waiting: asyncio.Future[T] | None = None
+    waiting = asyncio.ensure_future(anext(items))
     try:
         while True:
-            if waiting is None:
-                waiting = asyncio.ensure_future(anext(items))
             await asyncio.wait((waiting,), timeout=seconds)
             if not waiting.done():
                 yield None
@@ -227,10 +225,8 @@ async def or_pause(items: AsyncIterator[T], seconds: float) -> AsyncIterator[T |
                 item = waiting.result()
             except StopAsyncIteration:
                 return
-            finally:
-                waiting = None
+            waiting = asyncio.ensure_future(anext(items))
             yield item
     finally:
-        if waiting is not None:
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)

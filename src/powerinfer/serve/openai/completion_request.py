@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from powerinfer.errors import PromptError
-from powerinfer.prompts.long_prompts import encode_prompt
+from powerinfer.prompts.long_prompts import encode_prompt, too_long
 from powerinfer.prompts.prompts import bos_alone, read_ids
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.serve.context import ServerContext
-from powerinfer.serve.errors import ApiError, bad_request, from_engine
+from powerinfer.serve.errors import bad_request, from_engine
 from powerinfer.serve.fields import Fields
 from powerinfer.serve.openai.options import Streaming, check_model, read_streaming
 from powerinfer.serve.openai.sampling import MAX_TOKENS, read_response_format, read_sampling
@@ -106,11 +106,7 @@ def _checked_ids(value: list[JSON], path: str, context: ServerContext) -> list[i
     if not value:
         raise bad_request(f"{path} is empty", path, "empty_array")
     if len(value) > longest:
-        raise ApiError(
-            f"{path} has {len(value)} tokens, the context holds {longest}",
-            param=path,
-            code="context_length_exceeded",
-        )
+        raise from_engine(too_long(str(len(value)), longest, path), path)
     try:
         return read_ids(value, tokenizer.vocab_size)
     except PromptError as error:
