@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from powerinfer.serve.chat.deltas import ChatDelta
-from powerinfer.serve.tool_formats._format import Pieces, ToolFormat
+from powerinfer.serve.tool_formats._format import StepParser, ToolFormat
 from powerinfer.serve.tool_formats._json import CallObject
 
 __all__ = ["BareObjects"]
@@ -13,7 +13,7 @@ _OTHER_KEYS = ("type", "id")
 _BETWEEN = " \t\r\n;,"
 
 
-class BareObjects:
+class BareObjects(StepParser):
     """Parses an answer as calls if it begins with an object that names a tool, else as text."""
 
     def __init__(
@@ -22,23 +22,16 @@ class BareObjects:
         """Start before the answer.
 
         Args:
-            call_format: gives calls their ids.
             tools: names of the functions; an object with another name is text.
             mark: optional mark before a call.
         """
-        self._pieces = Pieces(call_format.new_id)
+        super().__init__(call_format)
         self._tools = tools
         self._keys = frozenset((arguments_key, "arguments", "parameters"))
         self._mark = mark
         self._step = self._begin
         self._held = ""
         self._call = CallObject(self._keys, _OTHER_KEYS)
-
-    def push(self, text: str) -> list[ChatDelta]:
-        """Parse on; returns what is certain now."""
-        while text:
-            text = self._step(text)
-        return self._pieces.take()
 
     def finish(self) -> list[ChatDelta]:
         """Return what was held back, at the end of the answer."""
@@ -86,9 +79,4 @@ class BareObjects:
 
     def _say(self, text: str) -> str:
         self._pieces.say(text)
-        return ""
-
-    def _drop(self, text: str) -> str:
-        """Drop all text after invalid arguments."""
-        del text
         return ""

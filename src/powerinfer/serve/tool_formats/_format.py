@@ -14,6 +14,7 @@ __all__ = [
     "NO_PARAMETERS",
     "ForcedCall",
     "Pieces",
+    "StepParser",
     "Tool",
     "ToolFormat",
     "one_call_each",
@@ -147,6 +148,26 @@ class Pieces:
 
     def _add(self, call: ToolCallDelta) -> None:
         self._found.append(ChatDelta(tool_call=call))
+
+
+class StepParser:
+    """Base of parsers whose steps each read a part of the text, and return the rest."""
+
+    _step: Callable[[str], str]
+
+    def __init__(self, call_format: ToolFormat) -> None:
+        self._pieces = Pieces(call_format.new_id)
+
+    def push(self, text: str) -> list[ChatDelta]:
+        """Parse on; returns what is certain now."""
+        while text:
+            text = self._step(text)
+        return self._pieces.take()
+
+    def _drop(self, text: str) -> str:
+        """Drop all text after invalid arguments."""
+        del text
+        return ""
 
 
 def one_call_each(messages: Sequence[ChatMessage]) -> list[ChatMessage]:

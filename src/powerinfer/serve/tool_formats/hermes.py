@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 
 from powerinfer.serve.chat.deltas import ChatDelta, ChatOutputParser
 from powerinfer.serve.chat.mark_finder import MarkFinder
-from powerinfer.serve.tool_formats._format import ForcedCall, Pieces, Tool, ToolFormat
+from powerinfer.serve.tool_formats._format import ForcedCall, StepParser, Tool, ToolFormat
 from powerinfer.serve.tool_formats._json import CallObject
 from powerinfer.serve.tool_formats._schemas import call_schema
 
@@ -27,18 +27,13 @@ class _Hermes(ToolFormat):
         return ForcedCall(f"{_OPEN}\n", call_schema(tools, "arguments"))
 
 
-class _Parser:
+class _Parser(StepParser):
     def __init__(self, call_format: ToolFormat) -> None:
-        self._pieces = Pieces(call_format.new_id)
+        super().__init__(call_format)
         self._step = self._say
         self._finder = MarkFinder(_OPEN)
         self._call = CallObject(("arguments", "parameters"))
         self._end = ""
-
-    def push(self, text: str) -> list[ChatDelta]:
-        while text:
-            text = self._step(text)
-        return self._pieces.take()
 
     def finish(self) -> list[ChatDelta]:
         self._pieces.say(self._finder.finish())

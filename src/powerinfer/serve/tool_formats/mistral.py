@@ -12,7 +12,7 @@ from powerinfer.serve.chat.mark_finder import MarkFinder
 from powerinfer.serve.chat.messages import ChatMessage
 from powerinfer.serve.tool_formats._format import (
     ForcedCall,
-    Pieces,
+    StepParser,
     Tool,
     ToolFormat,
     random_id,
@@ -66,19 +66,14 @@ def _short(call_id: str) -> str:
     return hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:_ID_LENGTH]
 
 
-class _Parser:
+class _Parser(StepParser):
     def __init__(self, call_format: ToolFormat) -> None:
-        self._pieces = Pieces(call_format.new_id)
+        super().__init__(call_format)
         self._finder = MarkFinder(_CALLS)
         self._step = self._say
         self._call = CallObject(("arguments",))
         self._arguments = JsonValue()
         self._name = ""
-
-    def push(self, text: str) -> list[ChatDelta]:
-        while text:
-            text = self._step(text)
-        return self._pieces.take()
 
     def finish(self) -> list[ChatDelta]:
         if self._step == self._say:
@@ -154,11 +149,6 @@ class _Parser:
         if self._arguments.is_over:
             self._go_on()
         return text[used:]
-
-    def _drop(self, text: str) -> str:
-        """Drop all text after invalid arguments."""
-        del text
-        return ""
 
     def _go_on(self) -> None:
         self._finder, self._step = MarkFinder(_CALLS), self._say
