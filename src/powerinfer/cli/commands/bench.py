@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.cli.files import PathType, check_folder, read_text
+from powerinfer.cli.files import PathType, read_text
 from powerinfer.cli.flags.flags import llm_options
 from powerinfer.cli.flags.options import (
     engine_options,
@@ -26,11 +26,8 @@ from powerinfer.cli.report.progress import ProgressBar
 from powerinfer.cli.report.tables import percent, print_paragraph, print_table
 
 if TYPE_CHECKING:
-    from powerinfer.bench.quality_row import QualityPlan
     from powerinfer.bench.speed import SpeedReport, SpeedResult
     from powerinfer.cli.model import DeviceReport
-    from powerinfer.evaluation.task import Task
-    from powerinfer.options.llm_options import LLMOptions
 
 __all__ = ["COMMAND"]
 
@@ -162,11 +159,13 @@ def bench(
     options = llm_options(flags)
     if quality:
         from powerinfer.bench.quality_row import QualityPlan
+        from powerinfer.cli.report.quality import QualityJob, run_quality
 
         window = options.get("context_length") or DEFAULT_WINDOW
         wanted = QualityPlan(settings, errors, window, num_windows, decode_steps, repeats)
-        found = read_tasks(tasks, data, limit)
-        _measure_quality(model, wanted, found, file, output, options, as_json=as_json)
+        text = None if file is None else read_text(file)
+        job = QualityJob(wanted, read_tasks(tasks, data, limit), text, output)
+        run_quality(model, job, options, as_json=as_json)
         return
     others = (("settings", settings), ("errors", errors), ("file", file), ("tasks", tasks))
     for name, value in (*others, ("data", data), ("limit", limit), ("output", output)):
@@ -189,27 +188,6 @@ def bench(
         print_json({**report, **sparsity, **device})
     else:
         _print_table(report, device, result)
-
-
-def _measure_quality(
-    model: Path | None,
-    plan: "QualityPlan",
-    tasks: "tuple[Task, ...]",
-    file: Path | None,
-    output: Path | None,
-    options: "LLMOptions",
-    *,
-    as_json: bool,
-) -> None:
-    """Measure and print the table of --quality."""
-    if plan.decode_steps == 0:
-        raise click.UsageError("--quality decodes: give --decode 1 or more, got 0")
-    if output is not None:
-        check_folder(output.parent)
-    from powerinfer.cli.report.quality import QualityJob, run_quality
-
-    text = None if file is None else read_text(file)
-    run_quality(model, QualityJob(plan, tasks, text, output), options, as_json=as_json)
 
 
 def _print_table(report: "SpeedReport", device: "DeviceReport", result: "SpeedResult") -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.cli.files import model_file
+from powerinfer.cli.files import check_folder, model_file
 from powerinfer.cli.flags.options import print_json
 from powerinfer.cli.report.evaluation import print_task, print_task_legend, shown_setting
 from powerinfer.cli.report.progress import ProgressBar
@@ -82,10 +82,15 @@ def run_quality(
     """Measure and print; an early end prints the results so far.
 
     Raises:
-        click.UsageError: a flag names one setting, where --settings and --errors name many.
+        click.UsageError: nothing is to be decoded, or a flag names one setting, where --settings
+            and --errors name many.
         PowerInferError: the model cannot be loaded, a setting or an item does not fit it, or the
             file of an earlier run belongs to other measurements.
     """
+    if job.plan.decode_steps == 0:
+        raise click.UsageError("--quality decodes: give --decode 1 or more, got 0")
+    if job.output is not None:
+        check_folder(job.output.parent)
     options = replace(_checked(given), device=CPU)
     from powerinfer.bench.machine import describe_machine
 
