@@ -17,15 +17,10 @@ from powerinfer.serve.context import ServedModel, ServerContext
 from powerinfer.serve.in_process import RequestHead, call_app
 from powerinfer.serve.settings import ServerSettings
 
-__all__ = ["in_flight", "run_batch"]
+__all__ = ["run_batch"]
 
-# Some requests always wait, so that a free place is filled at once.
-_WAITING_PER_RUNNING = 1
-
-
-def in_flight(parallel: int) -> int:
-    """Number of requests that are open at once."""
-    return (1 + _WAITING_PER_RUNNING) * parallel
+# Some requests wait, so that a free place is filled at once.
+_OPEN_PER_PLACE = 2
 
 
 def run_batch(
@@ -73,7 +68,7 @@ async def _answer_all(
     context.start(served)
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(in_flight(settings.parallel), len(requests))):
+            for _ in range(min(_OPEN_PER_PLACE * settings.parallel, len(requests))):
                 group.create_task(_answer_some(app, waiting, answers, report))
     except BaseExceptionGroup as failed:
         raise failed.exceptions[0] from None
