@@ -4,7 +4,6 @@ The method is llama.cpp's, so that figures can be compared.
 """
 
 import time
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,13 @@ import click
 
 from powerinfer.cli.files import PathType, read_text
 from powerinfer.cli.flags.flags import flag, llm_options
-from powerinfer.cli.flags.options import engine_options, json_option, option, print_json
+from powerinfer.cli.flags.options import (
+    json_option,
+    model_option,
+    option,
+    other_engine_options,
+    print_json,
+)
 from powerinfer.cli.report.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -41,12 +46,9 @@ measure them.
 
 @click.command(epilog=_EPILOG)
 @option("-f --file PATH", "Text to score, UTF-8; - is stdin.", PathType(), required=True)
-@partial(
-    engine_options,
-    context=flag(
-        "context_length", help="Tokens in a window, and in the context.", default=DEFAULT_WINDOW
-    ),
-)
+@model_option
+@flag("context_length", help="Tokens in a window, and in the context.", default=DEFAULT_WINDOW)
+@other_engine_options
 @json_option
 def perplexity(
     model: Path | None,

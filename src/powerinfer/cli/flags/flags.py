@@ -23,7 +23,6 @@ from powerinfer.sampling.sampling_params import FORMS, SamplingParams
 
 __all__ = [
     "Command",
-    "add_flags",
     "change_sampling",
     "chat_flags",
     "flag",
@@ -31,6 +30,7 @@ __all__ = [
     "in_flags",
     "llm_options",
     "sampling_params",
+    "together",
 ]
 
 Command = TypeVar("Command", bound=Callable[..., object])
@@ -90,18 +90,18 @@ def flag(
 
 def flags(*names: str) -> Callable[[Command], Command]:
     """Create a decorator that adds several flags, each as `flag` does."""
+    return together(*map(flag, names))
+
+
+def together(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Create a decorator that adds what several add; help lists it in the order given."""
 
     def decorate(command: Command) -> Command:
-        return add_flags(command, *map(flag, names))
+        for each in reversed(decorators):
+            command = each(command)
+        return command
 
     return decorate
-
-
-def add_flags(command: Command, *flags: Callable[[Command], Command]) -> Command:
-    """Add flags to a command; help lists them in the order given."""
-    for decorate in reversed(flags):
-        command = decorate(command)
-    return command
 
 
 def llm_options(flags: Mapping[str, object], vram_budget: VramBudget | None = None) -> LLMOptions:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import click
 
-from powerinfer.cli.flags.flags import Command, add_flags
+from powerinfer.cli.flags.flags import Command, together
 
 __all__ = ["llama_server_flags", "take_llama_server_flags"]
 
@@ -116,17 +116,6 @@ _WITHOUT_EFFECT = """
 """
 
 
-def llama_server_flags(command: Command) -> Command:
-    """Add all of them to a command, hidden from its help."""
-    return add_flags(
-        command,
-        *(_flag(line, default=None, multiple=True) for line in _lines(_WITHOUT_EFFECT)),
-        *(_flag(line, default=None) for line in _lines(_WITH_VALUE)),
-        *(_flag(line, is_flag=True, default=False) for line in _lines(_WITHOUT_VALUE)),
-        *(_flag(line, is_flag=False, flag_value="") for line in _lines(_WITH_OPTIONAL_VALUE)),
-    )
-
-
 def take_llama_server_flags(flags: dict[str, object]) -> tuple[list[str], list[str]]:
     """Remove them from the parameters of a command.
 
@@ -160,3 +149,11 @@ _SHOWN = {
     for text in (_WITH_VALUE, _WITHOUT_VALUE, _WITH_OPTIONAL_VALUE, _WITHOUT_EFFECT)
     for line in _lines(text)
 }
+
+# All of them, hidden from the help of the command.
+llama_server_flags = together(
+    *(_flag(line, default=None, multiple=True) for line in _lines(_WITHOUT_EFFECT)),
+    *(_flag(line, default=None) for line in _lines(_WITH_VALUE)),
+    *(_flag(line, is_flag=True, default=False) for line in _lines(_WITHOUT_VALUE)),
+    *(_flag(line, is_flag=False, flag_value="") for line in _lines(_WITH_OPTIONAL_VALUE)),
+)

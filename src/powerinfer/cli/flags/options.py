@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from powerinfer.cli.files import ModelPath, PathType
-from powerinfer.cli.flags.flags import Command, add_flags, flag, flags
+from powerinfer.cli.flags.flags import Command, flag, flags, together
 from powerinfer.errors import PromptError
 from powerinfer.options.option import OptionTable, options_of
 from powerinfer.options.options import EngineOptions
@@ -25,6 +25,7 @@ __all__ = [
     "json_option",
     "model_option",
     "option",
+    "other_engine_options",
     "parallel_options",
     "predictors_option",
     "print_json",
@@ -97,50 +98,30 @@ def texts_option(help: str) -> Callable[[Command], Command]:  # noqa: A002  as c
     return option("-f --file TEXT", help, PathType(), name="files", required=True, multiple=True)
 
 
-def engine_options(
-    command: Command, *, context: Callable[[Command], Command] | None = None
-) -> Command:
-    """Add -m and the flags of the options for loading a model.
-
-    Args:
-        context: replaces the flag -c in a command where it means something else.
-    """
-    decorators: list[Callable[[Command], Command]] = [
-        context if context is not None and name == "context_length" else flag(name)
-        for name in _shared_flags(EngineOptions)
-    ]
-    return add_flags(command, model_option, *decorators)
+def _shared_flags(table: type[OptionTable], *others: str) -> Callable[[Command], Command]:
+    names = [name for name, option in options_of(table).items() if option.flags]
+    return flags(*(name for name in names if name not in (*_ADDED_SINGLY, *others)))
 
 
-def parallel_options(command: Command) -> Command:
-    """Add the flags for computing several texts at once."""
-    return add_flags(
-        command,
-        option(
-            "-np --parallel",
-            "Most texts computed at once; each has a context of its own.",
-            click.IntRange(1, 1 << 16),
-            default=8,
-        ),
-        option(
-            "--kv-tokens N",
-            "Size of the KV cache in tokens, shared by all texts. [default: --parallel times -c]",
-            click.IntRange(1, 1 << 31),
-        ),
-    )
-
-
-def sampling_options(command: Command) -> Command:
-    """Add the flags for choosing tokens and for stopping early."""
-    return flags(*_shared_flags(SamplingParams))(command)
-
-
-def _shared_flags(table: type[OptionTable]) -> list[str]:
-    return [
-        name
-        for name, option in options_of(table).items()
-        if option.flags and name not in _ADDED_SINGLY
-    ]
+# For loading a model; a command where -c means something else adds the three by itself.
+other_engine_options = _shared_flags(EngineOptions, "context_length")
+engine_options = together(model_option, flag("context_length"), other_engine_options)
+# For choosing tokens and for stopping early.
+sampling_options = _shared_flags(SamplingParams)
+# For computing several texts at once.
+parallel_options = together(
+    option(
+        "-np --parallel",
+        "Most texts computed at once; each has a context of its own.",
+        click.IntRange(1, 1 << 16),
+        default=8,
+    ),
+    option(
+        "--kv-tokens N",
+        "Size of the KV cache in tokens, shared by all texts. [default: --parallel times -c]",
+        click.IntRange(1, 1 << 31),
+    ),
+)
 
 
 def print_json(value: Mapping[str, object]) -> None:
@@ -167,19 +148,17 @@ def _task_names(_context: click.Context, _parameter: click.Parameter, text: str)
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
-def task_options(command: Command) -> Command:
-    """Add the flags; the command gets `tasks`, `data` and `limit`, which `read_tasks` takes."""
-    return add_flags(
-        command,
-        option(
-            "--tasks T,T",
-            "Names of tasks or paths of task files.",
-            default="",
-            callback=_task_names,
-        ),
-        option("--data DIR", "Folder with the files of named tasks.", PathType(file_okay=False)),
-        option("--limit N", "Ask only the first N items of each task.", click.IntRange(min=1)),
-    )
+# The command gets `tasks`, `data` and `limit`, which `read_tasks` takes.
+task_options = together(
+    option(
+        "--tasks T,T",
+        "Names of tasks or paths of task files.",
+        default="",
+        callback=_task_names,
+    ),
+    option("--data DIR", "Folder with the files of named tasks.", PathType(file_okay=False)),
+    option("--limit N", "Ask only the first N items of each task.", click.IntRange(min=1)),
+)
 
 
 def read_tasks(names: Sequence[str], data: Path | None, limit: int | None) -> "tuple[Task, ...]":
