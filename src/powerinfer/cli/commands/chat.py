@@ -59,7 +59,6 @@ context), the oldest messages are forgotten until half of it is free.
 def chat(
     model: Path | None,
     system: str | None,
-    max_tokens: int | None,
     context_shift: bool,
     **flags: object,
 ) -> None:
@@ -69,7 +68,7 @@ def chat(
     from powerinfer.engine.conversation import Conversation
     from powerinfer.store.default_model import story_text
 
-    params = sampling_params(flags, max_tokens)
+    params = sampling_params(flags)
     options = llm_options(flags)
     options["context_shift"], options["reuse_prefix"] = context_shift, True
     with reading_bar() as reading, open_llm(model, options, reading) as llm:

@@ -25,7 +25,6 @@ from powerinfer.sampling.sampling_params import FORMS
 
 if TYPE_CHECKING:
     from powerinfer import LLM, Generation, SamplingParams
-    from powerinfer.options.vram_budget import VramBudget
 
 __all__ = ["COMMAND"]
 
@@ -66,8 +65,6 @@ def run(
     model: Path | None,
     prompt: str | None,
     file: Path | None,
-    max_tokens: int | None,
-    vram_budget: "VramBudget | None",
     escape: bool,
     no_display_prompt: bool,
     as_json: bool,
@@ -79,7 +76,7 @@ def run(
         _say_if_model(words[0])
     if escape:
         content = decode_escapes(content)
-    params = sampling_params(flags, max_tokens)
+    params = sampling_params(flags)
     if params.logprobs is not None and not as_json:
         raise click.UsageError("--logprobs adds to --json: give --json too")
     if params.has_form:
@@ -88,7 +85,7 @@ def run(
         check_form(params)
     from powerinfer.cli.model import announce, open_llm, reading_bar
 
-    options = llm_options(flags, vram_budget)
+    options = llm_options(flags)
     with reading_bar() as reading, open_llm(model, options, reading) as llm:
         announce(llm.loaded)
         if as_json:

@@ -17,7 +17,6 @@ from powerinfer.options import option_kinds as kinds
 from powerinfer.options.llm_options import LLMOptions
 from powerinfer.options.option import Option, options_of
 from powerinfer.options.options import EngineOptions
-from powerinfer.options.vram_budget import VramBudget
 from powerinfer.sampling.grammar.option_kinds import read_grammar, read_json_schema
 from powerinfer.sampling.sampling_params import FORMS, SamplingParams
 
@@ -104,31 +103,21 @@ def together(*decorators: Callable[[Command], Command]) -> Callable[[Command], C
     return decorate
 
 
-def llm_options(flags: Mapping[str, object], vram_budget: VramBudget | None = None) -> LLMOptions:
-    """Pick the options of `LLM` from a command's parameters.
-
-    Args:
-        vram_budget: GPU memory to use, if it is a parameter of its own.
-    """
+def llm_options(flags: Mapping[str, object]) -> LLMOptions:
+    """Pick the options of `LLM` from a command's parameters."""
     given = {name: flags[name] for name in options_of(EngineOptions) if name in flags}
-    options = cast("LLMOptions", given)
-    if vram_budget is not None:
-        options["vram_budget"] = vram_budget
-    return options
+    return cast("LLMOptions", given)
 
 
-def sampling_params(flags: Mapping[str, object], max_tokens: int | None) -> SamplingParams:
+def sampling_params(flags: Mapping[str, object]) -> SamplingParams:
     """Create sampling parameters from a command's parameters.
-
-    Args:
-        max_tokens: largest number of tokens to generate, None for no limit; not taken from `flags`.
 
     Raises:
         PromptError: two forms are given.
     """
-    names = options_of(SamplingParams).keys() - {"max_tokens"}
-    given: dict[str, Any] = {name: flags[name] for name in names & flags.keys()}
-    return SamplingParams(max_tokens=max_tokens, **given)
+    names = options_of(SamplingParams).keys() & flags.keys()
+    given: dict[str, Any] = {name: flags[name] for name in names}
+    return SamplingParams(**given)
 
 
 def chat_flags() -> dict[str, str]:
