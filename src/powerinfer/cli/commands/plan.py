@@ -218,12 +218,7 @@ def _write(
 
 
 def _print(task: "PlacementTask", chosen: "ChosenPlan", points: list["BudgetPoint"]) -> None:
-    from powerinfer.cli.report.placement import (
-        print_budgets,
-        print_formats,
-        print_layers,
-        print_parts,
-    )
+    from powerinfer.cli.report import placement
     from powerinfer.cli.report.tables import print_paragraph
     from powerinfer.placement.step_time import step_s
     from powerinfer.store.memory import format_bytes
@@ -236,10 +231,10 @@ def _print(task: "PlacementTask", chosen: "ChosenPlan", points: list["BudgetPoin
     print_paragraph(f"CPU: {speeds.cpu}")
     print_paragraph(f"frequencies: {stats.source}, {stats.num_tokens} tokens")
     click.echo()
-    print_layers(problem, plan)
-    print_parts(problem, plan)
+    placement.print_layers(problem, plan)
+    placement.print_parts(problem, plan)
     click.echo()
-    print_formats(task.formats)
+    placement.print_formats(task.formats)
     rate, covered = 1 / step_s(problem, plan), stats.covered_share(plan)
     print_paragraph(
         f"predicted decode speed {rate:.1f} tokens/s; {100 * covered:.1f} % of the "
@@ -248,7 +243,7 @@ def _print(task: "PlacementTask", chosen: "ChosenPlan", points: list["BudgetPoin
     if not plan.has_anything:
         click.echo("nothing is on the GPU: the budget is too small, or the CPU alone is faster")
     click.echo()
-    print_budgets(points)
+    placement.print_budgets(points)
 
 
 def _as_json(

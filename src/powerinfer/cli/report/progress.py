@@ -88,28 +88,19 @@ class ProgressBar:
         self._bar = self._task = self._began_at = None
 
     def _new_bar(self) -> "Progress":
+        from rich import progress
         from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            MofNCompleteColumn,
-            Progress,
-            ProgressColumn,
-            TaskProgressColumn,
-            TextColumn,
-            TimeRemainingColumn,
-        )
 
-        numbers: tuple[ProgressColumn, ...] = (TaskProgressColumn(),)
+        numbers: list[progress.ProgressColumn] = [progress.TaskProgressColumn()]
         if self._unit == "bytes":
-            numbers = (DownloadColumn(binary_units=True),)
+            numbers = [progress.DownloadColumn(binary_units=True)]
         elif self._unit:
-            numbers = (MofNCompleteColumn(), TextColumn(self._unit))
-        return Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
+            numbers = [progress.MofNCompleteColumn(), progress.TextColumn(self._unit)]
+        return progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
             *numbers,
-            TimeRemainingColumn(),
+            progress.TimeRemainingColumn(),
             console=Console(stderr=True),
             transient=True,
             auto_refresh=False,

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from powerinfer.engine.request import Output, Request
-from powerinfer.sampling.logprobs import TokenLogprob
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.engine_thread import RequestStream
 from powerinfer.serve.openai.chat import new_head
@@ -45,19 +44,15 @@ class _Choice:
         """Add the prompt, whose log probabilities are known now; returns its text."""
         self.needs_prompt = False
         if self.logprobs is not None:
-            known = prompt_logprobs(prompt, stream)
-            for token_id, entry in zip(prompt.token_ids, known, strict=True):
+            known = list(stream.handle.prompt_logprobs or ())
+            # The first token has none.
+            missing = len(prompt.token_ids) - len(known)
+            entries = [*([None] * missing), *known]
+            for token_id, entry in zip(prompt.token_ids, entries, strict=True):
                 if entry is not None or not prompt.num_added:
                     self.logprobs.add(token_id, entry)
         self.text += prompt.text
         return prompt.text
-
-
-def prompt_logprobs(prompt: CompletionPrompt, stream: RequestStream) -> list[TokenLogprob | None]:
-    """Log probabilities of a prompt's tokens; None for the first token."""
-    known = list(stream.handle.prompt_logprobs or ())
-    missing = len(prompt.token_ids) - len(known)
-    return [*([None] * missing), *known]
 
 
 class CompletionAnswer:
