@@ -76,11 +76,7 @@ class EndingError(PowerInferError):
 
 
 def from_engine(error: PowerInferError, param: str | None = None) -> ApiError:
-    """Convert an error of the engine.
-
-    Args:
-        param: field of the request to blame, if the request is wrong.
-    """
+    """Convert an error of the engine; if the request is wrong, its field `param` is to blame."""
     if isinstance(error, ContextLengthError):
         # Remedies name options of the server, which clients cannot set.
         return bad_request(error.message, param, "context_length_exceeded")

@@ -55,8 +55,9 @@ def _skip_value(option: click.Option, remaining: deque[str]) -> None:
 
 
 def _is_short_with_number(argument: str, options: Mapping[str, click.Option | None]) -> bool:
-    short, rest = argument[:2], argument[2:]
-    return _takes_numbers(options.get(short)) and rest.removeprefix("-")[:1].isdigit()
+    option, rest = options.get(argument[:2]), argument[2:]
+    takes_numbers = option is not None and isinstance(option.type, click.types.IntParamType)
+    return takes_numbers and rest.removeprefix("-")[:1].isdigit()
 
 
 def _about_argument(argument: str, options: Mapping[str, click.Option | None]) -> str:
@@ -89,7 +90,3 @@ def _check_unknown(
         raise click.UsageError(f"no option {argument}{apart}")
     if command is not None:
         raise click.UsageError(about_option(name, options, command))
-
-
-def _takes_numbers(option: click.Option | None) -> bool:
-    return option is not None and isinstance(option.type, click.types.IntParamType)

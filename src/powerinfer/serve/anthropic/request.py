@@ -33,11 +33,7 @@ class MessagesRequest:
 def read_request(
     body: JSONObject, context: ServerContext, *, needs_limit: bool = True
 ) -> MessagesRequest:
-    """Read a body; unknown fields are ignored.
-
-    Args:
-        needs_limit: `max_tokens` is required.
-    """
+    """Read a body, which must have `max_tokens` if it `needs_limit`; unknown fields are ignored."""
     fields = Fields(body)
     fields.required("model")
     model = check_model(fields, context)

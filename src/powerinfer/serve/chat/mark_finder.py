@@ -6,11 +6,7 @@ __all__ = ["MarkFinder"]
 
 
 class MarkFinder:
-    """Splits streamed text at the first mark; holds back what may begin one.
-
-    Attributes:
-        found: the mark; None until it is found.
-    """
+    """Splits streamed text at the first mark, then `found`; holds back what may begin one."""
 
     def __init__(self, *marks: str) -> None:
         self._marks: Sequence[str] = marks

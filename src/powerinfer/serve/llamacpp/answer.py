@@ -23,11 +23,7 @@ __all__ = ["NativeAnswer"]
 
 @dataclass(slots=True)
 class _Text:
-    """A text that is generated.
-
-    Attributes:
-        first_at: arrival time of its first token.
-    """
+    """A text that is generated; its first token arrived at `first_at`."""
 
     index: int
     stream: RequestStream

@@ -24,11 +24,7 @@ __all__ = ["ChatAnswer"]
 
 @dataclass(slots=True)
 class _Choice:
-    """One of the `n` answers.
-
-    Attributes:
-        logprobs: log probabilities of tokens that were not sent yet.
-    """
+    """One of the `n` answers; `logprobs` are those of tokens that were not sent yet."""
 
     index: int
     parser: ChatOutputParser

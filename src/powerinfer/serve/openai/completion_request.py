@@ -22,11 +22,7 @@ MAX_TEXTS = 2048
 
 @dataclass(frozen=True, slots=True)
 class CompletionPrompt:
-    """A prompt.
-
-    Attributes:
-        num_added: number of leading tokens that do not belong to the text: BOS.
-    """
+    """A prompt; its first `num_added` tokens, BOS, do not belong to the text."""
 
     token_ids: list[int]
     num_added: int
@@ -35,11 +31,7 @@ class CompletionPrompt:
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """A request to `/v1/completions`.
-
-    Attributes:
-        echo: texts begin with their prompts.
-    """
+    """A request to `/v1/completions`; with `echo`, texts begin with their prompts."""
 
     model: str
     prompts: list[CompletionPrompt]

@@ -14,11 +14,7 @@ __all__ = ["Streams", "opened"]
 
 
 class Streams:
-    """Streams of several prompts, read together.
-
-    Attributes:
-        num_tokens: tokens generated so far in all texts.
-    """
+    """Streams of several prompts, read together; `num_tokens` were generated so far."""
 
     def __init__(self, streams: Sequence[RequestStream], unread: Unread) -> None:
         self.streams = streams

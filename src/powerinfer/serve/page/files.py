@@ -78,11 +78,7 @@ _STORIES = {
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """A file as the server sends it.
-
-    Attributes:
-        headers: all other headers, including `ETag`.
-    """
+    """A file as the server sends it; `headers` are all but its type, with `ETag`."""
 
     content: bytes
     media_type: str
@@ -105,7 +101,10 @@ class PageFiles:
         }
         names = "".join(f"{name} {_digest(content)}\n" for name, content in contents.items())
         self.version = _digest(names.encode())
-        self._files = {name: _page_file(name, content) for name, content in contents.items()}
+        self._files = {
+            name: _page_file(content, _MEDIA_TYPES[PurePosixPath(name).suffix], _FOREVER)
+            for name, content in contents.items()
+        }
         self.index = self._make_index(settings)
 
     def find(self, version: str, name: str) -> PageFile | None:
@@ -121,14 +120,11 @@ class PageFiles:
             defaults=html.escape(json.dumps(defaults)),
             **(_STORIES if settings.is_story_model else _CHATS),
         )
-        content = text.encode()
-        headers = {**_HEADERS, **_ASK_AGAIN, "ETag": f'"{_digest(content)}"'}
-        return PageFile(content, "text/html; charset=utf-8", headers)
+        return _page_file(text.encode(), "text/html; charset=utf-8", _ASK_AGAIN)
 
 
-def _page_file(name: str, content: bytes) -> PageFile:
-    headers = {**_HEADERS, **_FOREVER, "ETag": f'"{_digest(content)}"'}
-    return PageFile(content, _MEDIA_TYPES[PurePosixPath(name).suffix], headers)
+def _page_file(content: bytes, media_type: str, caching: Mapping[str, str]) -> PageFile:
+    return PageFile(content, media_type, {**_HEADERS, **caching, "ETag": f'"{_digest(content)}"'})
 
 
 def _digest(content: bytes) -> str:

@@ -33,11 +33,7 @@ _ALPHANUMERIC = string.ascii_letters + string.digits
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that a model may call.
-
-    Attributes:
-        parameters: JSON schema of its arguments, an object.
-    """
+    """A function that a model may call; `parameters` is the JSON schema of its arguments."""
 
     name: str
     parameters: Mapping[str, object] = field(default_factory=lambda: NO_PARAMETERS)
@@ -58,12 +54,9 @@ class ForcedCall:
 
 
 class ToolFormat(ABC):
-    """A format of tool calls; a file of this folder exports one as `FORMAT`.
+    """A format of tool calls; a file of this folder exports one as `FORMAT`."""
 
-    Attributes:
-        is_of_template: templates of this format show the tools of a request.
-    """
-
+    # Templates of this format show the tools of a request.
     is_of_template = True
 
     @abstractmethod
