@@ -13,9 +13,9 @@ __all__ = [
     "Bytes",
     "Floats",
     "code_bytes",
+    "codes_of",
     "half_bytes",
     "halves",
-    "high_bits",
     "inverse_of",
     "nibble_pairs",
     "packed_scales",
@@ -50,7 +50,7 @@ def nibble_pairs(packed: Bytes) -> Bytes:
 
 
 def code_bytes(codes: Floats, bits: int) -> Bytes:
-    """Pack 32 codes for `nibble_pairs`, and the fifth bits, if any, for `high_bits`."""
+    """Pack 32 codes of 4 or 5 bits: four bytes of fifth bits, if any, then `nibble_pairs`."""
     whole = codes.astype(np.uint8)
     nibbles = (whole[:, :16] & np.uint8(15)) | (whole[:, 16:] << np.uint8(4))
     if bits == 4:
@@ -58,15 +58,17 @@ def code_bytes(codes: Floats, bits: int) -> Bytes:
     return np.concatenate([np.packbits(whole >> 4, axis=-1, bitorder="little"), nibbles], axis=-1)
 
 
+def codes_of(packed: Bytes, bits: int) -> Bytes:
+    """Unpack the codes that `code_bytes` packed: u8[num_blocks, 32]."""
+    if bits == 4:
+        return nibble_pairs(packed)
+    fifth = np.unpackbits(packed[:, :4], axis=-1, bitorder="little")
+    return nibble_pairs(packed[:, 4:]) | fifth << np.uint8(4)
+
+
 def inverse_of(step: Floats) -> Floats:
     """Invert steps; 0 where that would overflow, as such a step is zero as a half."""
     return np.where(np.abs(step) < 2.0**-126, np.float32(0), np.float32(1) / step)
-
-
-def high_bits(blocks: Bytes, start: int) -> Bytes:
-    """Read the u32 at byte `start` as the fifth bit of 32 elements: u8[num_blocks, 32] of 0, 16."""
-    bits = np.unpackbits(blocks[:, start : start + 4], axis=-1, bitorder="little")
-    return bits << np.uint8(4)
 
 
 def packed_scales(blocks: Bytes, start: int) -> tuple[Bytes, Bytes]:

@@ -1,20 +1,29 @@
-"""Encoders of Q4_K and Q5_K: eight groups of 32 elements whose 6-bit scales and minima share units.
+"""Q4_K and Q5_K: eight groups of 32 elements whose 6-bit scales and minima share units.
 
-`fit_offset` finds scale and base of every group. The largest scale of a block is 63 units d, the
-lowest base 63 units dmin. Each group tries the neighbouring stored scales, each with the minimum
-that fits its codes best, takes the one with the smallest error, and then the nearest codes. Twice,
-d and dmin are fitted to codes, scales and minima by least squares, and these are chosen again; a
-block keeps the choice with the smallest error. Operations and their order are those of
+Encoder: `fit_offset` finds scale and base of every group. The largest scale of a block is 63 units
+d, the lowest base 63 units dmin. Each group tries the neighbouring stored scales, each with the
+minimum that fits its codes best, takes the one with the smallest error, and then the nearest codes.
+Twice, d and dmin are fitted to codes, scales and minima by least squares, and these are chosen
+again; a block keeps the choice with the smallest error. Operations and their order are those of
 cpp/kernels/isa/shared/encode_k-inl.h.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from powerinfer.quant.formats._blocks import MAX_HALF, Bytes, Floats
+from powerinfer.quant.format import QuantFormat
+from powerinfer.quant.formats._blocks import (
+    MAX_HALF,
+    Bytes,
+    Floats,
+    halves,
+    nibble_pairs,
+    packed_scales,
+)
 from powerinfer.quant.formats._search import (
     Fit,
     Halves,
@@ -30,23 +39,10 @@ from powerinfer.quant.formats._search import (
     with_error,
 )
 
-__all__ = [
-    "GROUPS",
-    "OFFSET_LIMIT",
-    "StoredBlocks",
-    "bound_of",
-    "bound_offset_groups",
-    "encode_offset_groups",
-    "scale_bytes",
-    "unweighted",
-]
+__all__ = ["Choice", "bound_of", "offset_groups_format", "unweighted"]
 
-GROUPS = 8
-"""Groups of 32 in a block."""
-
-OFFSET_LIMIT = 63 * MAX_HALF
-"""Largest magnitude of Q4_K and Q5_K, that of the lowest minimum."""
-
+_GROUPS = 8
+_GROUP_BITS = np.arange(_GROUPS, dtype=np.uint8)[:, None]
 _LAST = 63
 _STEPS = tuple(np.float32(x) for x in (-1, 0, 1))
 _ZERO = np.float32(0)
@@ -59,21 +55,32 @@ def unweighted(encode: Callable[[Floats, Floats], Bytes]) -> Callable[[Floats], 
     return lambda values: encode(values, np.ones_like(values))
 
 
-@dataclass(frozen=True)
-class StoredBlocks:
-    """Fields of blocks of eight groups, before packing.
+def offset_groups_format(name: str, ggml_type: int, bits: int) -> QuantFormat:
+    """Make a format of codes of 4 or 5 bits: the number is d * scale * code - dmin * minimum."""
+    encode = partial(_encode, bits=bits)
+    return QuantFormat(
+        name,
+        ggml_type,
+        block_size=256,
+        block_bytes=16 + 32 * bits,
+        decode_blocks=partial(_decode, bits=bits),
+        encode_blocks=unweighted(encode),
+        bound_blocks=partial(_bound, bits=bits),
+        encode_weighted=encode,
+        # The magnitude of the lowest minimum.
+        encode_limit=_LAST * MAX_HALF,
+    )
 
-    Attributes:
-        halves: d and dmin, f16[num_blocks, 2].
-        scales: u8[num_blocks, 8] below 64.
-        minima: u8[num_blocks, 8] below 64.
-        codes: u8[num_blocks, 8, 32].
-    """
 
-    halves: Halves
-    scales: Bytes
-    minima: Bytes
-    codes: Bytes
+def _decode(blocks: Bytes, bits: int) -> Floats:
+    scales, minima = packed_scales(blocks, 4)
+    step = halves(blocks, 0) * scales.astype(np.float32)
+    base = halves(blocks, 2) * minima.astype(np.float32)
+    codes = nibble_pairs(blocks[:, -128:].reshape(-1, 4, 32)).reshape(-1, _GROUPS, 32)
+    if bits == 5:
+        codes |= (blocks[:, None, 16:48] >> _GROUP_BITS & 1) << 4
+    numbers = step[:, :, None] * codes.astype(np.float32) - base[:, :, None]
+    return numbers.reshape(-1, 256)
 
 
 @dataclass(frozen=True)
@@ -88,8 +95,16 @@ class _Groups:
 
 
 @dataclass(frozen=True)
-class _Choice:
-    """Units, scales and minima of blocks, their codes and errors."""
+class Choice:
+    """Units of blocks, scales and minima of their groups, codes of elements, and errors.
+
+    Attributes:
+        halves: d, and dmin if there are minima, f16[num_blocks, 1 or 2].
+        scales: whole numbers, f32[num_blocks, groups].
+        minima: f32[num_blocks, groups].
+        codes: f32[group_size, num_blocks, groups].
+        error: sum of weighted squared errors, f64[num_blocks].
+    """
 
     halves: Halves
     scales: Floats
@@ -97,9 +112,21 @@ class _Choice:
     codes: Floats
     error: npt.NDArray[np.float64]
 
+    def better_of(self, other: "Choice") -> "Choice":
+        """Take `other` for the blocks where its error is smaller."""
+        is_better = other.error < self.error
+        by_row = is_better[:, np.newaxis]
+        return Choice(
+            np.where(by_row, other.halves, self.halves),
+            np.where(by_row, other.scales, self.scales),
+            np.where(by_row, other.minima, self.minima),
+            np.where(by_row, other.codes, self.codes),
+            np.where(is_better, other.error, self.error),
+        )
 
-def encode_offset_groups(values: Floats, weights: Floats, last: int) -> StoredBlocks:
-    """Choose scales, minima and codes from 0 to `last` for f32[num_blocks, 256]."""
+
+def _best(values: Floats, weights: Floats, bits: int) -> Choice:
+    last = (1 << bits) - 1
     scaled = in_range(values, weights, 32)
     fit, sum_weights, sum_numbers = fit_offset(scaled, last, is_bounded=True)
     groups = _Groups(scaled, fit, sum_weights, sum_numbers, last)
@@ -109,16 +136,11 @@ def encode_offset_groups(values: Floats, weights: Floats, last: int) -> StoredBl
     best = choice = _choose(groups, *units)
     for _ in range(_UNIT_FITS):
         choice = _choose(groups, *_fitted_units(groups, choice))
-        best = _better(best, choice)
-    return StoredBlocks(
-        best.halves,
-        best.scales.astype(np.uint8),
-        best.minima.astype(np.uint8),
-        np.moveaxis(best.codes, 0, -1).astype(np.uint8),
-    )
+        best = best.better_of(choice)
+    return best
 
 
-def _choose(groups: _Groups, unit: Floats, minimum_unit: Floats) -> _Choice:
+def _choose(groups: _Groups, unit: Floats, minimum_unit: Floats) -> Choice:
     """Choose scales, minima and codes for units f32[num_blocks, 1], which are rounded first."""
     scaled, fit, last = groups.scaled, groups.fit, groups.last
     d_half, d = round_scale(unit, scaled)
@@ -136,15 +158,15 @@ def _choose(groups: _Groups, unit: Floats, minimum_unit: Floats) -> _Choice:
         best = best.better_of(Fit(scales, minima, error))
     of_blocks = summed(best.error.T.astype(np.float64), (len(d),))
     codes = _codes(groups, d * best.scale, dmin * best.base)
-    halves = np.concatenate([d_half, dmin_half], axis=-1)
-    return _Choice(halves, best.scale, best.base, codes, of_blocks)
+    units = np.concatenate([d_half, dmin_half], axis=-1)
+    return Choice(units, best.scale, best.base, codes, of_blocks)
 
 
 def _codes(groups: _Groups, scale: Floats, minimum: Floats) -> Floats:
     return nearest_codes(groups.scaled.x, _ZERO - minimum, inverse_steps(scale), 0, groups.last)
 
 
-def _fitted_units(groups: _Groups, choice: _Choice) -> tuple[Floats, Floats]:
+def _fitted_units(groups: _Groups, choice: Choice) -> tuple[Floats, Floats]:
     """Fit d and dmin to codes, scales and minima by least squares: f32[num_blocks, 1] each."""
     scaled, shape = groups.scaled, choice.scales.shape
     weighted = scaled.weights * choice.codes
@@ -171,40 +193,32 @@ def _fitted_units(groups: _Groups, choice: _Choice) -> tuple[Floats, Floats]:
     return np.where(d > 0, d, 0).astype(np.float32), np.where(dmin > 0, dmin, 0).astype(np.float32)
 
 
-def _better(best: _Choice, other: _Choice) -> _Choice:
-    """Take `other` for the blocks where its error is smaller."""
-    is_better = other.error < best.error
-    by_row = is_better[:, np.newaxis]
-    return _Choice(
-        np.where(by_row, other.halves, best.halves),
-        np.where(by_row, other.scales, best.scales),
-        np.where(by_row, other.minima, best.minima),
-        np.where(by_row, other.codes, best.codes),
-        np.where(is_better, other.error, best.error),
-    )
+def _encode(values: Floats, weights: Floats, bits: int) -> Bytes:
+    best = _best(values, weights, bits)
+    scales, minima = best.scales.astype(np.uint8), best.minima.astype(np.uint8)
+    codes = np.moveaxis(best.codes, 0, -1).astype(np.uint8)
+    parts = [
+        np.ascontiguousarray(best.halves).view(np.uint8),
+        # As `packed_scales` reads them.
+        scales[:, :4] | scales[:, 4:] >> 4 << 6,
+        minima[:, :4] | minima[:, 4:] >> 4 << 6,
+        (scales[:, 4:] & 15) | minima[:, 4:] << 4,
+    ]
+    if bits == 5:
+        parts.append(np.packbits(codes >> 4, axis=1, bitorder="little").reshape(-1, 32))
+        codes &= np.uint8(15)
+    parts.append((codes[:, 0::2] | codes[:, 1::2] << np.uint8(4)).reshape(-1, 128))
+    return np.concatenate(parts, axis=-1)
 
 
-def scale_bytes(stored: StoredBlocks) -> Bytes:
-    """Pack d, dmin, scales and minima as `packed_scales` reads them: u8[num_blocks, 16]."""
-    scales, minima = stored.scales, stored.minima
-    first = scales[:, :4] | scales[:, 4:] >> 4 << 6
-    second = minima[:, :4] | minima[:, 4:] >> 4 << 6
-    third = (scales[:, 4:] & 15) | minima[:, 4:] << 4
-    halves = np.ascontiguousarray(stored.halves).view(np.uint8)
-    return np.concatenate([halves, first, second, third], axis=-1)
-
-
-def bound_offset_groups(values: Floats, last: int) -> Floats:
-    """Bound the error of the blocks that `encode_offset_groups` makes without weights.
-
-    Half a step of the scales it chooses, or the distance from the numbers that codes reach.
-    """
-    stored = encode_offset_groups(values, np.ones_like(values), last)
-    halves = stored.halves.astype(np.float32)
-    step = halves[:, :1] * stored.scales
-    low = -(halves[:, 1:] * stored.minima)
-    groups = values.reshape(-1, GROUPS, 32)
-    return bound_of(groups, step, low, low + step * np.float32(last)).reshape(values.shape)
+def _bound(values: Floats, bits: int) -> Floats:
+    """Half a step of the scales chosen without weights, or the distance from what codes reach."""
+    best = _best(values, np.ones_like(values), bits)
+    units = best.halves.astype(np.float32)
+    step = units[:, :1] * best.scales
+    low = -(units[:, 1:] * best.minima)
+    high = low + step * np.float32((1 << bits) - 1)
+    return bound_of(values.reshape(-1, _GROUPS, 32), step, low, high).reshape(values.shape)
 
 
 def bound_of(values: Floats, step: Floats, low: Floats, high: Floats) -> Floats:

@@ -6,40 +6,8 @@ and encoder: ``_lowbit.py``. For the copies of weights that predictors read; no 
 error of normally distributed numbers is a fifth of their deviation.
 """
 
-import numpy as np
-
-from powerinfer.quant.format import QuantFormat
-from powerinfer.quant.formats._blocks import Bytes, Floats
-from powerinfer.quant.formats._lowbit import (
-    ENCODE_LIMIT,
-    bound,
-    choose_codes,
-    decode,
-    pack_low,
-    unpack_low,
-)
+from powerinfer.quant.formats._lowbit import lowbit_format
 
 __all__ = ["FORMAT"]
 
-_BITS = 3
-_FIRST_STEP = 0.586
-_SHIFTS = np.arange(8, dtype=np.uint8)[:, None]
-
-
-def _decode(blocks: Bytes) -> Floats:
-    high: Bytes = blocks[:, None, 80:] >> _SHIFTS & np.uint8(1)
-    codes: Bytes = unpack_low(blocks[:, 16:80]) | high.reshape(-1, 256) << np.uint8(2)
-    return decode(blocks, codes, _BITS)
-
-
-def _encode(values: Floats) -> Bytes:
-    steps, codes = choose_codes(values, _BITS, _FIRST_STEP)
-    high = (codes.reshape(-1, 8, 32) >> np.uint8(2) << _SHIFTS).sum(axis=1, dtype=np.uint8)
-    return np.concatenate([steps, pack_low(codes), high], axis=-1)
-
-
-def _bound(values: Floats) -> Floats:
-    return bound(values, _BITS)
-
-
-FORMAT = QuantFormat("lowbit3", None, 256, 112, _decode, _encode, _bound, encode_limit=ENCODE_LIMIT)
+FORMAT = lowbit_format("lowbit3", bits=3, first_step=0.586)

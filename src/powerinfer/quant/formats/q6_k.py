@@ -12,17 +12,13 @@ the choice with the smallest error.
 Operations and their order are those of cpp/kernels/isa/shared/encode_k-inl.h.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
-import numpy.typing as npt
 
 from powerinfer.quant.format import QuantFormat
 from powerinfer.quant.formats._blocks import MAX_HALF, Bytes, Floats, halves, nibble_pairs
-from powerinfer.quant.formats._k_quants import bound_of, unweighted
+from powerinfer.quant.formats._k_quants import Choice, bound_of, unweighted
 from powerinfer.quant.formats._search import (
     Fit,
-    Halves,
     Scaled,
     fit_signed,
     in_range,
@@ -51,17 +47,7 @@ def _decode(blocks: Bytes) -> Floats:
     return (scales[:, :, None] * codes.reshape(-1, 16, 16)).reshape(-1, 256)
 
 
-@dataclass(frozen=True)
-class _Choice:
-    """The halves d [num_blocks, 1], scales in units of it, codes [16, num_blocks, 16], errors."""
-
-    half: Halves
-    scales: Floats
-    codes: Floats
-    error: npt.NDArray[np.float64]
-
-
-def _stored(values: Floats, weights: Floats) -> _Choice:
+def _best(values: Floats, weights: Floats) -> Choice:
     scaled = in_range(values, weights, 16)
     fit = fit_signed(scaled, -32, 31)
     place = np.abs(fit.scale).argmax(axis=-1, keepdims=True)
@@ -69,19 +55,12 @@ def _stored(values: Floats, weights: Floats) -> _Choice:
     best = choice = _choose(scaled, fit.scale, _ZERO - largest / np.float32(128))
     for _ in range(_UNIT_FITS):
         choice = _choose(scaled, fit.scale, _fitted_unit(scaled, choice))
-        is_better = choice.error < best.error
-        by_row = is_better[:, np.newaxis]
-        best = _Choice(
-            np.where(by_row, choice.half, best.half),
-            np.where(by_row, choice.scales, best.scales),
-            np.where(by_row, choice.codes, best.codes),
-            np.where(is_better, choice.error, best.error),
-        )
+        best = best.better_of(choice)
     return best
 
 
-def _choose(scaled: Scaled, wanted: Floats, unit: Floats) -> _Choice:
-    """Choose scales and codes for a unit, which is rounded first."""
+def _choose(scaled: Scaled, wanted: Floats, unit: Floats) -> Choice:
+    """Choose scales and codes for a unit, which is rounded first; all minima are 0."""
     half, d = round_scale(unit, scaled)
     nearest = nearest_whole(wanted * inverse_steps(d), -128, 127)
     no_base = np.zeros_like(wanted)
@@ -92,10 +71,11 @@ def _choose(scaled: Scaled, wanted: Floats, unit: Floats) -> _Choice:
         error = with_error(scaled, codes, d * scales, no_base).error
         best = best.better_of(Fit(scales, no_base, error))
     codes = nearest_codes(scaled.x, no_base, inverse_steps(d * best.scale), -32, 31)
-    return _Choice(half, best.scale, codes, summed(best.error.T.astype(np.float64), (len(d),)))
+    of_blocks = summed(best.error.T.astype(np.float64), (len(d),))
+    return Choice(half, best.scale, no_base, codes, of_blocks)
 
 
-def _fitted_unit(scaled: Scaled, choice: _Choice) -> Floats:
+def _fitted_unit(scaled: Scaled, choice: Choice) -> Floats:
     """Fit d to codes and scales by least squares: f32[num_blocks, 1]."""
     weighted = scaled.weights * choice.codes
     squares = summed(weighted * choice.codes, choice.scales.shape).astype(np.float64)
@@ -107,19 +87,19 @@ def _fitted_unit(scaled: Scaled, choice: _Choice) -> Floats:
 
 
 def _encode(values: Floats, weights: Floats) -> Bytes:
-    stored = _stored(values, weights)
-    codes = (np.moveaxis(stored.codes, 0, -1) + np.float32(32)).astype(np.uint8)
+    best = _best(values, weights)
+    codes = (np.moveaxis(best.codes, 0, -1) + np.float32(32)).astype(np.uint8)
     codes = codes.reshape(-1, 2, 4, 32)
     nibbles, tops = codes & np.uint8(15), codes >> 4
     low = (nibbles[:, :, :2] | nibbles[:, :, 2:] << np.uint8(4)).reshape(-1, 128)
     high = np.bitwise_or.reduce(tops << _SHIFTS, axis=2).reshape(-1, 64)
-    scales = stored.scales.astype(np.int8).view(np.uint8)
-    return np.concatenate([low, high, scales, stored.half.view(np.uint8)], axis=-1)
+    scales = best.scales.astype(np.int8).view(np.uint8)
+    return np.concatenate([low, high, scales, best.halves.view(np.uint8)], axis=-1)
 
 
 def _bound(values: Floats) -> Floats:
-    stored = _stored(values, np.ones_like(values))
-    step = stored.half.astype(np.float32) * stored.scales
+    best = _best(values, np.ones_like(values))
+    step = best.halves.astype(np.float32) * best.scales
     ends = np.sort(np.stack([step * np.float32(-32), step * np.float32(31)]), axis=0)
     return bound_of(values.reshape(-1, 16, 16), step, *ends).reshape(values.shape)
 
