@@ -4,8 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import UnionType
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +17,10 @@ from powerinfer.quant import get_format, type_of_name
 __all__ = ["GGUFFile", "Tensor"]
 
 D = TypeVar("D")
+T = TypeVar("T")
 
-# The default of a required key.
-_REQUIRED = object()
+# The default of a required key; of any type, so that it adds none to the results of the getters.
+_REQUIRED: Any = object()
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,74 +127,45 @@ class GGUFFile:
         except KeyError:
             raise GGUFError(f"{self.path}: tensor {shown(name)} is missing") from None
 
-    @overload
-    def get_int(self, key: str, *, minimum: int = ..., maximum: int = ...) -> int: ...
-    @overload
     def get_int(
-        self, key: str, default: D, *, minimum: int = ..., maximum: int = ...
-    ) -> int | D: ...
-    def get_int(
-        self,
-        key: str,
-        default: object = _REQUIRED,
-        *,
-        minimum: int = 0,
-        maximum: int = 2**63 - 1,
-    ) -> object:
+        self, key: str, default: D = _REQUIRED, *, minimum: int = 0, maximum: int = 2**63 - 1
+    ) -> int | D:
         """Return an integer, which must be within [minimum, maximum]."""
         value = self._get(key, default, int, "an integer")
-        if value is not default and not minimum <= value <= maximum:
+        if isinstance(value, int) and value is not default and not minimum <= value <= maximum:
             raise GGUFError(
                 f"{self.path}: metadata key {shown(key)}: {value} is outside {minimum}..{maximum}"
             )
         return value
 
-    @overload
-    def get_float(self, key: str) -> float: ...
-    @overload
-    def get_float(self, key: str, default: D) -> float | D: ...
-    def get_float(self, key: str, default: object = _REQUIRED) -> object:
+    def get_float(self, key: str, default: D = _REQUIRED) -> float | D:
         """Return a number, which must be finite; an integer in the file is converted."""
-        value = self._get(key, default, int | float, "a number")
+        value: Any = self._get(key, default, (int, float), "a number")
         if value is default:
-            return value
+            return default
         if not math.isfinite(value):
             raise GGUFError(f"{self.path}: metadata key {shown(key)}: {value} is not finite")
         return float(value)
 
-    @overload
-    def get_str(self, key: str) -> str: ...
-    @overload
-    def get_str(self, key: str, default: D) -> str | D: ...
-    def get_str(self, key: str, default: object = _REQUIRED) -> object:
+    def get_str(self, key: str, default: D = _REQUIRED) -> str | D:
         """Return a string."""
         return self._get(key, default, str, "a string")
 
-    @overload
-    def get_bool(self, key: str) -> bool: ...
-    @overload
-    def get_bool(self, key: str, default: D) -> bool | D: ...
-    def get_bool(self, key: str, default: object = _REQUIRED) -> object:
+    def get_bool(self, key: str, default: D = _REQUIRED) -> bool | D:
         """Return a boolean."""
         return self._get(key, default, bool, "true or false")
 
-    @overload
-    def get_array(self, key: str) -> npt.NDArray[np.generic]: ...
-    @overload
-    def get_array(self, key: str, default: D) -> npt.NDArray[np.generic] | D: ...
-    def get_array(self, key: str, default: object = _REQUIRED) -> object:
+    def get_array(self, key: str, default: D = _REQUIRED) -> npt.NDArray[np.generic] | D:
         """Return an array of numbers or booleans, read-only, in its stored type."""
         return self._get(key, default, np.ndarray, "an array of numbers")
 
-    @overload
-    def get_strings(self, key: str) -> list[str]: ...
-    @overload
-    def get_strings(self, key: str, default: D) -> list[str] | D: ...
-    def get_strings(self, key: str, default: object = _REQUIRED) -> object:
+    def get_strings(self, key: str, default: D = _REQUIRED) -> list[str] | D:
         """Return an array of strings."""
         return self._get(key, default, list, "an array of strings")
 
-    def _get(self, key: str, default: object, kind: type | UnionType, wanted: str) -> Any:
+    def _get(
+        self, key: str, default: D, kind: type[T] | tuple[type[T], ...], wanted: str
+    ) -> T | D:
         if key not in self.metadata:
             if default is _REQUIRED:
                 raise GGUFError(f"{self.path}: metadata key {shown(key)} is missing")
