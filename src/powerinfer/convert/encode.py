@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from powerinfer.convert.arrange import Array, Piece, Target
 from powerinfer.errors import NumericsError
 from powerinfer.ops.cpu.encode import encode_rows
+from powerinfer.quant import get_format
 from powerinfer.values import ByteArray, FloatArray
 
 __all__ = ["Step", "encoded", "steps"]
@@ -20,18 +20,14 @@ _ELEMENTS_PER_STEP = 1 << 20
 # A transposed matrix is copied in tiles that touch few pages and use whole cache lines.
 _TILE_ROWS, _TILE_COLUMNS = 512, 64
 
-_Bits: TypeAlias = npt.NDArray[np.uint16]
-_INFINITY_BF16 = 0x7F80
-_INFINITY_F16 = 0x7C00
-_INFINITY_F32 = 0x7F800000
-_MAGNITUDE_16 = 0x7FFF
-_MAGNITUDE_32 = 0x7FFFFFFF
-# BF16 from 2^-14 to below 2^16 is F16 shifted by three bits, with the exponent reduced by 112.
-_SMALLEST_SHIFTED = 113 << 7
-_BEHIND_SHIFTED = 143 << 7
-_EXPONENTS_APART = 112 << 7
-_LARGEST_F16 = 65504.0
-_OWN_THREAD = 1
+# The bits of infinity; those of larger magnitudes are NaN.
+_INFINITY: dict[str, np.unsignedinteger] = {
+    "f64": np.uint64(0x7FF0_0000_0000_0000),
+    "f32": np.uint32(0x7F80_0000),
+    "f16": np.uint16(0x7C00),
+    "bf16": np.uint16(0x7F80),
+}
+_LARGEST = {"f16": 65504.0, "bf16": 2.0**128 - 2.0**120}
 
 
 def steps(target: Target) -> Iterator[Step]:
@@ -64,55 +60,30 @@ def encoded(step: Step, format_name: str, *, adds_one: bool) -> ByteArray:
     source = piece.source.format
     array = _contiguous(values)
     _check_finite(array, source, piece)
-    if source == format_name and not adds_one:
+    if adds_one or source == "f64":
+        numbers = _as_f32(array, source)
+        array, source = numbers + np.float32(1.0) if adds_one else numbers, "f32"
+    if source == format_name:
         return _as_bytes(array)
-    if format_name not in ("f32", "f16", "bf16"):
-        return _in_blocks(array, source, format_name, piece)
-    if (source, format_name) == ("bf16", "f16") and not adds_one:
-        return _as_bytes(_bf16_to_f16(array.view(np.uint16), piece))
-    numbers = _as_f32(array, source)
-    if adds_one:
-        numbers = numbers + np.float32(1.0)
-    if format_name == "f32":
-        return _as_bytes(numbers)
-    return _encoded_f32(numbers, format_name, piece)
-
-
-def _encoded_f32(numbers: FloatArray, format_name: str, piece: Piece) -> ByteArray:
-    if format_name == "f16":
-        largest = float(np.abs(numbers).max(initial=0.0))
-        # Half a unit above the largest; numbers in between round down to it.
-        if largest >= _LARGEST_F16 + 16:
-            raise _overflow(largest, piece)
-        return _as_bytes(numbers.astype("<f2"))
-    return _as_bytes(_f32_to_bf16(numbers, piece))
-
-
-def _in_blocks(array: Array, source: str, format_name: str, piece: Piece) -> ByteArray:
-    """Encode rows in a block format with the native encoders, on this thread alone."""
-    if source == "f64":
-        array, source = _as_f32(array, source), "f32"
-    rows = array.reshape(-1, array.shape[-1])
+    row_length = array.shape[-1]
+    rows = array.reshape(-1, row_length).view(np.uint8)
     try:
-        done = encode_rows(
-            rows.view(np.uint8), source, format_name, array.shape[-1], threads=_OWN_THREAD
-        )
+        # The steps of a tensor are encoded at the same time, by a thread each.
+        done = encode_rows(rows, source, format_name, row_length, threads=1)
     except NumericsError:
-        largest = float(np.abs(_as_f32(array, source)).max(initial=0.0))
-        raise NumericsError(
-            f"{piece.source}: holds {largest:g}, which {format_name} has no scale for",
-            remedy=_REMEDY,
-        ) from None
+        largest = float(np.abs(_as_f32(array, source)).max())
+        raise _too_large(largest, format_name, piece) from None
     return done.data.reshape(-1)
 
 
-_REMEDY = "write it with {outtype='bf16'}"
-
-
-def _overflow(largest: float, piece: Piece) -> NumericsError:
-    return NumericsError(
-        f"{piece.source}: holds {largest:g}; F16 ends at {_LARGEST_F16:g}", remedy=_REMEDY
-    )
+def _too_large(largest: float, format_name: str, piece: Piece) -> NumericsError:
+    problem = f"{piece.source}: holds {largest:g}"
+    if format_name not in _LARGEST:
+        problem += f", which {format_name} has no scale for"
+    else:
+        problem += f"; {format_name.upper()} ends at {_LARGEST[format_name]:g}"
+    wider = "f32" if format_name == "bf16" else "bf16"
+    return NumericsError(problem, remedy=f"write it with {{outtype={wider!r}}}")
 
 
 def _cut(values: Array) -> Iterator[Array]:
@@ -136,7 +107,7 @@ def _cut(values: Array) -> Iterator[Array]:
 
 def _contiguous(values: Array) -> Array:
     if values.ndim != 2 or abs(values.strides[0]) >= abs(values.strides[1]):
-        return np.ascontiguousarray(values)
+        return np.require(values, requirements=["C_CONTIGUOUS", "ALIGNED"])
     rows, columns = values.shape
     out = np.empty((rows, columns), values.dtype)
     for row in range(0, rows, _TILE_ROWS):
@@ -152,59 +123,18 @@ def _as_bytes(array: Array) -> ByteArray:
 
 
 def _check_finite(array: Array, source: str, piece: Piece) -> None:
-    if source == "f64":
-        is_finite = bool(np.isfinite(array).all())
-    elif source == "f32":
-        largest = int((array.view(np.uint32) & np.uint32(_MAGNITUDE_32)).max(initial=0))
-        is_finite = largest < _INFINITY_F32
-    else:
-        largest = int((array.view(np.uint16) & np.uint16(_MAGNITUDE_16)).max(initial=0))
-        is_finite = largest < (_INFINITY_F16 if source == "f16" else _INFINITY_BF16)
-    if not is_finite:
+    infinity = _INFINITY[source]
+    # Without their signs, numbers are in the order of their bits.
+    bits = array.view(infinity.dtype) << infinity.dtype.type(1)
+    if bits.max(initial=0) >= infinity << infinity.dtype.type(1):
         raise NumericsError(f"{piece.source}: holds NaN or infinity; the checkpoint is damaged")
 
 
 def _as_f32(array: Array, source: str) -> FloatArray:
-    if source == "bf16":
-        wide = array.astype(np.uint32)
-        wide <<= np.uint32(16)
-        return wide.view(np.float32)
-    with np.errstate(over="ignore"):
-        return array.astype(np.float32)
-
-
-def _bf16_to_f16(bits: _Bits, piece: Piece) -> npt.NDArray[np.float16]:
-    """Convert exactly where F16 is as fine; numbers below 2^-14 are rounded.
-
-    numpy's own conversions by way of F32 take ten times as long.
-    """
-    magnitude = bits & np.uint16(_MAGNITUDE_16)
-    if int(magnitude.max(initial=0)) >= _BEHIND_SHIFTED:
-        raise _overflow(float(np.abs(_as_f32(bits, "bf16")).max()), piece)
-    is_small = magnitude < _SMALLEST_SHIFTED
-    magnitude -= np.uint16(_EXPONENTS_APART)
-    magnitude <<= np.uint16(3)
-    magnitude |= bits & np.uint16(~_MAGNITUDE_16 & 0xFFFF)
-    halves = magnitude.view(np.float16)
-    halves[is_small] = _as_f32(bits[is_small], "bf16").astype(np.float16)
-    return halves
-
-
-def _f32_to_bf16(numbers: FloatArray, piece: Piece) -> _Bits:
-    """Round to nearest, ties to even."""
-    bits = np.ascontiguousarray(numbers).view(np.uint32)
-    odd = bits >> np.uint32(16)
-    odd &= np.uint32(1)
-    odd += np.uint32(0x7FFF)
-    odd += bits
-    odd >>= np.uint32(16)
-    rounded = odd.astype(np.uint16)
-    if int((rounded & np.uint16(_MAGNITUDE_16)).max(initial=0)) >= _INFINITY_BF16:
-        raise NumericsError(
-            f"{piece.source}: holds numbers beyond BF16's largest",
-            remedy="write it with {outtype='f32'}",
-        )
-    return rounded
+    if source == "f64":
+        with np.errstate(over="ignore"):
+            return array.astype(np.float32)
+    return get_format(source).decode(array.view(np.uint8))
 
 
 def _mxfp4_blocks(values: Array, scales: Array) -> ByteArray:
