@@ -54,13 +54,14 @@ def read_small_file(
             if not stat.S_ISREG(status.st_mode):
                 raise error(f"{path}: cannot be read: it is not a regular file")
             # `read` allocates as much memory as it is asked to read.
-            data = file.read(min(status.st_size, largest_bytes) + 1)
+            is_too_large = status.st_size > largest_bytes
+            data = b"" if is_too_large else file.read(status.st_size + 1)
     except OSError as problem:
         why = problem.strerror or problem
         if isinstance(problem, FileNotFoundError) and path.is_symlink():
             why = f"it is a symbolic link to {path.readlink()}, which does not exist"
         raise error(f"{path}: cannot be read: {why}") from None
-    if len(data) > largest_bytes:
+    if is_too_large or len(data) > largest_bytes:
         raise error(f"{path}: is too large for a {noun}: more than {largest_bytes >> 20} MiB")
     return data
 

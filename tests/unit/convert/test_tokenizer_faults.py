@@ -220,13 +220,13 @@ def test_damaged_files_beside_it_are_named(
 def test_files_of_absurd_size_are_not_read(tmp_path: Path) -> None:
     with (tmp_path / "tokenizer.json").open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(TokenizerError, match=r"1,099,511,627,776 bytes; a tokenizer has at most"):
+    with pytest.raises(TokenizerError, match="is too large for a tokenizer: more than 256 MiB"):
         read_tokenizer(tmp_path, ROWS)
 
 
 def test_a_folder_in_the_place_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").mkdir()
-    with pytest.raises(TokenizerError, match=r"tokenizer\.json: not a file"):
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json: cannot be read: Is a directory"):
         read_tokenizer(tmp_path, ROWS)
 
 

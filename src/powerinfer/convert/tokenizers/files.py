@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from powerinfer._files import read_small_file
 from powerinfer.errors import TokenizerError
 
 __all__ = ["optional_object", "read_bytes", "read_object", "read_text"]
@@ -12,20 +13,8 @@ _MAX_BYTES = 256 << 20
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a file.
-
-    Raises:
-        TokenizerError: it cannot be read, is not a regular file or is absurdly large.
-    """
-    try:
-        if not path.is_file():
-            raise TokenizerError(f"{path}: not a file")
-        size = path.stat().st_size
-        if size > _MAX_BYTES:
-            raise TokenizerError(f"{path}: {size:,} bytes; a tokenizer has at most {_MAX_BYTES:,}")
-        return path.read_bytes()
-    except OSError as error:
-        raise TokenizerError(f"{path}: cannot be read: {error.strerror or error}") from None
+    """Read a file, see `read_small_file`."""
+    return read_small_file(path, _MAX_BYTES, noun="tokenizer", error=TokenizerError)
 
 
 def read_text(path: Path) -> str:
