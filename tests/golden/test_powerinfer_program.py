@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from powerinfer import LLM, SamplingParams
-from powerinfer.convert.rewriting import copied, write_model
+from powerinfer.convert.rewriting import write_model
 from powerinfer.engine.perplexity import perplexity_windows
 from powerinfer.gguf import keys, open_gguf
+from powerinfer.gguf.rewrite import copied
 from powerinfer_program import (
     GOLDEN,
     NUM_TOKENS,

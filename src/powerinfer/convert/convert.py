@@ -13,9 +13,9 @@ from powerinfer.convert.arrange import Target
 from powerinfer.convert.encode import encoded, steps
 from powerinfer.convert.planning import plan_model
 from powerinfer.convert.powerinfer.predictors import copy_activation
-from powerinfer.convert.rewriting import Progress, StoredTensor, reporting
 from powerinfer.errors import CheckpointError
 from powerinfer.gguf import write_gguf
+from powerinfer.gguf.rewrite import Progress, StoredTensor, reporting
 from powerinfer.values import ByteArray
 
 __all__ = ["ConvertReport", "convert"]
@@ -28,12 +28,7 @@ _AHEAD = 4
 
 @dataclass(frozen=True)
 class ConvertReport:
-    """Result of a conversion.
-
-    Attributes:
-        outtype: format of most matrices.
-        notes: hints for the user.
-    """
+    """Result of a conversion; `outtype` is the format of most matrices."""
 
     path: Path
     architecture: str

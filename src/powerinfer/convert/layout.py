@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from powerinfer import _plugins
-from powerinfer.convert.rewriting import StoredTensor
 from powerinfer.gguf import GGUFFile, Tensor
+from powerinfer.gguf.rewrite import StoredTensor
 
 __all__ = ["KEPT_FORMATS", "ErrorSum", "Layout", "PackedTensor", "get_layout", "layouts"]
 

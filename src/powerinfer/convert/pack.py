@@ -6,14 +6,10 @@ from pathlib import Path
 
 from powerinfer._replacing import make_folder_of
 from powerinfer.convert.layout import PackedTensor, get_layout
-from powerinfer.convert.rewriting import (
-    Progress,
-    check_target,
-    copied,
-    write_model,
-)
+from powerinfer.convert.rewriting import check_target, write_model
 from powerinfer.errors import GGUFError
 from powerinfer.gguf import GGUFFile, Tensor, keys
+from powerinfer.gguf.rewrite import Progress, copied
 
 __all__ = ["PackReport", "PackedPredictors", "check_may_replace", "pack"]
 
@@ -42,7 +38,6 @@ class PackReport:
 
     Attributes:
         packed: tensors stored differently, in file order.
-        notes: hints for the user.
     """
 
     path: Path

@@ -27,9 +27,10 @@ from powerinfer.convert.powerinfer.predictors import (
     read_predictors,
 )
 from powerinfer.convert.powerinfer.tensors import find_origins, is_predictor, make_tensor
-from powerinfer.convert.rewriting import Progress, StoredTensor, write_model
+from powerinfer.convert.rewriting import write_model
 from powerinfer.errors import GGUFError, NumericsError
 from powerinfer.gguf import GGUFFile, MetadataValue, keys
+from powerinfer.gguf.rewrite import Progress, StoredTensor
 from powerinfer.models import Architecture, ModelConfig, architecture_of, read_config
 from powerinfer.models.activation import activation_metadata
 from powerinfer.models.tensors.tensor_finder import TensorFinder

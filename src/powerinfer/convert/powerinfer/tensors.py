@@ -9,9 +9,9 @@ import numpy as np
 from powerinfer.convert.encode_again import WITHOUT_BLOCKS, encoded_again, transposed
 from powerinfer.convert.layout import ErrorSum, PackedTensor
 from powerinfer.convert.powerinfer.format import EMBEDDING, HEAD, format_for, with_head
-from powerinfer.convert.rewriting import copied
 from powerinfer.errors import UnsupportedError
 from powerinfer.gguf import GGUFFile, Tensor
+from powerinfer.gguf.rewrite import copied
 from powerinfer.models import Architecture
 from powerinfer.quant import get_format
 
@@ -45,11 +45,7 @@ def is_predictor(name: str) -> bool:
 
 
 def find_origins(file: GGUFFile, architecture: Architecture) -> dict[str, TensorOrigin]:
-    """Find the sources of all tensors to write except predictors, by new name.
-
-    Raises:
-        UnsupportedError: an output head that the original has no place for.
-    """
+    """Find the sources of all tensors to write except predictors, by new name."""
     found: dict[str, TensorOrigin] = {}
     for tensor in file.tensors.values():
         if is_predictor(tensor.name):
@@ -76,11 +72,7 @@ def _are_equal(one: TensorOrigin, other: TensorOrigin) -> bool:
 
 
 def make_tensor(name: str, origin: TensorOrigin) -> PackedTensor:
-    """Describe a tensor to write, in a format that the original computes correctly.
-
-    Raises:
-        UnsupportedError: its format cannot be read.
-    """
+    """Describe a tensor to write, in a format that the original computes correctly."""
     tensor, sources = origin.tensor, (origin.tensor,)
     target = get_format(format_for(name, origin.shape, tensor.format))
     error = None

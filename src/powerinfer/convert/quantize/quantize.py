@@ -22,15 +22,10 @@ from powerinfer.convert.quantize.plan import (
     importance_of,
     plan_tensors,
 )
-from powerinfer.convert.rewriting import (
-    Progress,
-    StoredTensor,
-    check_target,
-    copied,
-    write_model,
-)
+from powerinfer.convert.rewriting import check_target, write_model
 from powerinfer.errors import GGUFError, NumericsError
 from powerinfer.gguf import GGUFFile, Tensor, keys
+from powerinfer.gguf.rewrite import Progress, StoredTensor, copied
 from powerinfer.ops.cpu.encode import encode_rows
 from powerinfer.ops.cpu.mapped_pages import release_pages
 from powerinfer.quant import get_format
