@@ -1,8 +1,11 @@
 """Locks on open files, where the platform and the file system support them."""
 
+import os
+from contextlib import suppress
+from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["has_locks", "lock", "try_lock"]
+__all__ = ["has_locks", "is_at", "lock", "try_lock"]
 
 
 def has_locks() -> bool:
@@ -36,3 +39,10 @@ def try_lock(file: BinaryIO) -> None:
         import fcntl
 
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_at(path: Path, file: BinaryIO) -> bool:
+    """Return whether a path still leads to an open file: another process may have moved it."""
+    with suppress(FileNotFoundError):
+        return path.stat().st_ino == os.fstat(file.fileno()).st_ino
+    return False

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
-from powerinfer._locks import has_locks, lock, try_lock
+from powerinfer._locks import has_locks, is_at, lock, try_lock
 from powerinfer.errors import PowerInferError
 
 __all__ = [
@@ -184,9 +184,8 @@ def _open_locked(path: Path) -> BinaryIO:
         file = path.open("xb")
         with suppress(OSError):  # some file systems have no locks
             lock(file)
-        with suppress(FileNotFoundError):
-            if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
-                return file
+        if is_at(path, file):
+            return file
         file.close()  # another process removed it as abandoned before it was locked
 
 

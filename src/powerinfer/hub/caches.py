@@ -15,8 +15,8 @@ from typing import NamedTuple
 from powerinfer._files import cache_folder
 from powerinfer.hub.client import library_settings
 from powerinfer.hub.download import has_size
-from powerinfer.hub.listing import FOLDER, SHA1, Listing, RemoteFile, stored_listings
-from powerinfer.hub.names import MAIN, Reference
+from powerinfer.hub.listing import FOLDER, Listing, RemoteFile, stored_listings
+from powerinfer.hub.names import GIT_HASH, MAIN, Reference
 
 __all__ = [
     "Snapshot",
@@ -69,7 +69,7 @@ def snapshots() -> Iterator[Snapshot]:
     """Everything in our cache, then in the library's."""
     for folder in sorted(our_cache().glob("*/*/*/")):
         organization, name, commit = folder.parts[-3:]
-        if SHA1.fullmatch(commit):
+        if GIT_HASH.fullmatch(commit):
             yield Snapshot(_listing_of(f"{organization}/{name}", folder), folder, is_ours=True)
     for folder in sorted(library_cache().glob("models--*--*/snapshots/*/")):
         _, organization, name = folder.parts[-3].split("--", 2)
@@ -82,7 +82,7 @@ def library_listing(reference: Reference) -> Listing | None:
     if commit is None:
         with suppress(OSError, UnicodeDecodeError):
             commit = (root / "refs" / (reference.revision or MAIN)).read_text("ascii").strip()
-    if commit is None or not SHA1.fullmatch(commit):
+    if commit is None or not GIT_HASH.fullmatch(commit):
         return None
     found = _listing_of(reference.repository, root / "snapshots" / commit)
     return found if found.files else None

@@ -9,12 +9,12 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from powerinfer._files import format_bytes
-from powerinfer._locks import has_locks, lock, try_lock
+from powerinfer._locks import has_locks, is_at, lock, try_lock
 from powerinfer._replacing import make_folder_of
 from powerinfer.errors import HubError
 from powerinfer.hub.client import Response, Retries, TransportError, stream
@@ -201,7 +201,7 @@ def _locked_partial(target: Path, expected: RemoteFile) -> Iterator[BinaryIO | N
     while True:
         with path.open("a+b") as file:
             _wait_for_lock(file, target)
-            if not _is_at(path, file):
+            if not is_at(path, file):
                 continue  # the process that had the lock renamed or removed it
             if has_size(target, expected.num_bytes):
                 path.unlink()
@@ -219,9 +219,3 @@ def _wait_for_lock(file: BinaryIO, target: Path) -> None:
         lock(file)
     except OSError as problem:
         _log.debug("%s: no locks here: %s", target, problem)
-
-
-def _is_at(path: Path, file: BinaryIO) -> bool:
-    with suppress(FileNotFoundError):
-        return path.stat().st_ino == os.fstat(file.fileno()).st_ino
-    return False

@@ -52,13 +52,12 @@ class FetchedModel:
 def fetch_model(
     text: str, *, progress: Progress | None = None, renews: bool = False, fetches: bool = True
 ) -> FetchedModel:
-    """Fetch the GGUF files of a reference, with PowerInfer's `activation` folder.
+    """Fetch the GGUF files of `hf:ORG/NAME[:QUANT][@REVISION]`, and its `activation` folder.
 
     Files in the cache of `huggingface_hub` are used there, others go to the user's cache folder.
     A model that is complete costs no request, since the repository's listing is stored.
 
     Args:
-        text: `hf:ORG/NAME[:QUANT][@REVISION]`.
         renews: ask the Hub for the revision's current commit, unless it is one.
         fetches: False to refuse a model that is incomplete.
 

@@ -40,7 +40,6 @@ class HeldModel:
     Attributes:
         reference: name for `-m` and `rm`.
         path: first GGUF file, or the folder of a checkpoint.
-        root: folder of the commit.
         is_ours: False for files in the cache of `huggingface_hub`.
     """
 

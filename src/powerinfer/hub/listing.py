@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from powerinfer.errors import HubError
-from powerinfer.hub.names import MAIN, Reference
+from powerinfer.hub.names import GIT_HASH, MAIN, Reference
 from powerinfer.sidecar import Field, Sidecar
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = [
     "FOLDER",
     "LARGEST_LISTING",
-    "SHA1",
     "Listing",
     "RemoteFile",
     "forget_commit",
@@ -38,8 +37,6 @@ FOLDER = "hub"
 """Folder of this package in the user's cache."""
 LARGEST_LISTING = 1 << 26
 """Largest size of a listing in bytes; repositories have at most 100,000 files."""
-SHA1 = re.compile(r"[0-9a-f]{40}")
-"""Form of a commit hash, and of git's hash of a file."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _LONGEST_PATH = 1 << 10
@@ -173,14 +170,14 @@ def _checked(repository: str, sha: Field, files: Iterable[RemoteFile]) -> Listin
     ordered = tuple(sorted(files, key=lambda file: file.path))
     if len({file.path for file in ordered}) < len(ordered):
         sha.refuse("it names a file twice")
-    return Listing(repository, _hash(sha, SHA1), ordered)
+    return Listing(repository, _hash(sha, GIT_HASH), ordered)
 
 
 def _read_sibling(sibling: Field) -> RemoteFile:
     fields = sibling.fields()
     lfs = fields.get("lfs")
     sha256 = None if lfs is None or lfs.is_null() else _hash(lfs["sha256"], _SHA256)
-    sha1 = None if sha256 else _hash_or_null(fields.get("blobId"), SHA1)
+    sha1 = None if sha256 else _hash_or_null(fields.get("blobId"), GIT_HASH)
     size = sibling["size"].integer(0, _MOST_BYTES)
     return RemoteFile(_path(sibling["rfilename"]), size, sha256, sha1)
 
@@ -200,7 +197,7 @@ def _decode_file(entry: Field) -> RemoteFile:
     cells = entry.items(4)
     if len(cells) != 4:
         entry.fail("is not a file: path, bytes and two hashes")
-    hashes = _hash_or_null(cells[2], _SHA256), _hash_or_null(cells[3], SHA1)
+    hashes = _hash_or_null(cells[2], _SHA256), _hash_or_null(cells[3], GIT_HASH)
     return RemoteFile(_path(cells[0]), cells[1].integer(0, _MOST_BYTES), *hashes)
 
 
@@ -244,5 +241,5 @@ _REVISION: Sidecar[str] = Sidecar(
     largest_bytes=1 << 12,
     error=HubError,
     encode=lambda commit: {"commit": commit},
-    decode=lambda top: _hash(top["commit"], SHA1),
+    decode=lambda top: _hash(top["commit"], GIT_HASH),
 )

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 
 from powerinfer.errors import HubError
 
-__all__ = ["MAIN", "Reference", "is_reference", "parse_reference"]
+__all__ = ["GIT_HASH", "MAIN", "Reference", "is_reference", "parse_reference"]
 
 MAIN = "main"
 """Revision of a reference that names none."""
+GIT_HASH = re.compile(r"[0-9a-f]{40}")
+"""Form of a commit hash, and of git's hash of a file."""
 
 _SCHEME = "hf:"
 # The Hub's rules; both parts are also folder names in the cache. `validate_repo_id` of
@@ -18,7 +20,6 @@ _LONGEST_NAME = 96
 # Git's rules for names of branches and tags, without characters that a URL has to escape.
 _REVISION = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._/+-]*[A-Za-z0-9_+-])?")
 _QUANT = re.compile(r"[^\x00-\x1f\x7f\\:@]+")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _LONGEST_SHOWN = 200
 
 
@@ -34,7 +35,7 @@ class Reference:
     def commit(self) -> str | None:
         """The revision if it is a full commit hash, whose content never changes."""
         revision = self.revision
-        return revision if revision is not None and _COMMIT.fullmatch(revision) else None
+        return revision if revision is not None and GIT_HASH.fullmatch(revision) else None
 
     @property
     def model(self) -> str:
