@@ -65,15 +65,7 @@ class Target:
 
 
 def stacked(place: Place, tensors: dict[int | None, CheckpointTensor], num_experts: int) -> Target:
-    """Stack the tensors of a place: one of all experts, or one of each.
-
-    Args:
-        place: place without an expert number.
-        tensors: tensors by expert; key None for one of all experts.
-
-    Raises:
-        CheckpointError: an expert is missing or extra, or the tensors differ in shape or format.
-    """
+    """Stack the tensors of a place by expert; the key None means one tensor of all experts."""
     name = f"{place.name}.{place.part}"
     if None in tensors:
         if len(tensors) > 1:
@@ -185,15 +177,7 @@ def _ungrouped(target: Target, heads: Heads) -> Target:
 
 
 def mxfp4(name: str, blocks: CheckpointTensor, scales: CheckpointTensor) -> Target:
-    """Combine MXFP4 experts, as gpt-oss is published.
-
-    Args:
-        blocks: u8[num_experts, rows, num_blocks, 16].
-        scales: u8[num_experts, rows, num_blocks].
-
-    Raises:
-        CheckpointError: formats or shapes do not match.
-    """
+    """Combine MXFP4 experts as gpt-oss is published: blocks of 16 bytes, and their scales."""
     wanted = (*scales.shape, _MXFP4_BYTES)
     if (blocks.format, scales.format) != ("u8", "u8") or blocks.shape != wanted:
         raise CheckpointError(

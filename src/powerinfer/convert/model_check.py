@@ -26,13 +26,7 @@ def check_model(
     metadata: Mapping[str, object],
     targets: Sequence[Target],
 ) -> None:
-    """Check keys, names and shapes by the rules of the loader.
-
-    Raises:
-        CheckpointError: a tensor is missing, has the wrong shape or no place in the model; the
-            message names file and tensor of the checkpoint.
-        UnsupportedError: the engine cannot run such a model.
-    """
+    """Check keys, names and shapes by the rules of the loader."""
     file = without_data(checkpoint.config.path, metadata, targets)
     names = Names(architecture)
     by_name = {target.name: target for target in targets}
@@ -55,12 +49,7 @@ def check_model(
 def check_predictors(
     file: GGUFFile, config: ModelConfig, targets: Sequence[Target]
 ) -> tuple[MLPTensors, ...]:
-    """Check and return the predictors of each layer of a file to write.
-
-    Raises:
-        CheckpointError: a layer has none, or one has the wrong shape; the message names their own
-            file and tensor.
-    """
+    """Check and return the predictors of each layer of a file to write."""
     try:
         return find_predictors(file, config)
     except GGUFError as error:

@@ -29,12 +29,7 @@ def model_tensors(
     *,
     is_down_transposed: bool,
 ) -> list[Target]:
-    """Find the place of every tensor of a checkpoint, ordered by layer.
-
-    Raises:
-        CheckpointError: a tensor has no place in the model, or two share one.
-        UnsupportedError: a tensor has an unsupported type.
-    """
+    """Find the place of every tensor of a checkpoint, ordered by layer."""
     places = _places(checkpoint, architecture, is_head_left_out=is_tied(config, architecture))
     num_experts = _size(metadata, architecture, keys.NUM_EXPERTS)
     found = []
@@ -106,11 +101,8 @@ def _divisors(
 
 
 def check_head(checkpoint: Checkpoint, targets: Sequence[Target]) -> None:
-    """Check that a model with an untied output head has one.
-
-    Raises:
-        CheckpointError: it has none; a file without a head would use the embedding.
-    """
+    """Check that a model with an untied output head has one."""
+    # A file without a head would use the embedding.
     if all(target.name != _HEAD for target in targets):
         raise CheckpointError(
             f"{checkpoint.index}: tensor lm_head.weight is missing, and tie_word_embeddings in "

@@ -49,14 +49,7 @@ _PREDICTORS = (".fc1.weight", ".fc2.weight")
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """A file to write.
-
-    Attributes:
-        architecture: architecture it runs as.
-        outtype: format of most matrices.
-        activation_files: files to copy next to it.
-        notes: hints for the user.
-    """
+    """A file to write, what to copy next to it, and what to report; see `ConvertReport`."""
 
     architecture: Architecture
     magic: str
@@ -74,7 +67,6 @@ class _Model:
 
     Attributes:
         config: configuration with the names of the family.
-        architecture: architecture it runs as.
         metadata: keys without those of the file and the tokenizer.
     """
 

@@ -20,13 +20,7 @@ _U64 = struct.Struct("<Q")
 
 
 class Cursor:
-    """Sequential reader of little-endian values in a mapped file.
-
-    Attributes:
-        path: file name for messages.
-        position: offset of the next unread byte.
-        size: bytes in the file.
-    """
+    """Sequential reader of little-endian values in a mapped file of `size` bytes."""
 
     __slots__ = ("_buffer", "path", "position", "size")
 

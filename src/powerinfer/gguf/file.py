@@ -163,9 +163,7 @@ class GGUFFile:
         """Return an array of strings."""
         return self._get(key, default, list, "an array of strings")
 
-    def _get(
-        self, key: str, default: D, kind: type[T] | tuple[type[T], ...], wanted: str
-    ) -> T | D:
+    def _get(self, key: str, default: D, kind: type[T] | tuple[type[T], ...], wanted: str) -> T | D:
         if key not in self.metadata:
             if default is _REQUIRED:
                 raise GGUFError(f"{self.path}: metadata key {shown(key)} is missing")

@@ -39,13 +39,7 @@ _MAX_ELEMENTS = 1 << 56
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One checked row of the tensor table.
-
-    Attributes:
-        shape: outermost dimension first.
-        format: lower-case type name.
-        start: offset of the first byte in the file.
-    """
+    """One checked row of the tensor table; names, shapes and formats as in `Tensor`."""
 
     name: str
     shape: tuple[int, ...]

@@ -53,8 +53,6 @@ class QuantFormat:
     Attributes:
         name: lower-case name, equal to the file name in ``formats/``.
         ggml_type: id in the tensor table of a GGUF file; None for an internal format.
-        block_size: elements in one block.
-        block_bytes: bytes in one block.
         decode_blocks: u8[num_blocks, block_bytes] to f32[num_blocks, block_size].
         encode_blocks: the inverse, or None without an encoder.
         bound_blocks: largest |decode(encode(x)) - x| per element, or None without an encoder.

@@ -12,14 +12,7 @@ __all__ = ["BlockType", "type_of_id", "type_of_name"]
 
 @dataclass(frozen=True)
 class BlockType:
-    """Size of one tensor type.
-
-    Attributes:
-        name: lower-case name, for example ``q4_0``.
-        ggml_type: id in the tensor table of a file.
-        block_size: elements in one block.
-        block_bytes: bytes in one block.
-    """
+    """A tensor type: lower-case name, id in tensor tables, elements and bytes of a block."""
 
     name: str
     ggml_type: int

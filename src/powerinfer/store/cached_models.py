@@ -12,11 +12,7 @@ _LONGEST_PATH = 1 << 12
 
 
 def remember_model(path: Path, identity: str) -> None:
-    """Store the path of a model with files in the cache, as far as possible.
-
-    Args:
-        identity: `gguf.model_identity` of the model.
-    """
+    """Store the path of a model with files in the cache, as far as possible."""
     if model_path(identity) != path.absolute():
         MODEL.keep(MODEL.cached(identity), path.absolute())
 

@@ -34,14 +34,7 @@ class MeasurementFile(Generic[T]):
     def __init__(
         self, prefix: str, encode: Callable[[T], object], decode: Callable[[Field], T], version: int
     ) -> None:
-        """Describe the files.
-
-        Args:
-            prefix: prefix of their names.
-            encode: converts a value to JSON.
-            decode: converts it back; raises PlacementError for invalid values.
-            version: increased when the measurement changes: older files are ignored.
-        """
+        """Describe the files, whose names begin with `prefix`; see `Sidecar` for the rest."""
         self._prefix = prefix
         self.sidecar: Sidecar[_Measured[T]] = Sidecar(
             noun="speed measurement",

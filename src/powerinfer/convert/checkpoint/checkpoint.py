@@ -69,11 +69,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
 
 def read_json(path: Path, largest_bytes: int, noun: str) -> dict[str, object]:
-    """Read a JSON object.
-
-    Raises:
-        CheckpointError: the file cannot be read or is not a JSON object.
-    """
+    """Read a JSON object."""
     data = read_small_file(path, largest_bytes, noun=noun, error=CheckpointError)
     try:
         values = json.loads(data)

@@ -14,7 +14,6 @@ __all__ = [
     "EMBEDDING",
     "HEAD",
     "MAGIC",
-    "Origin",
     "check_is_known",
     "differences",
     "format_for",
@@ -69,28 +68,19 @@ _BLOCK = re.compile(r"blk\.[0-9]+\.")
 _REMEDY = "; leave the predictors out"
 
 
-class Origin(Protocol):
-    """Source of a tensor to write."""
+class _Origin(Protocol):
+    """Source of a tensor to write: files and tensors for messages, and the new shape."""
 
     @property
-    def sources(self) -> str:
-        """Files and tensors, for messages."""
-        ...
-
+    def sources(self) -> str: ...
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the tensor to write."""
-        ...
+    def shape(self) -> tuple[int, ...]: ...
 
 
 def powerinfer_architecture(
     architecture: Architecture, activation: Activation, where: str
 ) -> Architecture:
-    """Find the architecture that the original uses for a model with predictors.
-
-    Raises:
-        UnsupportedError: there is none; the message lists the known ones.
-    """
+    """Find the architecture that the original uses for a model with predictors."""
     name = _ARCHITECTURES.get((architecture.name, activation.kind))
     if name is None:
         known = sorted(f"{own} with {kind.value}" for own, kind in _ARCHITECTURES)
@@ -111,13 +101,9 @@ def renamed(values: Mapping[str, T], architecture: Architecture, new: Architectu
 
 
 def check_is_known(
-    tensors: Mapping[str, Origin], architecture: Architecture, metadata: Mapping[str, object]
+    tensors: Mapping[str, _Origin], architecture: Architecture, metadata: Mapping[str, object]
 ) -> None:
-    """Check that the original supports all tensors and keys.
-
-    Raises:
-        UnsupportedError: a tensor has no place in its files, or a size or rule has no key.
-    """
+    """Check that the original supports all tensors and keys."""
     known = _KNOWN[architecture.name]
     for name, origin in tensors.items():
         if _BLOCK.sub("", name, count=1) not in known:

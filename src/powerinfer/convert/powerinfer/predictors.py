@@ -124,11 +124,7 @@ def activation_files(folders: list[Path], output: Path) -> list[Path]:
 
 
 def copy_activation(files: Sequence[Path], output: Path) -> None:
-    """Copy activation statistics into the folder `activation` next to a file.
-
-    Raises:
-        CheckpointError: it cannot be written.
-    """
+    """Copy activation statistics into the folder `activation` next to a file."""
     folder = output.parent / FOLDER
     for path in files:
         try:

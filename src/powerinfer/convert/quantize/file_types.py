@@ -13,12 +13,7 @@ __all__ = ["FILE_TYPES", "FileType", "find_file_type"]
 
 @dataclass(frozen=True, slots=True)
 class FileType:
-    """A type of files.
-
-    Attributes:
-        number: value of the key ``general.file_type``.
-        format: format of most tensors.
-    """
+    """A type of files: its value of ``general.file_type``, and the format of most tensors."""
 
     name: str
     number: int

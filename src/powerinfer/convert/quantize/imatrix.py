@@ -59,12 +59,7 @@ class Importance:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImportanceMatrix:
-    """Importance matrix of a model.
-
-    Attributes:
-        chunk_count: number of windows of text.
-        chunk_size: tokens per window.
-    """
+    """Importance matrix of a model, from `chunk_count` windows of `chunk_size` tokens."""
 
     entries: Mapping[str, Importance]
     datasets: tuple[str, ...]
@@ -73,11 +68,7 @@ class ImportanceMatrix:
     path: Path = field(default=Path("imatrix"))
 
     def of(self, tensor: Tensor) -> npt.NDArray[np.float32] | None:
-        """f32[num_matrices, columns] for a model's tensor; None without an entry.
-
-        Raises:
-            GGUFError: the entry belongs to a tensor of another shape.
-        """
+        """f32[num_matrices, columns] for a model's tensor; None without an entry."""
         single = _OF_ONE_EXPERT.fullmatch(tensor.name)
         name = tensor.name if single is None else f"{single[1]}_exps.weight"
         found = self.entries.get(name)

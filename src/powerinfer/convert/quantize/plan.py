@@ -52,13 +52,7 @@ class QuantizedTensor:
 
 
 def plan_tensors(file: GGUFFile, options: QuantizeOptions) -> list[tuple[Tensor, QuantizedTensor]]:
-    """Pair each tensor with its result.
-
-    Raises:
-        GGUFError: there is nothing to quantize, or requested formats or importance do not fit the
-            model.
-        UnsupportedError: a tensor's format cannot be read, or its new format has no encoder.
-    """
+    """Pair each tensor with its result."""
     imatrix = options.imatrix
     chosen = choose_formats(
         file, options.file_type, options.kept, has_importance=imatrix is not None

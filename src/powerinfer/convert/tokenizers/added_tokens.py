@@ -41,11 +41,7 @@ class AddedToken:
 
 
 def listed_tokens(value: object, path: Path) -> dict[int, AddedToken]:
-    """Read the list ``added_tokens`` of ``tokenizer.json``, by id.
-
-    Raises:
-        TokenizerError: an entry is malformed, or an id occurs twice.
-    """
+    """Read the list ``added_tokens`` of ``tokenizer.json``, by id."""
     if value is None:
         return {}
     if not isinstance(value, list):
@@ -63,11 +59,7 @@ def listed_tokens(value: object, path: Path) -> dict[int, AddedToken]:
 def added_tokens(
     folder: Path, listed: Mapping[int, AddedToken], base: Mapping[str, int]
 ) -> dict[int, AddedToken]:
-    """Collect all added tokens of a checkpoint, by id; a `listed` id keeps its text.
-
-    Raises:
-        TokenizerError: a file is damaged.
-    """
+    """Collect all added tokens of a checkpoint, by id; a `listed` id keeps its text."""
     found = dict(listed)
     ids = {token.text: token_id for token_id, token in found.items()}
     for token_id, token in (*_decoder(folder), *_old_file(folder)):
@@ -82,11 +74,7 @@ def added_tokens(
 
 
 def named_tokens(folder: Path) -> dict[str, str]:
-    """Texts of the named special tokens: ``bos``, ``eos``, ``unk`` ...
-
-    Raises:
-        TokenizerError: a file is damaged.
-    """
+    """Texts of the named special tokens: ``bos``, ``eos``, ``unk`` ..."""
     found: dict[str, str] = {}
     for name in _CONFIGS:
         config = optional_object(folder / name)

@@ -35,11 +35,7 @@ class Spaces:
 def sentencepiece_metadata(
     model: SentencePieceModel, added: Mapping[int, AddedToken], num_rows: int
 ) -> dict[str, object]:
-    """Convert the vocabulary of a ``tokenizer.model``.
-
-    Raises:
-        TokenizerError: a token has no row in the embedding.
-    """
+    """Convert the vocabulary of a ``tokenizer.model``."""
     base = {
         token_id: Token(piece.text, piece.type, piece.score)
         for token_id, piece in enumerate(model.pieces)
@@ -64,10 +60,6 @@ def byte_fallback_metadata(
     Args:
         model: ``tokenizer.model`` of the checkpoint, if any: its scores are used if it has the same
             tokens. Otherwise scores follow from the ranks of merges.
-
-    Raises:
-        TokenizerError: a token has no row in the embedding.
-        UnsupportedError: GGUF has no key for the normalization or splitting of text.
     """
     spaces = spaces_of(source)
     base = _tokens_of_model(source, model) or _tokens_of_merges(source)
@@ -121,12 +113,7 @@ def _tokens_of_merges(source: TokenizerJson) -> dict[int, Token]:
 
 
 def spaces_of(source: TokenizerJson) -> Spaces:
-    """Determine the treatment of spaces.
-
-    Raises:
-        UnsupportedError: the tokenizer changes more than spaces, or keeps them.
-        TokenizerError: its normalizer or pre-tokenizer is malformed.
-    """
+    """Determine the treatment of spaces."""
     spaces, writes_sign, cuts_words = Spaces(add_prefix=False), False, False
     for step in entries_of(source.content.get("normalizer"), source.path, "normalizers"):
         if step.get("type") == "Prepend" and step.get("prepend") == _SPACE_SIGN:

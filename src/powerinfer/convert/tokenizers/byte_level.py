@@ -17,12 +17,7 @@ __all__ = ["byte_level_metadata"]
 
 
 def byte_level_metadata(source: TokenizerJson, num_rows: int) -> dict[str, object]:
-    """Convert the vocabulary: tokens, types, merges, pre-tokenizer.
-
-    Raises:
-        TokenizerError: a token has no row in the embedding, or a merge cannot be written.
-        UnsupportedError: the pre-tokenizer is unknown, or text is normalized.
-    """
+    """Convert the vocabulary: tokens, types, merges, pre-tokenizer."""
     _check_normalizer(source)
     base = {token_id: Token(text, TokenType.NORMAL) for text, token_id in source.vocab.items()}
     tokens = with_added_tokens(base, source.added, num_rows, source.path)

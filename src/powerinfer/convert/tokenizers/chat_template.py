@@ -16,9 +16,6 @@ def read_chat_template(folder: Path) -> str | None:
 
     ``chat_template.jinja`` takes precedence over ``tokenizer_config.json``, and that over
     ``chat_template.json``.
-
-    Raises:
-        TokenizerError: a file is damaged, or its template is not text.
     """
     alone = folder / "chat_template.jinja"
     if alone.exists():

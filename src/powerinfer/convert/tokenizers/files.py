@@ -18,11 +18,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """Read a UTF-8 file.
-
-    Raises:
-        TokenizerError: as for `read_bytes`, or it is not UTF-8.
-    """
+    """Read a UTF-8 file."""
     try:
         return read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -30,11 +26,7 @@ def read_text(path: Path) -> str:
 
 
 def read_object(path: Path) -> dict[str, object]:
-    """Read a JSON object.
-
-    Raises:
-        TokenizerError: as for `read_text`, or it is not a JSON object.
-    """
+    """Read a JSON object."""
     try:
         value = json.loads(read_text(path))
     except RecursionError:

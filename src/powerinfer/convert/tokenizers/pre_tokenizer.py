@@ -67,12 +67,7 @@ def cuts_bytes(stages: list[Mapping[str, object]]) -> bool:
 
 
 def find_pre_tokenizers(value: object, path: Path) -> list[tuple[str, PreTokenizer]]:
-    """Names and rules of all matching pre-tokenizers; they differ in `ignore_merges`.
-
-    Raises:
-        UnsupportedError: there is none.
-        TokenizerError: the value is malformed.
-    """
+    """Names and rules of all matching pre-tokenizers; they differ in `ignore_merges`."""
     stages = entries_of(value, path, "pretokenizers")
     if any(s.get("type") == "ByteLevel" and s.get("add_prefix_space") is True for s in stages):
         raise UnsupportedError(

@@ -68,12 +68,7 @@ def is_sentencepiece(path: Path) -> bool:
 
 
 def load_sentencepiece(path: Path) -> SentencePieceModel:
-    """Read a model.
-
-    Raises:
-        TokenizerError: the file is damaged.
-        UnsupportedError: it is not BPE, or it normalizes text.
-    """
+    """Read a model."""
     pieces: list[Piece] = []
     trainer: dict[int, int | bytes] = {}
     normalizer: dict[int, int | bytes] = {}

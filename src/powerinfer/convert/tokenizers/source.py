@@ -23,10 +23,6 @@ def find_source(folder: Path) -> TokenizerJson | SentencePieceModel:
     """Read a checkpoint's tokenizer from the first file that exists.
 
     Order: ``tokenizer.json``, ``tokenizer.model``, ``vocab.json`` with ``merges.txt``.
-
-    Raises:
-        TokenizerError: there is none, or it is damaged.
-        UnsupportedError: GGUF does not support its kind.
     """
     if (folder / "tokenizer.json").exists():
         return load_tokenizer_json(folder / "tokenizer.json")

@@ -36,12 +36,7 @@ class Around:
 
 
 def around_text(source: TokenizerJson) -> Around:
-    """Read the post-processor of a ``tokenizer.json``.
-
-    Raises:
-        TokenizerError: it is malformed.
-        UnsupportedError: it puts several tokens before or after a text.
-    """
+    """Read the post-processor of a ``tokenizer.json``."""
     value = source.content.get("post_processor")
     around = Around(is_set=value is not None)
     for step in entries_of(value, source.path, "processors"):
@@ -72,9 +67,6 @@ def special_id_metadata(
         defaults: ids by name (``bos`` ...) from the tokenizer's own file.
         around: tokens added by its post-processor.
         adds_bos: default for prompts starting with BOS.
-
-    Raises:
-        TokenizerError: a file is damaged.
     """
     texts = metadata[keys.TOKENS]
     if not isinstance(texts, list):

@@ -67,22 +67,12 @@ class TokenizerJson:
 
 
 def load_tokenizer_json(path: Path) -> TokenizerJson:
-    """Read ``tokenizer.json``.
-
-    Raises:
-        TokenizerError: it is damaged.
-        UnsupportedError: it is not BPE, or a kind of BPE that GGUF does not support.
-    """
+    """Read ``tokenizer.json``."""
     return _checked(path, read_object(path))
 
 
 def load_vocab_and_merges(folder: Path) -> TokenizerJson:
-    """Read ``vocab.json`` and ``merges.txt``.
-
-    Raises:
-        TokenizerError: one is damaged.
-        UnsupportedError: the splitting into words is unknown.
-    """
+    """Read ``vocab.json`` and ``merges.txt``."""
     path = folder / "vocab.json"
     vocab = read_object(path)
     lines = read_text(folder / "merges.txt").split("\n")
@@ -176,9 +166,6 @@ def entries_of(value: object, path: Path, list_key: str) -> list[Mapping[str, ob
 
     Args:
         list_key: key of a sequence's list: ``normalizers``, ``pretokenizers``, ``processors``.
-
-    Raises:
-        TokenizerError: an entry is malformed or nested too deeply.
     """
     found: list[Mapping[str, object]] = []
     waiting = [] if value is None else [value]

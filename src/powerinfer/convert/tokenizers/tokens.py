@@ -69,11 +69,7 @@ def with_added_tokens(
 def token_metadata(
     tokens: Mapping[int, Token], num_rows: int, path: Path, *, has_scores: bool
 ) -> dict[str, object]:
-    """Texts, types and scores of ids from 0 to `num_rows`; gaps become unused tokens.
-
-    Raises:
-        TokenizerError: a token has no row in the embedding, or its text is not valid Unicode.
-    """
+    """Texts, types and scores of ids from 0 to `num_rows`; gaps become unused tokens."""
     last = max(tokens)
     if last >= num_rows:
         raise TokenizerError(

@@ -93,12 +93,7 @@ def summed(terms: npt.NDArray[Number], shape: tuple[int, ...]) -> npt.NDArray[Nu
 
 
 def in_range(values: Floats, weights: Floats, group_size: int) -> Scaled:
-    """Split blocks into groups, in units of each block's range.
-
-    Args:
-        values: f32[num_blocks, block_size].
-        weights: f32[num_blocks, block_size].
-        group_size: numbers in a group.
+    """Split blocks, f32[num_blocks, block_size], into groups, in units of each block's range.
 
     Returns:
         Arrays f32[group_size, num_blocks, groups]; units f32[num_blocks, 1].
