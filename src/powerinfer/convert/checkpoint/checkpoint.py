@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from powerinfer._files import read_small_file
 from powerinfer.convert.checkpoint.safetensors import read_safetensors
@@ -18,7 +19,8 @@ __all__ = ["Checkpoint", "open_checkpoint", "read_json"]
 _LARGEST_CONFIG = 16 << 20
 # Room for 100,000 tensors.
 _LARGEST_INDEX = 64 << 20
-_KINDS: tuple[tuple[str, Callable[[Path], dict[str, CheckpointTensor]]], ...] = (
+_Read: TypeAlias = Callable[[Path], dict[str, CheckpointTensor]]
+_KINDS: tuple[tuple[str, _Read], ...] = (
     ("model.safetensors", read_safetensors),
     ("pytorch_model.bin", read_torch_file),
 )
@@ -94,9 +96,7 @@ def _check_quantization(config: CheckpointConfig) -> None:
     )
 
 
-def _read_shards(
-    index: Path, read: Callable[[Path], dict[str, CheckpointTensor]]
-) -> dict[str, CheckpointTensor]:
+def _read_shards(index: Path, read: _Read) -> dict[str, CheckpointTensor]:
     weight_map = read_json(index, _LARGEST_INDEX, "index").get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: expected an object weight_map, from tensors to files")
@@ -138,9 +138,7 @@ def _shards_without_index(folder: Path, name: str) -> list[Path]:
     return list(found)
 
 
-def _merged(
-    files: list[Path], read: Callable[[Path], dict[str, CheckpointTensor]]
-) -> dict[str, CheckpointTensor]:
+def _merged(files: list[Path], read: _Read) -> dict[str, CheckpointTensor]:
     tensors: dict[str, CheckpointTensor] = {}
     for path in files:
         for name, tensor in read(path).items():

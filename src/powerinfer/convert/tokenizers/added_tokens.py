@@ -22,15 +22,7 @@ FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
 
 @dataclass(frozen=True)
 class AddedToken:
-    """A token matched in text before any other splitting.
-
-    Attributes:
-        special: not text of a model: begin, end, turn ...
-        lstrip: swallows white space before it.
-        rstrip: swallows white space after it.
-        single_word: matched only between words.
-        normalized: matched in normalized text.
-    """
+    """A token matched in text before any other splitting; flags as in the `tokenizers` library."""
 
     text: str
     special: bool = False

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from powerinfer.convert.tokenizers.added_tokens import AddedToken
 from powerinfer.convert.tokenizers.sentencepiece_model import SentencePieceModel
@@ -43,12 +44,8 @@ def sentencepiece_metadata(
     for token_id, token in base.items():
         if token.type is TokenType.USER_DEFINED:
             base[token_id] = Token(token.text.replace(_SPACE_SIGN, " "), token.type, token.score)
-    tokens = with_added_tokens(base, added, num_rows, model.path, has_visible_spaces=True)
-    return {
-        keys.TOKENIZER_MODEL: SENTENCEPIECE,
-        keys.TOKENIZER_PRE: "default",
-        **token_metadata(tokens, num_rows, model.path, has_scores=True),
-        keys.ADD_SPACE_PREFIX: model.add_space_prefix,
+    return _metadata(base, added, num_rows, model.path) | {
+        keys.ADD_SPACE_PREFIX: model.add_space_prefix
     }
 
 
@@ -63,12 +60,19 @@ def byte_fallback_metadata(
     """
     spaces = spaces_of(source)
     base = _tokens_of_model(source, model) or _tokens_of_merges(source)
-    tokens = with_added_tokens(base, source.added, num_rows, source.path, has_visible_spaces=True)
+    return _metadata(base, source.added, num_rows, source.path) | {
+        keys.ADD_SPACE_PREFIX: spaces.add_prefix
+    }
+
+
+def _metadata(
+    base: Mapping[int, Token], added: Mapping[int, AddedToken], num_rows: int, path: Path
+) -> dict[str, object]:
+    tokens = with_added_tokens(base, added, num_rows, path, has_visible_spaces=True)
     return {
         keys.TOKENIZER_MODEL: SENTENCEPIECE,
         keys.TOKENIZER_PRE: "default",
-        **token_metadata(tokens, num_rows, source.path, has_scores=True),
-        keys.ADD_SPACE_PREFIX: spaces.add_prefix,
+        **token_metadata(tokens, num_rows, path, has_scores=True),
     }
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import tokenizers
 from tokenizers import models
 
+from powerinfer.convert.tokenizers.files import check_unicode
 from powerinfer.convert.tokenizers.outside_errors import library_errors
 from powerinfer.convert.tokenizers.pre_tokenizer import find_pre_tokenizers
 from powerinfer.convert.tokenizers.tokenizer_json import TokenizerJson, entries_of
@@ -74,10 +75,5 @@ def _merges(source: TokenizerJson) -> list[str]:
         if " " in left or " " in right:
             raise TokenizerError(f"{source.path}: the merge {(left, right)!r:.80} has a space")
     merges = [f"{left} {right}" for left, right in pairs]
-    try:
-        "".join(merges).encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise TokenizerError(
-            f"{source.path}: a merge has a character that is not valid Unicode: {error.reason}"
-        ) from None
+    check_unicode("".join(merges), source.path, "a merge")
     return merges

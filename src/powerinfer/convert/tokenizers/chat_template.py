@@ -3,7 +3,7 @@
 import logging
 from pathlib import Path
 
-from powerinfer.convert.tokenizers.files import optional_object, read_text
+from powerinfer.convert.tokenizers.files import check_unicode, optional_object, read_text
 from powerinfer.errors import TokenizerError
 
 __all__ = ["read_chat_template"]
@@ -19,13 +19,12 @@ def read_chat_template(folder: Path) -> str | None:
     """
     alone = folder / "chat_template.jinja"
     if alone.exists():
-        return _checked(read_text(alone), alone)
+        return read_text(alone)
     for name in ("tokenizer_config.json", "chat_template.json"):
         path = folder / name
         value = optional_object(path).get("chat_template")
         if value is not None:
-            template = _default_of(value, path)
-            return None if template is None else _checked(template, path)
+            return _default_of(value, path)
     return None
 
 
@@ -43,14 +42,5 @@ def _default_of(value: object, path: Path) -> str | None:
         value = value["default"]
     if not isinstance(value, str):
         raise TokenizerError(f"{path}: chat_template is {value!r:.60}; expected a string")
+    check_unicode(value, path, "chat_template")
     return value
-
-
-def _checked(template: str, path: Path) -> str:
-    try:
-        template.encode("utf-8")
-    except UnicodeEncodeError:
-        raise TokenizerError(
-            f"{path}: chat_template has a character that is not valid Unicode"
-        ) from None
-    return template

@@ -55,9 +55,12 @@ def check_tokenizer(folder: Path, metadata: Mapping[str, object]) -> None:
     ours = Tokenizer.from_metadata(metadata, source=str(folder))
     vocabulary = load_vocabulary(metadata, source=str(folder))
     if isinstance(source, SentencePieceModel):
-        own = _library_model(source)
-        texts = _texts_of_model(source, folder, vocabulary)
-        _compare(texts, own, _plain(ours), source.path)
+        _compare(
+            _texts_of_model(source, folder, vocabulary),
+            _library_model(source),
+            lambda text: ours.encode(text, add_bos=False),
+            source.path,
+        )
     else:
         library = _library_tokenizer(source)
         _compare(
@@ -67,15 +70,12 @@ def check_tokenizer(folder: Path, metadata: Mapping[str, object]) -> None:
             source.path,
         )
         if source.content.get("post_processor") is not None and not _asks_for_more(ours, library):
-            _compare(["Hello"], lambda text: library.encode(text).ids, _whole(ours), source.path)
-
-
-def _plain(ours: Tokenizer) -> _Encode:
-    return lambda text: ours.encode(text, add_bos=False)
-
-
-def _whole(ours: Tokenizer) -> _Encode:
-    return lambda text: ours.encode(text, add_eos=ours.add_eos)
+            _compare(
+                ["Hello"],
+                lambda text: library.encode(text).ids,
+                lambda text: ours.encode(text, add_eos=ours.add_eos),
+                source.path,
+            )
 
 
 def _asks_for_more(ours: Tokenizer, library: tokenizers.Tokenizer) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 from powerinfer._files import read_small_file
 from powerinfer.errors import TokenizerError
 
-__all__ = ["optional_object", "read_bytes", "read_object", "read_text"]
+__all__ = ["check_unicode", "optional_object", "read_bytes", "read_object", "read_text"]
 
 # The largest vocabularies in use (260,000 tokens) are files of 35 MB.
 _MAX_BYTES = 256 << 20
@@ -41,3 +41,13 @@ def read_object(path: Path) -> dict[str, object]:
 def optional_object(path: Path) -> dict[str, object]:
     """Read a JSON object; empty if the file does not exist."""
     return read_object(path) if path.exists() else {}
+
+
+def check_unicode(text: str, path: Path, what: str) -> None:
+    """Check that a text, which JSON may give half a character, can be written as UTF-8."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise TokenizerError(
+            f"{path}: {what} has a character that is not valid Unicode: {error.reason}"
+        ) from None

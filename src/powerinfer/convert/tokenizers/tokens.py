@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from powerinfer.convert.tokenizers.added_tokens import AddedToken
+from powerinfer.convert.tokenizers.files import check_unicode
 from powerinfer.errors import TokenizerError
 from powerinfer.gguf import keys
 from powerinfer.tokenizer.vocabulary import TokenType
@@ -81,12 +82,7 @@ def token_metadata(
         for token_id in range(num_rows)
     ]
     texts = [token.text for token in filled]
-    try:
-        "".join(texts).encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise TokenizerError(
-            f"{path}: a token has a character that is not valid Unicode: {error.reason}"
-        ) from None
+    check_unicode("".join(texts), path, "a token")
     metadata: dict[str, object] = {
         keys.TOKENS: texts,
         keys.TOKEN_TYPES: np.array([int(token.type) for token in filled], np.int32),
