@@ -268,7 +268,7 @@ def test_the_measurement_tries_ways_and_returns_one(
         return 1.0 / (1 + (settings.ahead == 512) + (settings.add_ahead == 4 << 10))
 
     monkeypatch.setattr(prefetch_speed, "NativeOps", make)
-    monkeypatch.setattr(prefetch_speed, "_seconds", seconds)
+    monkeypatch.setattr(prefetch_speed, "seconds_of", seconds)
     told: list[tuple[int, int]] = []
     settings = prefetch_speed.measure_prefetch_settings(
         1,
@@ -285,7 +285,7 @@ def test_a_measurement_on_a_busy_machine_is_given_up(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(prefetch_speed, "_MATRIX_BYTES", 1 << 20)
     monkeypatch.setattr(prefetch_speed, "has_a_core", lambda: True)
     times = iter([1.0] * 2 + [1.0, 2.0, 3.0, 4.0])
-    monkeypatch.setattr(prefetch_speed, "_seconds", lambda _: next(times))
+    monkeypatch.setattr(prefetch_speed, "seconds_of", lambda _: next(times))
     assert prefetch_speed.measure_prefetch_settings(1, NativeOps(1).kernels, "f16") is None
 
 

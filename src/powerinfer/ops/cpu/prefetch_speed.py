@@ -1,21 +1,16 @@
 """Measurement of the fastest prefetch settings on this machine, for each kind of kernels."""
 
-import mmap
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 
-from powerinfer.gguf import Tensor
-from powerinfer.ops.cpu.handles import NativeFFN, NativeLinear
 from powerinfer.ops.cpu.machine import read_kind
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.cpu.prefetch_settings import PrefetchSettings, choose, is_steady
-from powerinfer.ops.protocol import FFN, ActiveIds, Linear, MatrixUse
-from powerinfer.quant import get_format
-from powerinfer.values import Activation, ActivationKind, ByteArray
+from powerinfer.ops.cpu.speed import COLUMNS, filled_linear, seconds_of, sparse_block
+from powerinfer.ops.protocol import ActiveIds
 
 __all__ = ["MEASURING_BYTES", "has_a_core", "measure_prefetch_settings"]
 
@@ -24,12 +19,9 @@ _MATRIX_BYTES = 192 << 20
 MEASURING_BYTES = 4 * _MATRIX_BYTES
 """Most memory that measuring takes."""
 
-_COLUMNS = 4096
 _ACTIVE_SHARE = 0.15
 _ROUNDS = 5
 _TRIAL_ROUNDS = 4
-# As in ops/cpu/speed.py: every format reads this byte as a moderate number.
-_FILL = 0x3C
 
 _SPIN_S = 0.03
 _LEAST_SHARE_OF_CORE = 0.9
@@ -68,7 +60,7 @@ def measure_prefetch_settings(
     settings = PrefetchSettings()
     for number, (field, values, measure) in enumerate(steps):
         say(number, len(steps))
-        candidates = [_with(settings, field, value) for value in values]
+        candidates = [replace(settings, **{field: value}) for value in values]
         seconds = trials.compare(candidates, measure)
         if not is_steady(seconds[settings]):
             return None
@@ -85,27 +77,18 @@ def has_a_core() -> bool:
     return time.thread_time() - computed >= _LEAST_SHARE_OF_CORE * _SPIN_S
 
 
-def _with(settings: PrefetchSettings, field: str, value: int) -> PrefetchSettings:
-    return replace(settings, **{field: value})
-
-
-@dataclass(slots=True)
-class _Block:
-    """Two matrices, also combined into a block whose rows are gathered."""
-
-    parts: tuple[NativeLinear, NativeLinear]
-    ffn: NativeFFN
-    num_neurons: int
-
-
 class _Trials:
     """Measures settings on its own team."""
 
     def __init__(self, ops: NativeOps, format_name: str, *, in_place: bool) -> None:
         self._ops = ops
         self._kind = read_kind(format_name)
-        self._x = np.random.default_rng(0).standard_normal((1, _COLUMNS)).astype(np.float32)
-        self._block = _make_block(ops, format_name, in_place=in_place)
+        self._x = np.random.default_rng(0).standard_normal((1, COLUMNS)).astype(np.float32)
+        self._parts = [
+            filled_linear(ops, format_name, _MATRIX_BYTES, in_place=in_place) for _ in range(2)
+        ]
+        self._ffn = sparse_block(ops, *self._parts)
+        self._num_neurons, _ = ops.matrix_shape(self._ffn.up.matrix)
         self._random = np.random.default_rng(1)
         for _ in range(2):  # touches the pages
             self.stream_s(PrefetchSettings())
@@ -127,53 +110,15 @@ class _Trials:
     def stream_s(self, settings: PrefetchSettings) -> float:
         """Measure a product with the matrix that was not used last, so that it is in no cache."""
         self._ops.set_prefetch_settings(self._kind, settings)
-        parts = self._block.parts
-        self._block.parts = (parts[1], parts[0])
-        return _seconds(lambda: self._ops.linear(self._x, [parts[0]]))
+        self._parts.reverse()
+        return seconds_of(lambda: self._ops.linear(self._x, self._parts[:1]))
 
     def gather_s(self, settings: PrefetchSettings) -> float:
         """Measure multiplying and adding the rows of randomly chosen neurons."""
         self._ops.set_prefetch_settings(self._kind, settings)
-        is_active = np.zeros((1, self._block.num_neurons), np.bool_)
+        is_active = np.zeros((1, self._num_neurons), np.bool_)
         # The same number each time, so that times are comparable.
-        count = int(_ACTIVE_SHARE * self._block.num_neurons)
-        is_active[0, self._random.choice(self._block.num_neurons, count, replace=False)] = True
+        count = int(_ACTIVE_SHARE * self._num_neurons)
+        is_active[0, self._random.choice(self._num_neurons, count, replace=False)] = True
         active = ActiveIds.of_mask(is_active)
-        return _seconds(lambda: self._ops.ffn_active(self._x, self._block.ffn, active))
-
-
-def _make_block(ops: NativeOps, format_name: str, *, in_place: bool) -> _Block:
-    up, down = (_linear(ops, format_name, in_place=in_place) for _ in range(2))
-    ffn = ops.ffn_weights(
-        FFN(
-            gate=None,
-            up=up,
-            down=down,
-            activation=Activation(ActivationKind.RELU),
-            is_down_transposed=True,
-            is_exact_sparse=True,
-        )
-    )
-    return _Block((up, down), ffn, ops.matrix_shape(up.matrix)[0])
-
-
-def _linear(ops: NativeOps, format_name: str, *, in_place: bool) -> NativeLinear:
-    row_bytes = get_format(format_name).num_bytes(_COLUMNS)
-    rows = _MATRIX_BYTES // row_bytes
-    data = _memory(rows * row_bytes, in_place=in_place)
-    data[:] = _FILL
-    tensor = Tensor("speed", (rows, _COLUMNS), format_name, data, Path())
-    return Linear(ops.matrix(tensor, MatrixUse.NEURONS))
-
-
-def _memory(num_bytes: int, *, in_place: bool) -> ByteArray:
-    """Allocate memory, in small pages like those of a mapped file if `in_place`."""
-    if not in_place:
-        return np.empty(num_bytes, np.uint8)
-    return np.frombuffer(mmap.mmap(-1, num_bytes), np.uint8)
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    call()
-    return time.perf_counter() - started
+        return seconds_of(lambda: self._ops.ffn_active(self._x, self._ffn, active))

@@ -1,8 +1,10 @@
 """Speed at which the native operators read weights: the CPU's half of the cost model."""
 
+import mmap
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +19,20 @@ from powerinfer.placement.cost_model import DeviceSpeed
 from powerinfer.quant import get_format
 from powerinfer.values import Activation, ActivationKind, ByteArray, FloatArray, IntArray
 
-__all__ = ["RowReader", "measure_native_speed"]
+__all__ = [
+    "COLUMNS",
+    "RowReader",
+    "filled_linear",
+    "measure_native_speed",
+    "seconds_of",
+    "sparse_block",
+]
+
+COLUMNS = 4096
+"""Columns of the matrices of measurements."""
 
 # Per matrix; two of them are more than the caches of any processor hold, whole or in rows.
 _MATRIX_BYTES = 192 << 20
-_COLUMNS = 4096
 _ACTIVE_SHARE = 0.1
 _REPEATS = 5
 _LAUNCHES = 100
@@ -39,16 +50,16 @@ def measure_native_speed(
     """
     say = progress or (lambda done, total: None)
     total = 2 * _REPEATS + 1
-    x = np.random.default_rng(0).standard_normal((1, _COLUMNS)).astype(np.float32)
-    up, down = _linear(ops, format_name, _MATRIX_BYTES), _linear(ops, format_name, _MATRIX_BYTES)
+    x = np.random.default_rng(0).standard_normal((1, COLUMNS)).astype(np.float32)
+    up, down = (filled_linear(ops, format_name, _MATRIX_BYTES) for _ in range(2))
     num_bytes = ops.matrix_bytes(up.matrix)
     reads = []
     for number in range(_REPEATS):
         # Alternating, so that neither finds its data in a cache.
-        seconds = _seconds(lambda: ops.linear(x, [up])) + _seconds(lambda: ops.linear(x, [down]))
+        seconds = sum(seconds_of(partial(ops.linear, x, [part])) for part in (up, down))
         reads.append(2 * num_bytes / seconds)
         say(number + 1, total)
-    gathers, ffn = [], _block(ops, up, down)
+    gathers, ffn = [], sparse_block(ops, up, down)
     num_neurons, _ = ops.matrix_shape(up.matrix)
     for number in range(_REPEATS):
         gathers.append(_gather(ops, x, ffn, num_neurons, seed=number))
@@ -59,16 +70,21 @@ def measure_native_speed(
     return DeviceSpeed(statistics.median(reads[1:]), statistics.median(gathers[1:]), launch_s)
 
 
-def _linear(ops: NativeOps, format_name: str, num_bytes: int) -> NativeLinear:
-    known = get_format(format_name)
-    row_bytes = known.num_bytes(_COLUMNS)
+def filled_linear(
+    ops: NativeOps, format_name: str, num_bytes: int, *, in_place: bool = False
+) -> NativeLinear:
+    """Create a matrix of moderate numbers; `in_place`: in small pages, like a mapped file."""
+    row_bytes = get_format(format_name).num_bytes(COLUMNS)
     rows = max(1, num_bytes // row_bytes)
-    data = np.full(rows * row_bytes, _FILL, np.uint8)
-    tensor = Tensor("speed", (rows, _COLUMNS), format_name, data, Path())
+    size = rows * row_bytes
+    data = np.frombuffer(mmap.mmap(-1, size), np.uint8) if in_place else np.empty(size, np.uint8)
+    data[:] = _FILL
+    tensor = Tensor("speed", (rows, COLUMNS), format_name, data, Path())
     return Linear(ops.matrix(tensor, MatrixUse.NEURONS))
 
 
-def _block(ops: NativeOps, up: NativeLinear, down: NativeLinear) -> NativeFFN:
+def sparse_block(ops: NativeOps, up: NativeLinear, down: NativeLinear) -> NativeFFN:
+    """Combine two matrices into an ungated block whose rows are gathered."""
     return ops.ffn_weights(
         FFN(
             gate=None,
@@ -86,7 +102,7 @@ def _gather(ops: NativeOps, x: FloatArray, ffn: NativeFFN, num_neurons: int, *, 
     is_active = np.random.default_rng(seed).random((1, num_neurons)) < _ACTIVE_SHARE
     active = ActiveIds.of_mask(is_active)
     before = ops.counters.bytes_read
-    seconds = _seconds(lambda: ops.ffn_active(x, ffn, active))
+    seconds = seconds_of(lambda: ops.ffn_active(x, ffn, active))
     return (ops.counters.bytes_read - before) / seconds
 
 
@@ -94,11 +110,12 @@ def _launch_s(ops: NativeOps, x: FloatArray, ffn: NativeFFN) -> float:
     """Measure a block of which one neuron is computed: regions of the team and next to no bytes."""
     one = ActiveIds(np.array([0, 1], np.int64), np.zeros(1, np.int32))
     return statistics.median(
-        _seconds(lambda: ops.ffn_active(x, ffn, one)) for _ in range(_LAUNCHES)
+        seconds_of(lambda: ops.ffn_active(x, ffn, one)) for _ in range(_LAUNCHES)
     )
 
 
-def _seconds(call: Callable[[], object]) -> float:
+def seconds_of(call: Callable[[], object]) -> float:
+    """Measure the seconds of a call."""
     started = time.perf_counter()
     call()
     return time.perf_counter() - started
