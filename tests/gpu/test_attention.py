@@ -86,7 +86,7 @@ class World:
         self.gpu, self.reference = TorchGPU(DEVICE), ReferenceOps()
         counts = [-(-length // block_size) for length in lengths]
         sizes = (sum(counts) + 2, block_size, heads.num_kv_heads, heads.head_dim)
-        self.expected: ReferenceKV = self.reference.new_kv_layer(*sizes, kv_type)
+        self.expected: ReferenceKV = self.reference.new_kv_layers(1, *sizes, kv_type)[0]
         self.cache: DeviceKV
         (self.cache,) = self.gpu.new_kv_layers(1, *sizes, kv_type)
         # Positions that were never written must not matter.

@@ -57,7 +57,7 @@ def inputs(batch: Batch) -> list[FloatArray]:
 
 def expected(batch: Batch, rope: RopeTable) -> FloatArray:
     oracle = ReferenceOps()
-    cache = oracle.new_kv_layer(8, 8, NUM_KV_HEADS, HEAD_DIM, KVType.F16)
+    cache = oracle.new_kv_layers(1, 8, 8, NUM_KV_HEADS, HEAD_DIM, KVType.F16)[0]
     q, k, v = inputs(batch)
     q_norm, k_norm, sinks = VECTORS
     oracle.rope_and_store(q, k, v, cache, batch, rope, HeadNorms(q_norm, k_norm, 1e-5))

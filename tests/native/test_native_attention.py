@@ -19,7 +19,7 @@ def test_agrees_with_the_reference(
 ) -> None:
     if kv_type is KVType.Q8_0 and case[2] % 32:
         with pytest.raises(ShapeError, match="multiple of 32"):
-            use_kernels(kernels).new_kv_layer(1, 16, case[1], case[2], kv_type)
+            use_kernels(kernels).new_kv_layers(1, 1, 16, case[1], case[2], kv_type)
         return
     got = attend(use_kernels(kernels), case, kv_type, is_prompt=is_prompt)
     expected = attend(reference(), case, kv_type, is_prompt=is_prompt)
@@ -58,7 +58,7 @@ def test_sequences_do_not_see_each_other(kernels: str, *, is_prompt: bool) -> No
 def test_refuses_blocks_that_do_not_exist(block: int) -> None:
     ops = use_kernels("portable")
     whole, last = make_batch((40,), 1, 16)
-    cache = ops.new_kv_layer(3, 16, 1, 8, KVType.F16)
+    cache = ops.new_kv_layers(1, 3, 16, 1, 8, KVType.F16)[0]
     q, k, v = (numbers((40, 8), i) for i in range(3))
     ops.rope_and_store(q, k, v, cache, whole, None)
     last.block_tables[0, 1] = block
@@ -72,7 +72,7 @@ def test_refuses_blocks_that_do_not_exist(block: int) -> None:
 def test_refuses_positions_outside(position: int) -> None:
     ops = use_kernels("portable")
     whole, _ = make_batch((40,), 1, 16)
-    cache = ops.new_kv_layer(3, 16, 1, 8, KVType.F16)
+    cache = ops.new_kv_layers(1, 3, 16, 1, 8, KVType.F16)[0]
     whole.positions[7] = position
     q, k, v = (numbers((40, 8), i) for i in range(3))
     with pytest.raises(IndexError, match="position"):
@@ -82,7 +82,7 @@ def test_refuses_positions_outside(position: int) -> None:
 def test_refuses_heads_that_do_not_fit() -> None:
     ops = use_kernels("portable")
     whole, _ = make_batch((4,), 1, 16)
-    cache = ops.new_kv_layer(1, 16, 2, 8, KVType.F16)
+    cache = ops.new_kv_layers(1, 1, 16, 2, 8, KVType.F16)[0]
     with pytest.raises(ShapeError, match="q has 24 columns"):
         ops.attention(numbers((4, 24), 0), cache, whole, 1.0)
     with pytest.raises(ShapeError, match=r"k is \[4, 8\], must be \[4, 16\]"):

@@ -69,7 +69,7 @@ def test_normalises_heads_like_the_reference(kernels: str, is_rotated: bool) -> 
 def test_normalises_each_head_by_itself() -> None:
     ops = use_kernels("portable")
     batch, _ = make_batch((3,), 1, 16)
-    cache = ops.new_kv_layer(1, 16, 1, 8, KVType.F16)
+    cache = ops.new_kv_layers(1, 1, 16, 1, 8, KVType.F16)[0]
     q, k, v = numbers((3, 16), 0), numbers((3, 8), 1), numbers((3, 8), 2)
     weight = numbers((8,), 3)
     norms = HeadNorms(ops.constant(weight), ops.constant(weight), 1e-5)
@@ -163,7 +163,7 @@ def test_recorded_steps_keep_what_the_options_need(kernels: str) -> None:
 def test_refuses_vectors_that_do_not_fit() -> None:
     ops = use_kernels("portable")
     batch, _ = make_batch((4,), 1, 16)
-    cache = ops.new_kv_layer(1, 16, 1, 8, KVType.F16)
+    cache = ops.new_kv_layers(1, 1, 16, 1, 8, KVType.F16)[0]
     q, k, v = (numbers((4, 8), i) for i in range(3))
     norms = HeadNorms(ops.constant(numbers((8,), 3)), ops.constant(numbers((4,), 4)), 1e-5)
     with pytest.raises(ShapeError, match="the norm of k has 4 entries, must have 8"):

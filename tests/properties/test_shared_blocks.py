@@ -28,7 +28,7 @@ token_ids = st.lists(st.integers(0, 2), min_size=1, max_size=11)
 def small_cache(num_blocks: int = NUM_BLOCKS) -> tuple[KVCache, ReferenceKV]:
     """A cache of one layer whose keys and values are single numbers."""
     ops = ReferenceOps()
-    layer = ops.new_kv_layer(num_blocks, BLOCK_SIZE, 1, 1, KVType.F16)
+    layer = ops.new_kv_layers(1, num_blocks, BLOCK_SIZE, 1, 1, KVType.F16)[0]
 
     def copy(pairs: object) -> None:
         ops.copy_kv_blocks([layer], pairs)  # type: ignore[arg-type]

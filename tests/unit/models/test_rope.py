@@ -79,7 +79,7 @@ def test_only_the_rotary_dimensions_turn(is_interleaved: bool) -> None:
     rope = build_rope_table(RopeConfig(4, 100.0, is_interleaved=is_interleaved), 3)
     q = np.arange(1, 9, dtype=np.float32).reshape(1, 8)
     k, v = q.copy(), q.copy()
-    cache = ops.new_kv_layer(1, 4, 1, 8, KVType.F16)
+    cache = ops.new_kv_layers(1, 1, 4, 1, 8, KVType.F16)[0]
     zero = np.zeros(1, np.int32)
     batch = Batch(zero, np.array([2], np.int32), zero, np.zeros((1, 1), np.int32))
     ops.rope_and_store(q, k, v, cache, batch, rope)

@@ -134,7 +134,7 @@ def test_skipping_needs_a_sparse_activation() -> None:
 
 def test_attention_by_hand() -> None:
     """Two query heads share one KV head; three positions, the window hides the first."""
-    cache = OPS.new_kv_layer(2, 2, 1, 2, KVType.F16)
+    cache = OPS.new_kv_layers(1, 2, 2, 1, 2, KVType.F16)[0]
     keys = np.array([[1, 0], [0, 1], [1, 1]], np.float32)
     values = np.array([[1, 2], [3, 4], [5, 6]], np.float32)
     q = np.array([[1.0, 0.5, -1.0, 2.0]], np.float32)
@@ -151,7 +151,7 @@ def test_attention_by_hand() -> None:
 
 def test_sinks_and_soft_caps_by_hand() -> None:
     """Two positions, two heads with a key of their own."""
-    cache = OPS.new_kv_layer(1, 2, 2, 1, KVType.F16)
+    cache = OPS.new_kv_layers(1, 1, 2, 2, 1, KVType.F16)[0]
     for position, (key, value) in enumerate((([1.0, 2.0], [3.0, 5.0]), ([0.5, 4.0], [7.0, 11.0]))):
         k, v = np.array([key], np.float32), np.array([value], np.float32)
         batch = one_token_batch(position, [0])
@@ -168,7 +168,7 @@ def test_sinks_and_soft_caps_by_hand() -> None:
 
 def test_head_norms_by_hand() -> None:
     """Heads are normalised before they turn by a quarter: (a, b) becomes (-b, a)."""
-    cache = OPS.new_kv_layer(1, 2, 1, 2, KVType.F16)
+    cache = OPS.new_kv_layers(1, 1, 2, 1, 2, KVType.F16)[0]
     q, k = np.array([[3.0, 4.0, -1.0, 7.0]], np.float32), np.array([[6.0, 8.0]], np.float32)
     quarter = RopeTable(np.zeros((1, 1), np.float32), np.ones((1, 1), np.float32), True)
     norms = HeadNorms(np.array([2.0, 1.0], np.float32), np.array([1.0, 3.0], np.float32), 0.0)
@@ -181,7 +181,7 @@ def test_head_norms_by_hand() -> None:
 
 
 def test_a_token_without_a_block_is_refused() -> None:
-    cache = OPS.new_kv_layer(2, 2, 1, 2, KVType.F16)
+    cache = OPS.new_kv_layers(1, 2, 2, 1, 2, KVType.F16)[0]
     row = np.zeros((1, 2), np.float32)
     with pytest.raises(PowerInferError, match="no KV block"):
         OPS.rope_and_store(row, row, row, cache, one_token_batch(2, [1, -1]), None)

@@ -200,22 +200,11 @@ class NativeOps(NativeWeights):
         head_dim: int,
         kv_type: KVType,
     ) -> list[_core.KVLayer]:
-        """Create a cache for each layer; see `new_kv_layer`."""
-        sizes = num_blocks, block_size, num_kv_heads, head_dim
-        return [self.new_kv_layer(*sizes, kv_type) for _ in range(num_layers)]
-
-    def new_kv_layer(
-        self,
-        num_blocks: int,
-        block_size: int,
-        num_kv_heads: int,
-        head_dim: int,
-        kv_type: KVType,
-    ) -> _core.KVLayer:
         """Reserve addresses; a block takes memory once it is written."""
         if kv_type is KVType.Q8_0 and head_dim % 32 != 0:
             raise ShapeError(f"a q8_0 KV cache needs heads of a multiple of 32, got {head_dim}")
-        return _core.KVLayer(num_blocks, block_size, num_kv_heads, head_dim, kv_type.value)
+        sizes = num_blocks, block_size, num_kv_heads, head_dim
+        return [_core.KVLayer(*sizes, kv_type.value) for _ in range(num_layers)]
 
     def copy_kv_blocks(
         self, layers: Sequence[_core.KVLayer], pairs: Sequence[tuple[int, int]]

@@ -18,27 +18,20 @@ from powerinfer.ops.reference.matrix import (
     narrow,
     product,
 )
-from powerinfer.quant import get_format
 from powerinfer.values import Activation, ActivationKind, FloatArray
 
 __all__ = [
     "ReferenceFFN",
     "activate",
-    "copy_statistics",
     "ffn_values",
     "fires",
     "hidden_size",
     "mask_of_ids",
     "neuron_values",
-    "recode",
     "run_ffn",
 ]
 
 ReferenceFFN: TypeAlias = FFN[ReferenceMatrix, FloatArray]
-
-# Variance of x - sign(x) E|x|, the error of binarising a normal x of variance 1.
-_SIGN_NOISE = 1.0 - 2.0 / np.pi
-_SMALLEST_NOISE = 1e-30
 
 # gpt-oss's activation: the limit of gate and up, and the factor of sigmoid's argument.
 _CLAMP = 7.0
@@ -178,30 +171,6 @@ def mask_of_ids(active: ActiveIds, num_tokens: int, num_neurons: int) -> Mask:
             )
         mask[token, ids] = True
     return mask
-
-
-def recode(matrix: ReferenceMatrix, format_name: str) -> ReferenceMatrix:
-    """Encode and decode again, with columns padded with zeros to whole blocks."""
-    target = get_format(format_name)
-    rows, columns = matrix.values.shape
-    padded = np.zeros((rows, -(-columns // target.block_size) * target.block_size), np.float32)
-    padded[:, :columns] = matrix.values
-    encoded = target.encode(padded)
-    is_binary = format_name == "sign"
-    return ReferenceMatrix(target.decode(encoded), encoded.nbytes, is_binary, format_name)
-
-
-def copy_statistics(
-    matrix: ReferenceMatrix, copy: ReferenceMatrix, mean: FloatArray, variance: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Compute offset and noise per row, see the protocol."""
-    wide = matrix.values.astype(np.float64)
-    copied = copy.values[:, : wide.shape[1]].astype(np.float64)
-    square = ((wide - copied) ** 2) @ variance.astype(np.float64)
-    if copy.is_binary:
-        square += (copied**2) @ variance.astype(np.float64) * _SIGN_NOISE
-    noise = np.maximum(np.sqrt(square), _SMALLEST_NOISE)
-    return narrow(wide @ mean.astype(np.float64)), narrow(noise)
 
 
 def fires(activation: Activation, scores: DoubleArray | FloatArray) -> Mask:

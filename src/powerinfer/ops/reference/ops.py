@@ -36,10 +36,8 @@ from powerinfer.ops.reference.experts import (
 from powerinfer.ops.reference.ffn import (
     ReferenceFFN,
     activate,
-    copy_statistics,
     mask_of_ids,
     neuron_values,
-    recode,
     run_ffn,
 )
 from powerinfer.ops.reference.matrix import (
@@ -59,6 +57,10 @@ from powerinfer.quant import get_format
 from powerinfer.values import Batch, BoolArray, ByteArray, FloatArray, IntArray
 
 __all__ = ["ReferenceKV", "ReferenceMatrix", "ReferenceOps", "activate"]
+
+# Variance of x - sign(x) E|x|, the error of binarising a normal x of variance 1.
+_SIGN_NOISE = 1.0 - 2.0 / np.pi
+_SMALLEST_NOISE = 1e-30
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,25 +231,15 @@ class ReferenceOps:
         head_dim: int,
         kv_type: KVType,
     ) -> list[ReferenceKV]:
-        """Allocate a cache for each layer; see `new_kv_layer`."""
-        sizes = num_blocks, block_size, num_kv_heads, head_dim
-        return [self.new_kv_layer(*sizes, kv_type) for _ in range(num_layers)]
-
-    def new_kv_layer(
-        self,
-        num_blocks: int,
-        block_size: int,
-        num_kv_heads: int,
-        head_dim: int,
-        kv_type: KVType,
-    ) -> ReferenceKV:
         """Allocate without touching: the pages of a block take memory once it is written."""
-        if kv_type is KVType.F16:
-            shape = (num_blocks, block_size, num_kv_heads, head_dim)
-            return ReferenceKV(kv_type, np.empty(shape, np.float16), np.empty(shape, np.float16))
-        row_bytes = get_format("q8_0").num_bytes(head_dim)
-        shape = (num_blocks, block_size, num_kv_heads, row_bytes)
-        return ReferenceKV(kv_type, np.empty(shape, np.uint8), np.empty(shape, np.uint8))
+        outer = num_blocks, block_size, num_kv_heads
+
+        def empty() -> npt.NDArray[np.float16] | npt.NDArray[np.uint8]:
+            if kv_type is KVType.F16:
+                return np.empty((*outer, head_dim), np.float16)
+            return np.empty((*outer, get_format("q8_0").num_bytes(head_dim)), np.uint8)
+
+        return [ReferenceKV(kv_type, empty(), empty()) for _ in range(num_layers)]
 
     def copy_kv_blocks(
         self, layers: Sequence[ReferenceKV], pairs: Sequence[tuple[int, int]]
@@ -286,8 +278,14 @@ class ReferenceOps:
         return out
 
     def recode(self, matrix: ReferenceMatrix, format_name: str) -> ReferenceMatrix:
-        """Encode and decode again, which leaves the rounding error of the format."""
-        return recode(matrix, format_name)
+        """Encode and decode again, with columns padded with zeros to whole blocks."""
+        target = get_format(format_name)
+        rows, columns = matrix.values.shape
+        padded = np.zeros((rows, -(-columns // target.block_size) * target.block_size), np.float32)
+        padded[:, :columns] = matrix.values
+        encoded = target.encode(padded)
+        is_binary = format_name == "sign"
+        return ReferenceMatrix(target.decode(encoded), encoded.nbytes, is_binary, format_name)
 
     def copy_statistics(
         self,
@@ -297,7 +295,13 @@ class ReferenceOps:
         variance: FloatArray,
     ) -> tuple[FloatArray, FloatArray]:
         """Compute offset and noise of a copy, per row."""
-        return copy_statistics(matrix, copy, mean, variance)
+        wide = matrix.values.astype(np.float64)
+        copied = copy.values[:, : wide.shape[1]].astype(np.float64)
+        square = ((wide - copied) ** 2) @ variance.astype(np.float64)
+        if copy.is_binary:
+            square += (copied**2) @ variance.astype(np.float64) * _SIGN_NOISE
+        noise = np.maximum(np.sqrt(square), _SMALLEST_NOISE)
+        return narrow(wide @ mean.astype(np.float64)), narrow(noise)
 
     def neuron_predictor(self, predictor: ReferencePredictor) -> ReferencePredictor:
         """Check that the matrices fit each other; there is nothing to prepare."""
