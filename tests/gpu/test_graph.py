@@ -17,10 +17,9 @@ import torch
 from powerinfer.errors import DeviceError, UnsupportedError
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.kernels.handover import add_to, copy_to_host
-from powerinfer.ops.gpu.memory import SharedBuffers
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.recorder import CudaRecorder
-from powerinfer.ops.hybrid.build import exchange_buffers, make_step_graphs
+from powerinfer.ops.hybrid.build import SharedBuffers, make_step_graphs
 from powerinfer.ops.hybrid.handoff import EagerHandoff, MemoryOperationHandoff, load_driver
 from powerinfer.ops.hybrid.speed import measure_gpu_speed, measure_handoff
 from powerinfer.ops.hybrid.step_graphs import StepGraphs
@@ -59,7 +58,7 @@ class Bench:
             num_neurons=NEURONS,
             num_layers=NUM_LAYERS,
         )
-        self.layers = SplitLayers(buffers=exchange_buffers(self.buffers), watchdog_s=watchdog_s)
+        self.layers = SplitLayers(buffers=self.buffers.exchange, watchdog_s=watchdog_s)
         self.key = Key()
 
     def graphs(self, handoff: str) -> StepGraphs:

@@ -22,7 +22,7 @@ from powerinfer.errors import NumericsError, OutOfDeviceMemoryError
 from powerinfer.models import Model
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.uploads import Upload
-from powerinfer.ops.hybrid.streamed import StreamedLayers
+from powerinfer.ops.hybrid.streamed import StreamedWeights
 from powerinfer.ops.hybrid.upload import Uploads
 from powerinfer.ops.protocol import FFNCounters, KVType
 from powerinfer.values import FloatArray
@@ -86,7 +86,7 @@ def test_logits_are_those_of_the_cpu(
     model = loaded(name, kind, format_name)
     placed = placed_on(model)
     with mock.patch.object(
-        StreamedLayers, "linear", autospec=True, side_effect=StreamedLayers.linear
+        StreamedWeights, "linear", autospec=True, side_effect=StreamedWeights.linear
     ) as streamed:
         # More than a block of keys.
         got = text(placed, 70)
@@ -111,7 +111,7 @@ def test_blocks_of_layers_on_the_gpu(
     """Their matrices are sent if the CPU has the block, or cannot send neurons alone."""
     model = loaded(name, kind)
     with mock.patch.object(
-        StreamedLayers, "handed", autospec=True, side_effect=StreamedLayers.handed
+        StreamedWeights, "handed", autospec=True, side_effect=StreamedWeights.handed
     ) as handed:
         got = text(placed_on(model, states))
     # Two steps of prompts.

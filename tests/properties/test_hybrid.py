@@ -23,7 +23,7 @@ from powerinfer.errors import UnsupportedError
 from powerinfer.models import Model
 from powerinfer.offload.model_sizes import SizeAssumptions, model_sizes
 from powerinfer.ops.cpu.ops import NativeOps
-from powerinfer.ops.gpu.memory import SharedBuffers
+from powerinfer.ops.hybrid.build import SharedBuffers
 from powerinfer.ops.hybrid.decode import SplitFFN
 from powerinfer.ops.hybrid.handles import SlotTable
 from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings, choose_moves

@@ -122,10 +122,8 @@ class Bench:
         self.random = np.random.default_rng(seed)
         self.layers = [Layer(machine, self.random) for _ in range(NUM_LAYERS)]
         blocks = [
-            SplitFFN(
-                number, cast("Any", layer), layer.hot, None, layer.table, 0, None, layer.scores
-            )
-            for number, layer in enumerate(self.layers)
+            SplitFFN(cast("Any", layer), layer.hot, None, layer.table, scores=layer.scores)
+            for layer in self.layers
         ]
         self.uploader = PatientUploader(torch.device("cpu"))
         self.online = OnlinePlacement(

@@ -18,8 +18,9 @@ from powerinfer.ops.backend import SomeFFN, SomeLinear, Vector, as_backend
 from powerinfer.ops.cpu.handles import NativeFFN, NativeLinear, NativeVector
 from powerinfer.ops.gpu.formats import WIDEST_PIECE
 from powerinfer.ops.gpu.memory import Arena, naming_exhaustion
+from powerinfer.ops.hybrid.decode import HandedFFN, SplitFFN
 from powerinfer.ops.hybrid.ops import HybridOps
-from powerinfer.ops.hybrid.upload import HandedBlock, PlacedBlock, Placer
+from powerinfer.ops.hybrid.upload import Placer
 from powerinfer.placement.plan import LayerPlacement
 
 __all__ = ["count_bytes", "place_model"]
@@ -73,7 +74,7 @@ def _place_weights(model: Model, ops: HybridOps) -> ModelWeights:
 
 def _copy(
     model: Model, ops: HybridOps, arena: Arena
-) -> tuple[ModelWeights, list[PlacedBlock | HandedBlock | None], list[PlacedBlock | None]]:
+) -> tuple[ModelWeights, list[SplitFFN | HandedFFN | None], list[SplitFFN | None]]:
     """Copy everything that the plan names into an arena, or count its bytes.
 
     Returns:
@@ -101,13 +102,13 @@ def _copy(
     sent = [
         _native(layer.ffn)
         for (layer, _), block in zip(pairs, blocks, strict=True)
-        if isinstance(block, PlacedBlock) and not block.slots.is_full
+        if isinstance(block, SplitFFN) and not block.slots.is_full
     ]
     config = model.config
     ops.blocks.are_streamable = not config.num_experts and config.num_neurons <= WIDEST_PIECE
     if ops.blocks.are_streamable:
         on_cpu = zip(pairs, blocks, strict=True)
-        sent += [_native(layer.ffn) for (layer, _), b in on_cpu if not isinstance(b, PlacedBlock)]
+        sent += [_native(layer.ffn) for (layer, _), b in on_cpu if not isinstance(b, SplitFFN)]
     ops.blocks.place_chunks(sent, placer)
     return weights, blocks, shared
 
@@ -140,7 +141,7 @@ def _place_norm(norm: Norm, placer: Placer) -> Norm:
 
 def _place_block(
     layer: LayerWeights, plan: LayerPlacement, ops: HybridOps, placer: Placer
-) -> PlacedBlock | HandedBlock | None:
+) -> SplitFFN | HandedFFN | None:
     """Place a block if the GPU decides which neurons run, even if it holds none of them."""
     if not plan.has_attention:
         return None
@@ -157,7 +158,7 @@ def _place_block(
 
 def _place_shared(
     layer: LayerWeights, plan: LayerPlacement, ops: HybridOps, placer: Placer
-) -> PlacedBlock | None:
+) -> SplitFFN | None:
     """Place all neurons of the shared expert, which runs for every token."""
     if layer.shared_ffn is None or not plan.has_attention:
         return None
@@ -169,19 +170,16 @@ def _place_shared(
 def _add_blocks(
     number: int,
     layer: LayerWeights,
-    block: PlacedBlock | HandedBlock | None,
-    shared: PlacedBlock | None,
+    block: SplitFFN | HandedFFN | None,
+    shared: SplitFFN | None,
     ops: HybridOps,
 ) -> LayerWeights:
     """Let the blocks of a layer run on both devices."""
     ffn, shared_ffn = layer.ffn, layer.shared_ffn
-    if isinstance(block, PlacedBlock):
-        ffn = replace(ffn, native=ops.blocks.add(number, _native(ffn), block))
-    elif block is not None:
-        ffn = replace(ffn, native=ops.blocks.add_handed(number, _native(ffn), block))
+    if block is not None:
+        ffn = replace(ffn, native=ops.blocks.add(number, block))
     if shared is not None and shared_ffn is not None:
-        added = ops.blocks.add_shared(number, _native(shared_ffn), shared)
-        shared_ffn = replace(shared_ffn, native=added)
+        shared_ffn = replace(shared_ffn, native=ops.blocks.add_shared(number, shared))
     return replace(layer, ffn=ffn, shared_ffn=shared_ffn)
 
 

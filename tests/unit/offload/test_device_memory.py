@@ -36,7 +36,7 @@ from powerinfer.ops.hybrid import streamed as streamed_layers
 from powerinfer.ops.hybrid.handles import device_linears, fused_whole
 from powerinfer.ops.hybrid.migration import OnlineMode, OnlineSettings
 from powerinfer.ops.hybrid.ops import HybridSettings
-from powerinfer.ops.hybrid.streamed import StreamedLayers
+from powerinfer.ops.hybrid.streamed import StreamedWeights
 from powerinfer.ops.protocol import KVType
 from powerinfer.placement.plan import PlacementPlan
 from powerinfer.placement.problem import ActivationStats, ModelSizes, PlacementProblem
@@ -204,14 +204,14 @@ def test_layers_that_are_sent_keep_to_the_same_workspace(
     uploads, layer = ops.uploads, cast("Any", model.weights.layers[0])
     room = Arena.counting()
 
-    def sent(_self: StreamedLayers, matrix: Any) -> list[DeviceMatrix]:
+    def sent(_self: StreamedWeights, matrix: Any) -> list[DeviceMatrix]:
         return [chunk.place(room) for chunk in uploads.chunks(matrix, CHUNK_BYTES)]
 
     monkeypatch.setattr(streamed_layers, "select_values", lambda *_: None)
-    monkeypatch.setattr(StreamedLayers, "_count", lambda *_: None)
-    monkeypatch.setattr(StreamedLayers, "_sent", sent)
+    monkeypatch.setattr(StreamedWeights, "_count", lambda *_: None)
+    monkeypatch.setattr(StreamedWeights, "_sent", sent)
     unused = cast("Any", None)
-    streamed = StreamedLayers(ops.cpu, ops.gpu, uploads, unused, unused, crossover=0)
+    streamed = StreamedWeights(uploads, unused, unused, unused)
     allocator = CachingAllocator()
     with watched(allocator, "meta"):
         x = torch.empty((num_tokens, model.config.hidden_size), device="meta")

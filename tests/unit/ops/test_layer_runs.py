@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 from placement_cases import SOLVERS, model_shape, with_budget
-from powerinfer.ops.hybrid.runs import Group, LayerRun, layer_runs, token_groups
+from powerinfer.ops.hybrid.runs import LayerRun, layer_runs, token_groups
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
 from powerinfer.placement.solvers import get_solver
 from powerinfer.values import Batch
@@ -69,8 +69,7 @@ def _batch(sequences: list[int]) -> Batch:
     return Batch(rows, 10 + rows, np.array(sequences, np.int32), tables)
 
 
-def _shown(group: Group) -> list[list[int]]:
-    batch = group.batch
+def _shown(batch: Batch) -> list[list[int]]:
     blocks = batch.block_tables[batch.sequences, 0]
     assert len(batch.block_tables) == batch.num_tokens
     return [part.tolist() for part in (batch.token_ids, batch.positions, blocks)]
@@ -79,8 +78,8 @@ def _shown(group: Group) -> list[list[int]]:
 def test_tokens_of_different_sequences_form_groups() -> None:
     sequences = [4, 0, 2, 1, 3]
     found = token_groups(_batch(sequences), 2)
-    assert [group.rows for group in found] == [slice(0, 2), slice(2, 4), slice(4, 6)]
-    assert [_shown(group) for group in found] == [
+    assert [rows for rows, _ in found] == [slice(0, 2), slice(2, 4), slice(4, 6)]
+    assert [_shown(part) for _, part in found] == [
         [[0, 1], [10, 11], [104, 100]],
         [[2, 3], [12, 13], [102, 101]],
         [[4], [14], [103]],
@@ -89,6 +88,6 @@ def test_tokens_of_different_sequences_form_groups() -> None:
 
 def test_a_batch_that_fits_and_tokens_that_see_each_other_stay_whole() -> None:
     for batch, size in ((_batch([1, 0, 2]), 3), (_batch([0, 1, 2, 1]), 2)):
-        (group,) = token_groups(batch, size)
-        assert group.batch is batch
-        assert group.rows == slice(None)
+        ((rows, part),) = token_groups(batch, size)
+        assert part is batch
+        assert rows == slice(None)

@@ -4,7 +4,6 @@ import math
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ __all__ = [
     "Arena",
     "DeviceMemory",
     "KernelError",
-    "SharedBuffers",
     "is_out_of_memory",
     "naming_exhaustion",
     "naming_gpu_failure",
@@ -245,63 +243,3 @@ class DeviceMemory:
         """Wait for all work of the device."""
         if self.is_cuda:
             torch.cuda.synchronize(self.device)
-
-
-@dataclass(frozen=True, slots=True)
-class SharedBuffers:
-    """Page-locked memory that a GPU and the CPU share in every layer; kernels access it.
-
-    Attributes:
-        x: f32[max_tokens, hidden_size], input of a block.
-        cold: i32[max_tokens, words], a bit per neuron: bit i % 32 of word i / 32 asks the CPU for
-            neuron i.
-        y: f32[max_tokens, hidden_size], the CPU's result.
-        predictor_input: f32[max_tokens, hidden_size], input of the CPU's predictor of a block.
-        router_input: f32[max_tokens, hidden_size], input of the CPU's router of a block; no rows
-            without experts.
-        expert_weights: f32[max_tokens, num_experts], factors of the values of an expert's neurons,
-            0 for experts that are not chosen; no rows without experts.
-        status: i32[1], 0 unless the CPU's half failed.
-        flags: i32[2, num_layers], row 0 "ready", row 1 "done".
-    """
-
-    x: Tensor
-    cold: Tensor
-    y: Tensor
-    predictor_input: Tensor
-    router_input: Tensor
-    expert_weights: Tensor
-    status: Tensor
-    flags: Tensor
-
-    @classmethod
-    def allocate(
-        cls,
-        memory: DeviceMemory,
-        *,
-        max_tokens: int,
-        hidden_size: int,
-        num_neurons: int,
-        num_layers: int,
-        num_experts: int = 0,
-    ) -> "SharedBuffers":
-        """Allocate all of them, filled with zeros.
-
-        Raises:
-            OutOfDeviceMemoryError: the system has no more page-locked memory.
-        """
-
-        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return memory.pinned(shape, dtype).zero_()
-
-        num_routed = max_tokens if num_experts else 0
-        return cls(
-            x=zeros(max_tokens, hidden_size),
-            cold=zeros(max_tokens, -(-num_neurons // 32), dtype=torch.int32),
-            y=zeros(max_tokens, hidden_size),
-            predictor_input=zeros(max_tokens, hidden_size),
-            router_input=zeros(num_routed, hidden_size),
-            expert_weights=zeros(num_routed, num_experts),
-            status=zeros(1, dtype=torch.int32),
-            flags=zeros(2, num_layers, dtype=torch.int32),
-        )

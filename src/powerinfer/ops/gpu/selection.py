@@ -18,7 +18,6 @@ __all__ = [
     "DevicePredictor",
     "DeviceRouter",
     "Routing",
-    "add_expert_biases",
     "predict",
     "route",
 ]
@@ -88,10 +87,12 @@ class Routing:
     Attributes:
         weights: f32[num_tokens, num_experts], 0 for experts that are not chosen.
         chosen: u8[num_tokens, num_experts] of 0 and 1.
+        down_bias: see `DeviceRouter`.
     """
 
     weights: Tensor
     chosen: Tensor
+    down_bias: Tensor | None = None
 
     def mask(self, num_neurons: int) -> Tensor:
         """Return u8[num_tokens, num_neurons], 1 for neurons of chosen experts.
@@ -102,6 +103,10 @@ class Routing:
         shape = num_tokens, num_experts, num_neurons // num_experts
         return self.chosen[:, :, None].expand(shape).reshape(num_tokens, num_neurons)
 
+    def add_biases(self, y: Tensor) -> Tensor:
+        """Add the down biases of the chosen experts, times their weights, to y in place."""
+        return y if self.down_bias is None else y.addmm_(self.weights, self.down_bias)
+
 
 def route(x: Tensor, router: DeviceRouter) -> Routing:
     """Choose experts by contiguous f32[num_tokens, hidden_size]; launches depend on shapes."""
@@ -110,9 +115,4 @@ def route(x: Tensor, router: DeviceRouter) -> Routing:
     choice = choose_experts(
         logits, router.num_used, is_sigmoid=is_sigmoid, is_normalized=router.is_normalized
     )
-    return Routing(*choice)
-
-
-def add_expert_biases(y: Tensor, routing: Routing, router: DeviceRouter) -> Tensor:
-    """Add the down biases of the chosen experts, times their weights, to y in place."""
-    return y if router.down_bias is None else y.addmm_(routing.weights, router.down_bias)
+    return Routing(*choice, router.down_bias)

@@ -17,12 +17,12 @@ from powerinfer.ops.cpu.handles import NativeFFN
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.cache import DeviceBatch
 from powerinfer.ops.gpu.formats import chunk_neurons
-from powerinfer.ops.gpu.memory import Arena, SharedBuffers, naming_kernel_failure
+from powerinfer.ops.gpu.memory import Arena, naming_kernel_failure
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.recorder import Activations
 from powerinfer.ops.gpu.selection import route
 from powerinfer.ops.gpu.uploads import ChunkStream, Uploader
-from powerinfer.ops.hybrid.build import exchange_buffers, make_step_graphs
+from powerinfer.ops.hybrid.build import SharedBuffers, make_step_graphs
 from powerinfer.ops.hybrid.counters import HybridCounters
 from powerinfer.ops.hybrid.decode import (
     DecodeFFN,
@@ -35,11 +35,10 @@ from powerinfer.ops.hybrid.decode import (
 from powerinfer.ops.hybrid.handles import SlotTable
 from powerinfer.ops.hybrid.handoff import Handoff
 from powerinfer.ops.hybrid.migration import HybridSettings, OnlineMode, OnlinePlacement
-from powerinfer.ops.hybrid.prefill import PrefillFFN
-from powerinfer.ops.hybrid.runs import Group, LayerRun, token_groups
+from powerinfer.ops.hybrid.runs import LayerRun, token_groups
 from powerinfer.ops.hybrid.step_graphs import Counting, StepGraphs
-from powerinfer.ops.hybrid.streamed import StreamedLayers
-from powerinfer.ops.hybrid.upload import HandedBlock, PlacedBlock, Placer, Uploads
+from powerinfer.ops.hybrid.streamed import StreamedWeights
+from powerinfer.ops.hybrid.upload import Placer, Uploads
 from powerinfer.ops.protocol import ActiveIds, ArrayT, KVType, LayerProgram
 from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
 
@@ -55,8 +54,7 @@ class _Shared:
     counters: HybridCounters
     uploaders: tuple[Uploader, Uploader]
     decode: DecodeFFN
-    prefill: PrefillFFN
-    streamed: StreamedLayers | None
+    streamed: StreamedWeights
 
 
 class SplitBlocks:
@@ -102,7 +100,7 @@ class SplitBlocks:
             num_layers=num_layers,
             num_experts=num_experts,
         )
-        exchange = self._cpu.exchange(exchange_buffers(buffers))
+        exchange = self._cpu.exchange(buffers.exchange)
         self._first_shared = num_layers
         num_counted = (1 + bool(num_experts)) * num_layers
         counters = HybridCounters(self._cpu.counters, exchange, gpu, num_counted, self._blocks)
@@ -120,24 +118,7 @@ class SplitBlocks:
             counters=counters,
             uploaders=stream.uploaders,
             decode=DecodeFFN(buffers, graphs.handoff, settings.online.decay),
-            prefill=PrefillFFN(
-                self._cpu,
-                gpu,
-                self._uploads,
-                stream,
-                crossover=settings.prefill_crossover,
-                chunk_bytes=settings.chunk_bytes,
-            ),
-            streamed=StreamedLayers(
-                self._cpu,
-                gpu,
-                self._uploads,
-                stream,
-                graphs,
-                crossover=settings.stream_crossover,
-            )
-            if self.are_streamable
-            else None,
+            streamed=StreamedWeights(self._uploads, stream, graphs, settings),
         )
 
     @property
@@ -145,12 +126,12 @@ class SplitBlocks:
         """Executes the runs of layers of steps."""
         return self._placed.graphs
 
-    def streamed(self, num_tokens: int) -> StreamedLayers | None:
+    def streamed(self, num_tokens: int) -> StreamedWeights | None:
         """Return the operations of the GPU for layers of the CPU; None for few tokens."""
-        if self._shared is None or num_tokens <= self._settings.max_tokens:
+        is_large = self.are_streamable and num_tokens > self._settings.max_tokens
+        if self._shared is None or not is_large:
             return None
-        found = self._shared.streamed
-        return found if found is not None and found.takes(num_tokens) else None
+        return self._shared.streamed if self._shared.streamed.takes_layers(num_tokens) else None
 
     def working(self) -> AbstractContextManager[None]:
         """Open the context for work that steps must follow."""
@@ -162,7 +143,7 @@ class SplitBlocks:
             raise PlacementError("no model has been placed with this backend; place one first")
         return self._shared
 
-    def place(self, ffn: NativeFFN, hot: IntArray, placer: Placer) -> PlacedBlock:
+    def place(self, ffn: NativeFFN, hot: IntArray, placer: Placer) -> SplitFFN:
         """Copy the hot neurons of a block, i32[k] ascending ids, and its predictor to the device.
 
         Raises:
@@ -185,7 +166,7 @@ class SplitBlocks:
         """
         num_bytes = 0
         for ffn in ffns:
-            counting = Placer(self._cpu, self._gpu, self._uploads, Arena.counting())
+            counting = Placer(self._uploads, Arena.counting())
             num_neurons = self._cpu.matrix_shape(ffn.up.matrix)[0]
             neuron_bytes = counting.empty_neurons(ffn, 0).neuron_bytes
             num_slots = chunk_neurons(neuron_bytes, num_neurons, self._settings.chunk_bytes)
@@ -193,34 +174,21 @@ class SplitBlocks:
             num_bytes = max(num_bytes, counting.arena.used_bytes)
         self._chunks = placer.arena.array((2, num_bytes), torch.uint8)
 
-    def add(self, number: int, ffn: NativeFFN, placed: PlacedBlock) -> SplitFFN:
-        """Let the block of a layer, prepared by the CPU backend, run on both devices."""
-        is_full = placed.slots.is_full
-        block = SplitFFN(
-            number=number,
-            cpu=ffn,
-            hot=self._placed.counters.counted(number, placed.hot),
-            predictor=placed.predictor,
-            router=placed.router,
-            slots=placed.slots,
-            handoff_layer=None if is_full else self._placed.exchange.add_layer(ffn),
-            scores=placed.scores,
-        )
-        if block.handoff_layer is not None:
-            self._handoff_layers[number] = block.handoff_layer
-        self._blocks.append(block)
+    def add(self, number: int, block: SplitFFN | HandedFFN) -> SplitFFN | HandedFFN:
+        """Let the placed block of a layer run."""
+        is_handed = isinstance(block, HandedFFN)
+        if isinstance(block, HandedFFN) or not block.slots.is_full:
+            layer = self._placed.exchange.add_layer(block.cpu, is_predicting=is_handed)
+            block.handoff_layer = self._handoff_layers[number] = layer
+        if isinstance(block, SplitFFN):
+            block.number, block.hot = number, self._placed.counters.counted(number, block.hot)
+            self._blocks.append(block)
         return block
 
-    def add_shared(self, number: int, ffn: NativeFFN, placed: PlacedBlock) -> SplitFFN:
+    def add_shared(self, number: int, block: SplitFFN) -> SplitFFN | HandedFFN:
         """Let a layer's shared expert, placed whole, run; see `add`."""
         # It has its own counters, after those of all layers.
-        return self.add(self._first_shared + number, ffn, placed)
-
-    def add_handed(self, number: int, ffn: NativeFFN, handed: HandedBlock) -> HandedFFN:
-        """Leave the block of a layer and its predictor to the CPU."""
-        layer = self._placed.exchange.add_layer(ffn, is_predicting=True)
-        self._handoff_layers[number] = layer
-        return HandedFFN(number, ffn, handed.down_bias, layer)
+        return self.add(self._first_shared + number, block)
 
     def finish(self) -> None:
         """Let neurons move, now that every block has been added."""
@@ -297,14 +265,14 @@ class SplitBlocks:
         else:
             mask = listed(active, block.num_neurons, self._gpu, routing)
         is_small = num_tokens <= self._settings.max_tokens
-        may_ask = is_small or placed.prefill.asks_cpu(num_tokens)
+        may_ask = is_small or not placed.streamed.takes_neurons(num_tokens)
         asks_cpu = may_ask and block.handoff_layer is not None
         num_here = 0 if asks_cpu else block.num_neurons
         is_chosen = mask is not None
         placed.counters.note_call(block, num_tokens, is_chosen=is_chosen, num_uncounted=num_here)
         if is_small:
             return placed.decode.start(x, block, mask, routing)
-        return lambda: placed.prefill.run(x, block, mask, routing, is_prompt)
+        return lambda: placed.streamed.split_ffn(x, block, mask, routing, is_prompt)
 
     def step(
         self,
@@ -320,11 +288,11 @@ class SplitBlocks:
         """
         start = perf_counter()
         placed, settings = self._placed, self._settings
-        groups = [Group(slice(None), batch)]
+        groups = [(slice(None), batch)]
         may_record = self.are_recordable and not placed.graphs.choice.is_exhausted
         if program.key is not None and may_record and batch.num_tokens <= settings.max_texts:
             groups = token_groups(batch, settings.max_tokens)
-        most = groups[0].batch.num_tokens
+        most = groups[0][1].num_tokens
         with placed.graphs.working(), self._awake(most):
             for run in runs:
                 if not len(x):
@@ -332,7 +300,7 @@ class SplitBlocks:
                     x = self._on_host(program.end(x))
                     break
                 if run.is_on_device:
-                    parts = [self._run(run, x[part.rows], part.batch, program) for part in groups]
+                    parts = [self._run(run, x[rows], part, program) for rows, part in groups]
                     x = parts[0] if len(parts) == 1 else np.concatenate(parts)
                 else:
                     x = self._run_on_cpu(run, x, batch, program)
@@ -387,7 +355,7 @@ class SplitBlocks:
             is_wanted = not placed.graphs.handoff.name.startswith("memory")
         else:
             # They gather the cold weights that the prompt sends, matrix by matrix.
-            is_wanted = bool(self._handoff_layers) and not placed.prefill.asks_cpu(num_tokens)
+            is_wanted = bool(self._handoff_layers) and placed.streamed.takes_neurons(num_tokens)
             is_wanted = is_wanted or self.streamed(num_tokens) is not None
         if not (is_wanted and self._gpu.is_cuda):
             yield

@@ -1,14 +1,16 @@
-"""Assembly of recorder, hand-offs and graphs for one device and its exchange."""
+"""Assembly of the memory that two devices share, hand-offs and graphs for one device."""
 
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from powerinfer.errors import DeviceError, UnsupportedError
 from powerinfer.ops.cpu.exchange import ExchangeBuffers, NativeExchange
-from powerinfer.ops.gpu.memory import SharedBuffers
+from powerinfer.ops.gpu.memory import DeviceMemory
 from powerinfer.ops.gpu.recorder import CudaRecorder
 from powerinfer.ops.hybrid.handoff import (
     EagerHandoff,
@@ -22,24 +24,63 @@ if TYPE_CHECKING:
     # It comes with the kernels, which recording does not need.
     from powerinfer.ops.gpu.ops import TorchGPU
 
-__all__ = ["HANDOFFS", "exchange_buffers", "make_step_graphs", "memory_handoff"]
+__all__ = ["HANDOFFS", "SharedBuffers", "make_step_graphs", "memory_handoff"]
 
 HANDOFFS = ("auto", "eager")
 """Choices: record steps, handing over by memory operations, if the device can; record nothing."""
 
 
-def exchange_buffers(shared: SharedBuffers) -> ExchangeBuffers:
-    """Convert shared memory to the buffers of the CPU's half."""
-    return ExchangeBuffers(
-        x=shared.x.numpy(),
-        cold=shared.cold.numpy().view(np.uint32),
-        y=shared.y.numpy(),
-        status=shared.status.numpy(),
-        flags=shared.flags.numpy().view(np.uint32),
-        predictor_input=shared.predictor_input.numpy(),
-        router_input=shared.router_input.numpy() if len(shared.router_input) else None,
-        expert_weights=shared.expert_weights.numpy() if len(shared.expert_weights) else None,
-    )
+@dataclass(frozen=True, slots=True)
+class SharedBuffers:
+    """Page-locked memory that a GPU and the CPU share in every layer; kernels access it.
+
+    The tensors are those arrays of `exchange` that have their names, with i32 for words; without
+    experts the last two have no rows.
+    """
+
+    exchange: ExchangeBuffers
+    x: Tensor
+    cold: Tensor
+    y: Tensor
+    predictor_input: Tensor
+    router_input: Tensor
+    expert_weights: Tensor
+
+    @classmethod
+    def allocate(
+        cls,
+        memory: DeviceMemory,
+        *,
+        max_tokens: int,
+        hidden_size: int,
+        num_neurons: int,
+        num_layers: int,
+        num_experts: int = 0,
+    ) -> "SharedBuffers":
+        """Allocate all of them, filled with zeros.
+
+        Raises:
+            OutOfDeviceMemoryError: the system has no more page-locked memory.
+        """
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return memory.pinned(shape, dtype).zero_()
+
+        x, y, predictor_input = (zeros(max_tokens, hidden_size) for _ in range(3))
+        num_routed = max_tokens if num_experts else 0
+        router_input, expert_weights = (zeros(num_routed, n) for n in (hidden_size, num_experts))
+        cold = zeros(max_tokens, -(-num_neurons // 32), dtype=torch.int32)
+        exchange = ExchangeBuffers(
+            x=x.numpy(),
+            cold=cold.numpy().view(np.uint32),
+            y=y.numpy(),
+            status=zeros(1, dtype=torch.int32).numpy(),
+            flags=zeros(2, num_layers, dtype=torch.int32).numpy().view(np.uint32),
+            predictor_input=predictor_input.numpy(),
+            router_input=router_input.numpy() if num_experts else None,
+            expert_weights=expert_weights.numpy() if num_experts else None,
+        )
+        return cls(exchange, x, cold, y, predictor_input, router_input, expert_weights)
 
 
 def make_step_graphs(

@@ -21,15 +21,9 @@ from powerinfer.ops.cpu.handles import NativeFFN
 from powerinfer.ops.gpu.ffn import HotNeurons, hot_ffn
 from powerinfer.ops.gpu.kernels.handover import add_to, copy_to_host, update_scores
 from powerinfer.ops.gpu.kernels.listing import write_cold
-from powerinfer.ops.gpu.memory import SharedBuffers
 from powerinfer.ops.gpu.ops import TorchGPU
-from powerinfer.ops.gpu.selection import (
-    DevicePredictor,
-    DeviceRouter,
-    Routing,
-    add_expert_biases,
-    predict,
-)
+from powerinfer.ops.gpu.selection import DevicePredictor, DeviceRouter, Routing, predict
+from powerinfer.ops.hybrid.build import SharedBuffers
 from powerinfer.ops.hybrid.handles import SlotTable
 from powerinfer.ops.hybrid.handoff import Handoff
 from powerinfer.ops.protocol import ActiveIds
@@ -49,20 +43,21 @@ class SplitFFN:
         hot: neurons on the GPU, and the bias of down.
         predictor: None if all neurons are computed, or all that fire.
         slots: the host's copy of the table of hot neurons.
-        handoff_layer: its number in the exchange; None if no neuron is ever cold.
         router: None without experts.
         scores: f32[num_neurons] on the device, how often each neuron fired recently; None if
             neurons do not move.
+        number: row of its counters; set, as the next, by `SplitBlocks.add`.
+        handoff_layer: its number in the exchange; None if no neuron is ever cold.
     """
 
-    number: int
     cpu: NativeFFN
     hot: HotNeurons
     predictor: DevicePredictor | None
     slots: SlotTable
-    handoff_layer: int | None
     router: DeviceRouter | None = None
     scores: Tensor | None = field(default=None, repr=False)
+    number: int = -1
+    handoff_layer: int | None = None
 
     @property
     def num_neurons(self) -> int:
@@ -75,19 +70,18 @@ class SplitFFN:
         return int((self.slots.neuron_of_slot >= 0).sum())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class HandedFFN:
     """A block that the CPU computes, with its predictor, in a layer whose rest is on the GPU.
 
     Attributes:
         down_bias: f32[hidden_size] on the device, or None.
-        handoff_layer: its number in the exchange.
+        handoff_layer: its number in the exchange; set by `SplitBlocks.add`.
     """
 
-    number: int
     cpu: NativeFFN
     down_bias: Tensor | None
-    handoff_layer: int
+    handoff_layer: int = -1
 
 
 def needs_matrices(block: SplitFFN | HandedFFN) -> bool:
@@ -159,10 +153,9 @@ class DecodeFFN:
 
 def _hot(x: Tensor, block: SplitFFN, mask: Mask, routing: Routing | None) -> Tensor:
     """Compute the GPU's neurons and add the biases of down."""
-    if routing is None or block.router is None:
+    if routing is None:
         return hot_ffn(x, block.hot, mask)
-    y = hot_ffn(x, block.hot, mask, routing.weights)
-    return add_expert_biases(y, routing, block.router)
+    return routing.add_biases(hot_ffn(x, block.hot, mask, routing.weights))
 
 
 def predicted(block: SplitFFN, scored: Tensor, routing: Routing | None = None) -> Mask:

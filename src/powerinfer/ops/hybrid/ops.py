@@ -5,7 +5,7 @@ type of a handle determines the device of an operation; activations follow it. C
 on the GPU are recorded as one graph and replayed. Paper: PowerInfer, arXiv 2312.12456.
 
 A token passes `step`, then for each layer attention, here or in `ops/cpu/ops.py`, and the
-feed-forward block: `blocks.py` and from there `decode.py` (few tokens) or `prefill.py` (many).
+feed-forward block: `blocks.py` and from there `decode.py` (few tokens) or `streamed.py` (many).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -44,7 +44,7 @@ from powerinfer.ops.hybrid.handles import (
 )
 from powerinfer.ops.hybrid.migration import HybridSettings
 from powerinfer.ops.hybrid.runs import layer_runs
-from powerinfer.ops.hybrid.streamed import StreamedLayers
+from powerinfer.ops.hybrid.streamed import StreamedWeights
 from powerinfer.ops.hybrid.upload import Placer, Uploads
 from powerinfer.ops.protocol import (
     ActiveIds,
@@ -102,7 +102,7 @@ class HybridOps(CPULoading):
 
     def placer(self, arena: Arena) -> Placer:
         """Create a placer that copies weights into an arena."""
-        return Placer(self.cpu, self.gpu, self.uploads, arena)
+        return Placer(self.uploads, arena)
 
     def pin(self) -> bool:
         """Pin the CPU's threads to the processor next to the GPU, until `release`.
@@ -136,24 +136,21 @@ class HybridOps(CPULoading):
 
     def rms_norm(self, x: HybridArray, weight: HybridVector, eps: float) -> HybridArray:
         """Normalise on the device of the weight."""
-        if isinstance(weight, OnDevice):
-            return self.gpu.rms_norm(self.on_device(x), weight.device, eps)
-        if (streamed := self._streamed(x)) is not None:
-            return self.gpu.rms_norm(self.on_device(x), streamed.vector(weight), eps)
-        return self.cpu.rms_norm(self.to_host(x), weight, eps)
+        sent = self._sent(x, weight)
+        if sent is None:
+            return self.cpu.rms_norm(self.to_host(x), host_vector(weight), eps)
+        return self.gpu.rms_norm(self.on_device(x), sent, eps)
 
     def layer_norm(
         self, x: HybridArray, weight: HybridVector, bias: HybridVector | None, eps: float
     ) -> HybridArray:
         """Normalise on the device of the weight."""
-        if isinstance(weight, OnDevice):
-            shift = optional(device_vector)(bias)
-            return self.gpu.layer_norm(self.on_device(x), weight.device, shift, eps)
-        on_host = optional(host_vector)(bias)
-        if (streamed := self._streamed(x)) is not None:
-            sent = optional(streamed.vector)(on_host)
-            return self.gpu.layer_norm(self.on_device(x), streamed.vector(weight), sent, eps)
-        return self.cpu.layer_norm(self.to_host(x), weight, on_host, eps)
+        sent = self._sent(x, weight)
+        if sent is None:
+            weights = host_vector(weight), optional(host_vector)(bias)
+            return self.cpu.layer_norm(self.to_host(x), *weights, eps)
+        shift = None if bias is None else self._sent(x, bias)
+        return self.gpu.layer_norm(self.on_device(x), sent, shift, eps)
 
     def linear(
         self, x: HybridArray, layers: Sequence[HybridLinear], is_prompt: BoolArray | None = None
@@ -191,8 +188,8 @@ class HybridOps(CPULoading):
             return
         kept = None if head_norms is None else head_norms.map(host_vector)
         if (streamed := self._streamed(q)) is not None:
-            rotated = self.on_device(q), self.on_device(k), self.on_device(v)
-            streamed.rope_and_store(*rotated, cache, _host_batch(batch), rope, kept)
+            sent = self.on_device(q), self.on_device(k), self.on_device(v)
+            streamed.rope_and_store(*sent, cache, _host_batch(batch), rope, kept)
         else:
             on_host = self.to_host(q), self.to_host(k), self.to_host(v)
             self.cpu.rope_and_store(*on_host, cache, _host_batch(batch), rope, kept)
@@ -238,12 +235,10 @@ class HybridOps(CPULoading):
             on_device = self.on_device(q), cache, batch, scale, window
             uploaded = optional(device_vector)(sinks)
             return self.gpu.attention(*on_device, sinks=uploaded, soft_cap=soft_cap)
-        kept = optional(host_vector)(sinks)
+        kept, on_host = optional(host_vector)(sinks), (cache, _host_batch(batch), scale, window)
         if (streamed := self._streamed(q)) is not None:
-            seen = self.on_device(q), cache, _host_batch(batch), scale, window
-            return streamed.attention(*seen, sinks=kept, soft_cap=soft_cap)
-        on_host = self.to_host(q), cache, _host_batch(batch), scale, window
-        return self.cpu.attention(*on_host, sinks=kept, soft_cap=soft_cap)
+            return streamed.attention(self.on_device(q), *on_host, sinks=kept, soft_cap=soft_cap)
+        return self.cpu.attention(self.to_host(q), *on_host, sinks=kept, soft_cap=soft_cap)
 
     # The feed-forward block: on the CPU, or on both devices.
 
@@ -338,9 +333,16 @@ class HybridOps(CPULoading):
         """Wait for an activation and return it as a numpy array."""
         return x if isinstance(x, np.ndarray) else self.gpu.to_host(x)
 
-    def _streamed(self, x: HybridArray) -> StreamedLayers | None:
+    def _streamed(self, x: HybridArray) -> StreamedWeights | None:
         """Return the operations that send weights of the CPU to an activation on the device."""
         return self.blocks.streamed(len(x)) if isinstance(x, Tensor) else None
+
+    def _sent(self, x: HybridArray, vector: HybridVector) -> Tensor | None:
+        """Return a vector on the device, if x is or must be there; None for the CPU."""
+        if isinstance(vector, OnDevice):
+            return vector.device
+        streamed = self._streamed(x)
+        return None if streamed is None else streamed.vector(vector)
 
     def on_device(self, x: HybridArray) -> Tensor:
         """Return an activation as a tensor of the device."""

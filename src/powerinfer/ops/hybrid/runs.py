@@ -8,7 +8,7 @@ import numpy as np
 from powerinfer.placement.plan import PlacementPlan
 from powerinfer.values import Batch
 
-__all__ = ["Group", "LayerRun", "layer_runs", "token_groups"]
+__all__ = ["LayerRun", "layer_runs", "token_groups"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +42,21 @@ def layer_runs(plan: PlacementPlan) -> tuple[LayerRun, ...]:
     return tuple(runs)
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Rows of a step, and their tokens as a batch of their own."""
-
-    rows: slice
-    batch: Batch
-
-
-def token_groups(batch: Batch, size: int) -> list[Group]:
+def token_groups(batch: Batch, size: int) -> list[tuple[slice, Batch]]:
     """Split a batch of decode rows into groups of up to `size` tokens, full ones first.
 
     Rows of one sequence see each other, so a batch with several of them stays whole.
+
+    Returns:
+        Rows of the step, and their tokens as a batch of their own, by group.
     """
     num_tokens = batch.num_tokens
     if num_tokens <= size or len(np.unique(batch.sequences)) < num_tokens:
-        return [Group(slice(None), batch)]
+        return [(slice(None), batch)]
     groups = []
     for first in range(0, num_tokens, size):
         rows = slice(first, first + size)
         token_ids, tables = batch.token_ids[rows], batch.block_tables[batch.sequences[rows]]
         own_rows = np.arange(len(token_ids), dtype=np.int32)
-        groups.append(Group(rows, Batch(token_ids, batch.positions[rows], own_rows, tables)))
+        groups.append((rows, Batch(token_ids, batch.positions[rows], own_rows, tables)))
     return groups

@@ -7,32 +7,28 @@ are timed, and the difference in bytes is divided by the difference in time.
 
 import logging
 import statistics
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 import torch
 
 from powerinfer.errors import DeviceError, OutOfDeviceMemoryError
-from powerinfer.gguf import Tensor
 from powerinfer.ops.cpu.exchange import NativeExchange
-from powerinfer.ops.cpu.handles import NativeLinear
 from powerinfer.ops.cpu.ops import NativeOps
+from powerinfer.ops.cpu.speed import COLUMNS, filled_linear, seconds_of, sparse_block
 from powerinfer.ops.gpu.ffn import HotNeurons, hot_ffn
 from powerinfer.ops.gpu.kernels.handover import add_to, copy_to_host
 from powerinfer.ops.gpu.kernels.listing import write_cold
 from powerinfer.ops.gpu.linear import DeviceLinear
 from powerinfer.ops.gpu.matrix import DeviceMatrix
-from powerinfer.ops.gpu.memory import SharedBuffers
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.recorder import Activations, CudaRecorder, CudaRecording
-from powerinfer.ops.hybrid.build import exchange_buffers, memory_handoff
+from powerinfer.ops.hybrid.build import SharedBuffers, memory_handoff
 from powerinfer.ops.hybrid.handoff import (
     FAILURES,
     EagerHandoff,
@@ -40,7 +36,7 @@ from powerinfer.ops.hybrid.handoff import (
     cause_of,
     is_exhaustion,
 )
-from powerinfer.ops.protocol import FFN, Linear, MatrixUse
+from powerinfer.ops.protocol import Linear
 from powerinfer.placement.cost_model import DeviceSpeed, GPUSpeed
 from powerinfer.quant import get_format
 from powerinfer.values import Activation, ActivationKind, Batch
@@ -57,8 +53,6 @@ _RELU = Activation(ActivationKind.RELU)
 _SMALL = 32
 # Rounds of kernels on large matrices in one record, and replays of a record.
 _ROUNDS, _REPEATS = 4, 7
-# Columns of large matrices.
-_COLUMNS = 4096
 # Hand-offs in one record, and replays: enough for a 99th percentile.
 _NUM_HANDOFFS = 32
 _NUM_REPLAYS = 24
@@ -144,7 +138,7 @@ class _Bench:
 
     gpu: TorchGPU
     recorder: CudaRecorder | None
-    columns: int = _COLUMNS
+    columns: int = COLUMNS
     matrix_bytes: int = 192 << 20
     parts: int = 32
 
@@ -154,7 +148,7 @@ class _Bench:
     def seconds(self, work: Callable[[], object]) -> float:
         """Measure the median time of work on the device."""
         if self.recorder is None:
-            return _wall_s(work)
+            return seconds_of(work)
         work()
         self.gpu.synchronize()
         recording = self.recorder.record(lambda: _nothing(work()))
@@ -166,7 +160,7 @@ class _Bench:
     def queued_s(self, queue: Callable[[], object]) -> float:
         """Measure the median time of work that is only queued."""
         if self.recorder is None:
-            return _wall_s(queue)
+            return seconds_of(queue)
         return statistics.median(self._sample(queue) for _ in range(_NUM_HANDOFFS))
 
     def _sample(self, queue: Callable[[], object]) -> float:
@@ -182,12 +176,6 @@ class _Bench:
 
 def _nothing(result: object) -> None:
     """Replace the result of a record that needs none."""
-
-
-def _wall_s(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
 
 
 def _matrix(bench: _Bench, format_name: str, num_bytes: int) -> DeviceMatrix:
@@ -255,7 +243,7 @@ def _run_s(bench: _Bench) -> float:
     gpu, recorder = bench.gpu, bench.recorder
     x = np.ones((1, bench.columns), np.float32)
     if recorder is None:
-        return _wall_s(lambda: gpu.to_host(gpu.to_device(x)))
+        return seconds_of(lambda: gpu.to_host(gpu.to_device(x)))
     zeros = np.zeros(1, np.int32)
     batch = Batch(zeros, zeros, zeros, np.zeros((1, 1), np.int32))
     inputs = recorder.inputs(x, batch)
@@ -275,7 +263,7 @@ def _run_s(bench: _Bench) -> float:
 
     try:
         step()
-        return statistics.median(_wall_s(step) for _ in range(bench.parts))
+        return statistics.median(seconds_of(step) for _ in range(bench.parts))
     finally:
         recording.drop()
 
@@ -288,7 +276,7 @@ def _handoff_s(gpu: TorchGPU, ops: NativeOps) -> float:
     exchange, shared = _small_exchange(gpu, ops)
     handoff = EagerHandoff(exchange, is_cuda=gpu.is_cuda)
     hand_over = partial(_hand_over, handoff, shared, *_given(gpu, shared))
-    return statistics.median(_wall_s(hand_over) for _ in range(_NUM_HANDOFFS))
+    return statistics.median(seconds_of(hand_over) for _ in range(_NUM_HANDOFFS))
 
 
 def measure_handoff(gpu: TorchGPU, ops: NativeOps) -> HandoffFigures | None:
@@ -376,14 +364,11 @@ def _replay(recorder: CudaRecorder, recording: CudaRecording, handoff: Handoff) 
 
 def _small_exchange(gpu: TorchGPU, ops: NativeOps) -> tuple[NativeExchange, SharedBuffers]:
     """Create an exchange of one layer, as wide as those of large models, with few neurons."""
-    shape = _SMALL * _SMALL, _COLUMNS
+    num_neurons = _SMALL * _SMALL
     buffers = SharedBuffers.allocate(
-        gpu, max_tokens=1, hidden_size=shape[1], num_neurons=shape[0], num_layers=1
+        gpu, max_tokens=1, hidden_size=COLUMNS, num_neurons=num_neurons, num_layers=1
     )
-    data = np.zeros(shape[0] * shape[1] * 4, np.uint8)
-    tensor = Tensor("handoff", shape, "f32", data, Path())
-    linear: NativeLinear = Linear(ops.matrix(tensor, MatrixUse.NEURONS))
-    block = FFN(None, linear, linear, _RELU, is_down_transposed=True, is_exact_sparse=True)
-    exchange = ops.exchange(exchange_buffers(buffers))
-    exchange.add_layer(ops.ffn_weights(block))
+    linear = filled_linear(ops, "f32", 4 * num_neurons * COLUMNS)
+    exchange = ops.exchange(buffers.exchange)
+    exchange.add_layer(sparse_block(ops, linear, linear))
     return exchange, buffers

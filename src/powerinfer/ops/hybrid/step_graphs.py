@@ -114,7 +114,7 @@ class StepGraphs:
         handoff: that of the last run.
         choice: the hand-off that may be recorded.
         is_on_trial: a lack of memory for a record is raised, so that less is placed; see
-            `StreamedLayers` too. Otherwise other records are dropped, and if that does not help
+            `StreamedWeights` too. Otherwise other records are dropped, and if that does not help
             this size is not recorded.
     """
 

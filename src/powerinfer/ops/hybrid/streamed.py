@@ -1,9 +1,13 @@
-"""Layers that the plan leaves to the CPU, computed by the GPU for prompts.
+"""Weights of the CPU that prompts send to the GPU: of whole layers, and of cold neurons.
 
 A prompt reads each weight once for all of its tokens, so that sending it takes less time than the
-CPU's products. Matrices pass through the two buffers of a `ChunkStream`, in the format of placed
-ones. The CPU's cache gets the keys and values, for later steps; the GPU keeps them for its own
-attention in this step. If a text of a step has earlier tokens, the CPU computes attention.
+CPU's products, unless the tokens are few. Matrices and chunks of neurons pass through the two
+buffers of a `ChunkStream`, each while the GPU computes with the other. Results are those of the CPU
+up to rounding.
+
+Of layers that the plan leaves to the CPU, its cache gets the keys and values, for later steps; the
+GPU keeps them for its own attention in this step. If a text of a step has earlier tokens, the CPU
+computes attention.
 """
 
 import logging
@@ -24,20 +28,22 @@ from powerinfer.ops.cpu.handles import (
     NativePredictor,
     NativeVector,
 )
-from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.cache import DeviceKV
-from powerinfer.ops.gpu.ffn import activated, add_rows
+from powerinfer.ops.gpu.ffn import HotNeurons, activated, add_rows, masked_ffn
+from powerinfer.ops.gpu.formats import chunk_neurons
 from powerinfer.ops.gpu.kernels.prompts import select_values
 from powerinfer.ops.gpu.matrix import DeviceMatrix
 from powerinfer.ops.gpu.memory import naming_exhaustion
-from powerinfer.ops.gpu.ops import TorchGPU
+from powerinfer.ops.gpu.selection import Routing
 from powerinfer.ops.gpu.uploads import Chunk, ChunkStream
+from powerinfer.ops.hybrid.decode import Mask, SplitFFN
+from powerinfer.ops.hybrid.migration import HybridSettings
 from powerinfer.ops.hybrid.step_graphs import StepGraphs
-from powerinfer.ops.hybrid.upload import Uploads
-from powerinfer.ops.protocol import FFNCounters, HeadNorms, KVType, Linear, RopeTable
-from powerinfer.values import Batch
+from powerinfer.ops.hybrid.upload import Placer, Uploads
+from powerinfer.ops.protocol import ActiveIds, FFNCounters, HeadNorms, KVType, Linear, RopeTable
+from powerinfer.values import Batch, BoolArray, IntArray
 
-__all__ = ["StreamedLayers"]
+__all__ = ["StreamedWeights"]
 
 _log = logging.getLogger(__name__)
 
@@ -45,25 +51,15 @@ _log = logging.getLogger(__name__)
 _BLOCK_SIZE = 64
 
 
-class StreamedLayers:
+class StreamedWeights:
     """Operations on the GPU with weights of the CPU, see `powerinfer.ops.protocol.Ops`."""
 
     def __init__(
-        self,
-        cpu: NativeOps,
-        gpu: TorchGPU,
-        uploads: Uploads,
-        stream: ChunkStream,
-        graphs: StepGraphs,
-        *,
-        crossover: int,
+        self, uploads: Uploads, stream: ChunkStream, graphs: StepGraphs, settings: HybridSettings
     ) -> None:
-        """Take both devices; the GPU computes steps of `crossover` tokens and more.
-
-        `graphs` knows whether a placement is on trial.
-        """
-        self._cpu, self._gpu, self._uploads, self._stream = cpu, gpu, uploads, stream
-        self._graphs, self._crossover = graphs, crossover
+        """Take what sends weights; `graphs` knows whether a placement is on trial."""
+        self._cpu, self._gpu, self._uploads = uploads.cpu, uploads.gpu, uploads
+        self._stream, self._graphs, self._settings = stream, graphs, settings
         self._has_failed = False
         # Counts of the current attempt; one that fails is repeated by the CPU, which counts then.
         self._counts = FFNCounters()
@@ -77,9 +73,13 @@ class StreamedLayers:
         # The last batch, and the same in blocks of `_kv`.
         self._batches: tuple[Batch, Batch] | None = None
 
-    def takes(self, num_tokens: int) -> bool:
-        """Test whether the GPU computes this number of tokens."""
-        return num_tokens >= self._crossover and not self._has_failed
+    def takes_layers(self, num_tokens: int) -> bool:
+        """Test whether the GPU computes layers of the CPU for this number of tokens."""
+        return num_tokens >= self._settings.stream_crossover and not self._has_failed
+
+    def takes_neurons(self, num_tokens: int) -> bool:
+        """Test whether the GPU computes the cold neurons of blocks for this number of tokens."""
+        return num_tokens >= self._settings.prefill_crossover
 
     @contextmanager
     def trying(self, kv_type: KVType) -> Iterator[None]:
@@ -149,6 +149,70 @@ class StreamedLayers:
             add_rows(y, values[:, first : first + rows.rows].contiguous(), rows)
             first += rows.rows
         return y if ffn.down.bias is None else y.add_(self.vector(ffn.down.bias))
+
+    def split_ffn(
+        self,
+        x: Tensor,
+        block: SplitFFN,
+        mask: Mask,
+        routing: Routing | None,
+        is_prompt: BoolArray | None,
+    ) -> Tensor:
+        """Compute a block with neurons on both devices, with the bias of down; x is contiguous."""
+        weights = None if routing is None else routing.weights
+        if block.slots.is_full:
+            y = masked_ffn(x, block.hot, mask, weights)
+        elif self.takes_neurons(len(x)):
+            y = self._with_chunks(x, block, mask, weights)
+        else:
+            y = self._with_cpu(x, block, mask, weights, is_prompt)
+        return y if routing is None else routing.add_biases(y)
+
+    def _with_cpu(
+        self,
+        x: Tensor,
+        block: SplitFFN,
+        mask: Mask,
+        weights: Tensor | None,
+        is_prompt: BoolArray | None,
+    ) -> Tensor:
+        """Compute the hot neurons here and the cold ones on the CPU."""
+        is_cold = block.slots.slot_of_neuron < 0
+        selected = np.ones((len(x), 1), np.uint8) if mask is None else self._gpu.to_host(mask)
+        active = ActiveIds.of_mask((selected != 0) & is_cold)
+        # Queued before the CPU begins, so that both compute.
+        y = masked_ffn(x, block.hot, mask, weights, has_down_bias=False)
+        on_host = self._gpu.to_host(x)
+        if weights is None:
+            cold = self._cpu.ffn_active(on_host, block.cpu, active, is_prompt)
+        else:
+            shares = self._gpu.to_host(weights)
+            cold = self._cpu.weighted_ffn(on_host, block.cpu, active, shares, is_prompt)
+        self._gpu.add(y, self._gpu.to_device(cold))
+        return y
+
+    def _with_chunks(
+        self, x: Tensor, block: SplitFFN, mask: Mask, weights: Tensor | None
+    ) -> Tensor:
+        """Add up the hot neurons and the chunks of cold ones."""
+        # Neurons that are columns of the file's down are sent in ranges, which include hot ones.
+        hot, wanted = block.hot, block.slots.cold
+        if not block.cpu.is_down_transposed:
+            hot = replace(hot, neuron_of_slot=hot.neuron_of_slot[:0])
+            wanted = np.arange(block.num_neurons, dtype=np.int32)
+        y = masked_ffn(x, hot, mask, weights)
+        size = chunk_neurons(hot.neuron_bytes, block.num_neurons, self._settings.chunk_bytes)
+        pieces = [wanted[first : first + size] for first in range(0, len(wanted), size)]
+        chunks = [_chunk_of(self._uploads, block.cpu, ids, size) for ids in pieces]
+        for ids, chunk in zip(pieces, self._stream.each(chunks), strict=True):
+            sent = replace(
+                chunk,
+                neuron_of_slot=self._gpu.to_device(ids),
+                slot_of_neuron=hot.slot_of_neuron,
+                counters=hot.counters,
+            )
+            self._gpu.add(y, masked_ffn(x, sent, mask, weights, has_down_bias=False))
+        return y
 
     def rope_and_store(
         self,
@@ -256,3 +320,12 @@ class StreamedLayers:
         if matrix not in self._chunks:
             self._chunks[matrix] = self._uploads.chunks(matrix, self._stream.buffer_bytes)
         return self._chunks[matrix]
+
+
+def _chunk_of(uploads: Uploads, ffn: NativeFFN, ids: IntArray, num_slots: int) -> Chunk[HotNeurons]:
+    # Not of the block, which refers to the device's memory.
+    slots = np.arange(len(ids), dtype=np.int32)
+    return Chunk(
+        lambda arena: Placer(uploads, arena).empty_neurons(ffn, num_slots),
+        lambda hot: uploads.neurons(ffn, hot, ids, slots),
+    )

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,7 @@ from powerinfer.ops.gpu.memory import Arena
 from powerinfer.ops.gpu.ops import TorchGPU
 from powerinfer.ops.gpu.selection import DevicePredictor, DeviceRouter
 from powerinfer.ops.gpu.uploads import Chunk, Staging
+from powerinfer.ops.hybrid.decode import HandedFFN, SplitFFN
 from powerinfer.ops.hybrid.handles import (
     Fused,
     FusedPart,
@@ -45,7 +46,7 @@ from powerinfer.ops.protocol import Linear, NeuronPredictor, ScoreStage
 from powerinfer.quant import get_format
 from powerinfer.values import ByteArray, IntArray
 
-__all__ = ["HandedBlock", "PlacedBlock", "Placer", "Uploads"]
+__all__ = ["Placer", "Uploads"]
 
 # Bytes of rows that are gathered in host memory at a time: a matrix of a chunk of a prompt.
 _PIECE_BYTES = 16 << 20
@@ -59,17 +60,12 @@ class Uploads:
     """
 
     def __init__(self, cpu: NativeOps, gpu: TorchGPU) -> None:
-        self._cpu = cpu
-        self._gpu = gpu
+        self.cpu, self.gpu = cpu, gpu
         self._local = threading.local()
-
-    def placer(self, arena: Arena) -> "Placer":
-        """Create a placer that cuts the arrays of weights out of an arena."""
-        return Placer(self._cpu, self._gpu, self, arena)
 
     def chunks(self, matrix: NativeMatrix, buffer_bytes: int) -> list[Chunk[DeviceMatrix]]:
         """Divide the rows of a matrix for buffers of this size."""
-        name, (rows, columns) = self._cpu.matrix_format(matrix), self._cpu.matrix_shape(matrix)
+        name, (rows, columns) = self.cpu.matrix_format(matrix), self.cpu.matrix_shape(matrix)
         most = max(1, (buffer_bytes - 2 * ALIGNMENT) // device_bytes(name, 1, columns))
 
         def chunk(ids: IntArray) -> Chunk[DeviceMatrix]:
@@ -93,7 +89,7 @@ class Uploads:
             slots: i32[n], rows to write.
         """
         # All of it lies in one arena. Closing a model does not wait for background work.
-        self._gpu.keep_for_stream(target.values)
+        self.gpu.keep_for_stream(target.values)
         for piece, encoded in self._encoded(matrix, ids):
             write_rows(target, slots[piece], encoded, is_staged=True)
 
@@ -116,9 +112,9 @@ class Uploads:
                 continue
             self.rows(part.matrix, ids, target, slots)
             if part.bias is not None and bias is not None:
-                values = self._cpu.vector_values(part.bias)[ids]
-                where = self._gpu.to_device(slots.astype(np.int64))
-                bias.index_copy_(0, where, self._gpu.to_device(values))
+                values = self.cpu.vector_values(part.bias)[ids]
+                where = self.gpu.to_device(slots.astype(np.int64))
+                bias.index_copy_(0, where, self.gpu.to_device(values))
         if ffn.is_down_transposed:
             self.rows(ffn.down.matrix, ids, hot.down, slots)
         else:
@@ -127,7 +123,7 @@ class Uploads:
     def _columns(self, ffn: NativeFFN, ids: IntArray, target: DeviceMatrix) -> None:
         """Copy columns of down, expert by expert, to the first rows of another matrix."""
         matrix = ffn.down.matrix
-        rows, size = self._cpu.matrix_shape(matrix)
+        rows, size = self.cpu.matrix_shape(matrix)
         hidden_size = rows // ffn.num_experts
         experts = ids // size
         ends = [*(np.flatnonzero(np.diff(experts)) + 1).tolist(), len(ids)]
@@ -143,7 +139,7 @@ class Uploads:
         self, matrix: NativeMatrix, rows: IntArray, ids: IntArray, target: DeviceMatrix
     ) -> None:
         """Copy columns of some rows of a matrix to rows of another."""
-        name = self._cpu.matrix_format(matrix)
+        name = self.cpu.matrix_format(matrix)
         form = get_format(name)
         # Only the blocks of consecutive neurons are sent.
         first, end = int(ids.min()) // form.block_size, int(ids.max()) // form.block_size + 1
@@ -154,44 +150,18 @@ class Uploads:
 
     def _encoded(self, matrix: NativeMatrix, ids: IntArray) -> Iterator[tuple[slice, ByteArray]]:
         """Yield pieces of rows in page-locked memory, each to be sent before the next."""
-        name, (_, columns) = self._cpu.matrix_format(matrix), self._cpu.matrix_shape(matrix)
+        name, (_, columns) = self.cpu.matrix_format(matrix), self.cpu.matrix_shape(matrix)
         row_bytes = get_format(name).num_bytes(columns)
         step = max(1, _PIECE_BYTES // max(1, row_bytes))
         staging: Staging | None = getattr(self._local, "staging", None)
         if staging is None:
             # Each thread has its own.
-            staging = self._local.staging = Staging(self._gpu, _PIECE_BYTES)
+            staging = self._local.staging = Staging(self.gpu, _PIECE_BYTES)
         for first in range(0, len(ids), step):
             some = ids[first : first + step]
             room = staging.room(len(some), row_bytes)
-            yield slice(first, first + step), self._cpu.encoded_rows(matrix, some, room)
+            yield slice(first, first + step), self.cpu.encoded_rows(matrix, some, room)
             staging.mark_sent()
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedBlock:
-    """The part of a feed-forward block on the device.
-
-    Attributes:
-        hot: neurons on the device, and the bias of down.
-        predictor: None without a predictor.
-        slots: the host's copy of the table of hot neurons.
-        scores: f32[num_neurons], zeros; None if neurons do not move.
-        router: None without experts.
-    """
-
-    hot: HotNeurons
-    predictor: DevicePredictor | None
-    slots: SlotTable
-    scores: Tensor | None
-    router: DeviceRouter | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class HandedBlock:
-    """The part on the device, f32[hidden_size] or None, of a block that the CPU computes."""
-
-    down_bias: Tensor | None
 
 
 class Placer:
@@ -203,11 +173,9 @@ class Placer:
         arena: memory of the arrays, zeroed.
     """
 
-    def __init__(self, cpu: NativeOps, gpu: TorchGPU, uploads: Uploads, arena: Arena) -> None:
+    def __init__(self, uploads: Uploads, arena: Arena) -> None:
         self.arena = arena
-        self._cpu = cpu
-        self._gpu = gpu
-        self._uploads = uploads
+        self._cpu, self._gpu, self._uploads = uploads.cpu, uploads.gpu, uploads
 
     def vector(self, vector: NativeVector) -> OnDevice[Tensor, NativeVector]:
         """Place a norm weight or bias."""
@@ -250,7 +218,7 @@ class Placer:
             self._gpu.write(target, values)
         return target
 
-    def block(self, ffn: NativeFFN, table: SlotTable, *, is_scored: bool) -> PlacedBlock:
+    def block(self, ffn: NativeFFN, table: SlotTable, *, is_scored: bool) -> SplitFFN:
         """Place the hot neurons and the predictor of a block.
 
         With `is_scored` the device keeps a score of each neuron, by which they move.
@@ -265,7 +233,8 @@ class Placer:
         if not self.arena.is_counting:
             self._uploads.neurons(ffn, hot, table.hot, table.slot_of_neuron[table.hot])
         scores = np.zeros(len(table.slot_of_neuron), np.float32)
-        return PlacedBlock(
+        return SplitFFN(
+            cpu=ffn,
             hot=hot,
             predictor=None if ffn.predictor is None else self._predictor(ffn.predictor),
             slots=table,
@@ -273,10 +242,10 @@ class Placer:
             router=self._router(ffn),
         )
 
-    def handed_block(self, ffn: NativeFFN) -> HandedBlock:
+    def handed_block(self, ffn: NativeFFN) -> HandedFFN:
         """Place the device's part of a block that the CPU computes, including its predictor."""
         # The CPU, which chooses the experts, adds their biases.
-        return HandedBlock(self._numbers(ffn.down.bias) if ffn.router is None else None)
+        return HandedFFN(ffn, self._numbers(ffn.down.bias) if ffn.router is None else None)
 
     def empty_neurons(self, ffn: NativeFFN, num_slots: int) -> HotNeurons:
         """Allocate slots for neurons of a block, without tables and the bias of down."""
