@@ -75,9 +75,8 @@ class NativeOps(NativeWeights):
         """Start the threads.
 
         Args:
-            threads: members of the team, 1 to 512, the caller included.
-            kernels: name from `machine_info().available_kernels`; None takes the best of them.
-                Other instances may use others.
+            threads: see `machine.start_team`, as for `kernels`; other instances may use others.
+            kernels: name of a kernel table.
             repack: copy matrices in `REPACKED_FORMATS` into the faster layout; rows stay rows.
             in_place: use other matrices where the file is mapped; else copy them into huge pages.
 
@@ -132,11 +131,7 @@ class NativeOps(NativeWeights):
         self._team.unpin()
 
     def exchange(self, buffers: ExchangeBuffers, watchdog_s: float = WATCHDOG_S) -> NativeExchange:
-        """Create the CPU half of FFN layers that lie on two devices; see `NativeExchange`.
-
-        Raises:
-            ShapeError: the buffers do not fit each other.
-        """
+        """Create the CPU half of FFN layers that lie on two devices; see `NativeExchange`."""
         return NativeExchange(self._team, buffers, watchdog_s)
 
     def predict(
@@ -252,16 +247,12 @@ class NativeOps(NativeWeights):
     ) -> FloatArray:
         """Compute a feed-forward block in one call, including its predictor."""
         out = np.empty(x.shape, np.float32)
-        if ffn.predictor is None:
-            stats = _core.ffn(
-                self._team, x, ffn.native, out, is_prompt=is_prompt, router_input=router_input
-            )
-        else:
-            scored = x if predictor_input is None else predictor_input
+        predictor = scored = None
+        if ffn.predictor is not None:
             predictor = ffn.predictor.native
-            stats = _core.ffn(
-                self._team, x, ffn.native, out, predictor, scored, is_prompt, router_input
-            )
+            scored = x if predictor_input is None else predictor_input
+        team, block = self._team, ffn.native
+        stats = _core.ffn(team, x, block, out, predictor, scored, is_prompt, router_input)
         add_stats(self.counters, stats)
         return out
 
