@@ -111,7 +111,6 @@ def read_activation_folder(
     is right in any case.
 
     Args:
-        num_neurons: neurons of each FFN.
         identity: identity of the model, to mention that another one was counted: a folder serves
             all files of a model next to it.
         activation: activation of the model, to refuse counts of another one; None for any.
@@ -198,8 +197,7 @@ def _all_counts(folder: Path, num_layers: int, num_neurons: int) -> npt.NDArray[
 def read_activation_file(path: Path, length: int) -> npt.NDArray[np.float64]:
     """Read a tensor of `length` numbers as f64[length].
 
-    Args:
-        path: file of `torch.save(tensor, path)`, of any real numeric type, from any device.
+    Files are those of `torch.save(tensor, path)`, of any real numeric type, from any device.
 
     Raises:
         PlacementError: torch is missing, or the file is damaged or holds anything else.

@@ -37,7 +37,6 @@ class Counted:
     """Inputs that determine the counts of a profile.
 
     Attributes:
-        activation: that of the model's FFNs, as text.
         text_identity: hash of the texts in their order.
         window: tokens per window of attention.
         limit: maximum number of tokens; None for all.
@@ -55,7 +54,6 @@ class ActivationRecord:
     """Origin of the counts of a folder.
 
     Attributes:
-        texts: their names.
         num_neurons: neurons per layer, in all experts.
         num_experts: experts per layer; 1 for an FFN without a router.
         fired: sum of the counts of each layer.

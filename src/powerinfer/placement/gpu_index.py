@@ -104,7 +104,6 @@ def write_gpu_index(path: Path, plan: PlacementPlan, vram_capacity: int) -> None
     """Write the hot neurons of a plan, atomically.
 
     Args:
-        path: target; replaced only if it is an index that we wrote.
         plan: plan of a model with an identity; its other fields have no place in such a file.
         vram_capacity: bytes of GPU memory that its neurons need.
 

@@ -48,7 +48,6 @@ class PlacementPlan:
     Attributes:
         model_identity: `gguf.model_identity` of the model; empty for a model without a file.
         budget_bytes: GPU memory that it was made for.
-        num_neurons: number of them per layer.
         has_output: the output head and its norm are on the GPU.
         predicted_s: seconds per decode step by the cost model, or None.
 

@@ -99,14 +99,12 @@ class ModelSizes:
     """Sizes of a whole model.
 
     Attributes:
-        num_neurons: neurons per layer.
         output_bytes: the output head and its norm; held, and read in each step.
         overhead_bytes: fixed cost of using the GPU: CUDA context, graph pools, workspaces, pinned
             and staging buffers that live there.
         is_parallel: attention and FFN of a layer take the same input (Falcon).
         host_output_bytes: bytes the CPU reads for the head; None if equal to output_bytes.
-        num_experts: experts per layer; 1 without a router.
-        num_used: experts selected for a token.
+        num_experts: experts per layer, of which a token uses `num_used`; 1 without a router.
     """
 
     layers: tuple[LayerSizes, ...]
@@ -189,11 +187,7 @@ class ActivationStats:
         return np.argsort(-self.rounded(layer), kind="stable").astype(np.int32)
 
     def covered_share(self, plan: PlacementPlan, *layers: int) -> float:
-        """Return the share of expected activations on the GPU; 0 if no neuron fires.
-
-        Args:
-            layers: numbers of the layers that count; without any, all do.
-        """
+        """Return the share of expected activations on the GPU, of all layers or those numbered."""
         covered = total = 0.0
         for number in layers or range(len(plan.layers)):
             frequency = self.rounded(number)
@@ -211,7 +205,7 @@ class PlacementProblem:
     """All inputs of a plan.
 
     Attributes:
-        model_identity: `gguf.model_identity` of the model; empty for a model without a file.
+        model_identity: see `PlacementPlan`.
         budget_bytes: GPU memory for overhead_bytes of the sizes and all placed parts.
         prompt_tokens: prompt tokens per decoded token, to optimise for. One by default: in a
             conversation the question and the parts of it read again are about as long as the

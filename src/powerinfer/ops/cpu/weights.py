@@ -101,7 +101,6 @@ class NativeWeights:
         """Copy rows in the format `matrix_format`, whatever their layout here: u8[n, row_bytes].
 
         Args:
-            matrix: made by `matrix` or `recode`.
             ids: i32[n], rows in the wanted order; None for all.
             out: u8[n, row_bytes], written to; None for a new array.
 
@@ -167,10 +166,8 @@ def _viewed(tensor: Tensor) -> _core.Matrix:
     return _core.Matrix(tensor.data, tensor.format, rows, columns)
 
 
-def _native_ffn(
-    ffn: NativeFFN,
-) -> _core.FFN:
-    """A handle of the weights of a block."""
+def _native_ffn(ffn: NativeFFN) -> _core.FFN:
+    """Create a handle of the weights of a block."""
     return _core.FFN(
         (None, None) if ffn.gate is None else (ffn.gate.matrix, ffn.gate.bias),
         (ffn.up.matrix, ffn.up.bias),

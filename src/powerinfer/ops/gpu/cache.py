@@ -28,7 +28,6 @@ class DeviceKV:
 
     Attributes:
         keys: f16 or i8[num_blocks, block_size, num_kv_heads, head_dim].
-        values: the same shape and type.
         key_scales: f16[num_blocks, block_size, num_kv_heads, head_dim / 32]; empty for f16.
     """
 
@@ -179,11 +178,7 @@ class DeviceBatch:
         self._numbers.copy_(self._staging, non_blocking=True)
 
     def require_blocks(self, block_size: int) -> None:
-        """Check once that every token of the batch has a KV block.
-
-        Raises:
-            PowerInferError: a token has no KV block.
-        """
+        """Check once that every token of the batch has a KV block, or raise PowerInferError."""
         if self._block_size != block_size:
             self._block_size = block_size
             _check_blocks(self.host, block_size)

@@ -119,8 +119,7 @@ def free_bytes(name: str) -> int:
 def context_bytes(name: str) -> int | None:
     """Use a device for the first time in this process, and measure the memory that this takes.
 
-    Returns:
-        None if NVML does not answer, or if the device had been used before.
+    Returns None if NVML does not answer, or if the device had been used before.
     """
     before = used_bytes(name)
     if before is None:

@@ -50,14 +50,11 @@ class HotNeurons:
     """Neurons of one block that lie on a device; row i of each matrix belongs to slot i.
 
     Attributes:
-        gate: [slots, hidden_size] or None for an ungated block.
-        up: [slots, hidden_size].
-        down: [slots, hidden_size], transposed.
+        gate: [slots, hidden_size], as up and transposed down; None for an ungated block.
         neuron_of_slot: i32[slots], -1 for free slots.
         slot_of_neuron: i32[intermediate_size], -1 for neurons elsewhere.
         is_exact_sparse: read up and down only for neurons that fire; False: for all selected ones.
-        gate_bias: f32[slots] or None.
-        up_bias: f32[slots] or None.
+        gate_bias: f32[slots] or None; so `up_bias`.
         down_bias: f32[hidden_size] or None; added once per call, even without neurons.
         counters: i64[3] on the device or None: pairs of token and neuron with a value other than
             zero, selected pairs, and neurons whose deciding row was read. Not incremented if all
@@ -102,7 +99,6 @@ def hot_ffn(
 
     Args:
         x: f32[num_tokens, hidden_size], contiguous.
-        hot: neurons on the device.
         mask: u8[num_tokens, intermediate_size], selected neurons; None for all.
         weights: f32[num_tokens, n], contiguous, factors of the values of neurons: neuron i takes
             the weight i // (intermediate_size / n), that of its expert or its own. None: 1.
@@ -286,12 +282,7 @@ def masked_ffn(
     All rows of the slots in the table are multiplied, those of free slots by zero: they must be
     finite. Activations are rounded to the type of the weights (`linear.rounded`).
 
-    Args:
-        x: f32[num_tokens, hidden_size], contiguous.
-        hot: neurons on the device; its table may name fewer slots than there are.
-        mask: u8[num_tokens, intermediate_size], selected neurons; None for all.
-        weights: factors of the neurons' values, as for `hot_ffn`.
-        has_down_bias: add the bias of down.
+    Arguments are those of `hot_ffn`; the table of `hot` may name fewer slots than there are.
 
     Raises:
         ShapeError: x does not fit the matrices, or the weights do not fit x and the neurons.

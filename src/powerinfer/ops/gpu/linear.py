@@ -59,11 +59,8 @@ def linear(x: Tensor, layers: Sequence[DeviceLinear]) -> list[Tensor]:
 def product(x: Tensor, matrix: DeviceMatrix) -> Tensor:
     """Compute x @ matrix.T for any number of tokens, see `rounded`: f32[num_tokens, rows].
 
-    Args:
-        x: f32[num_tokens, at most matrix.columns], contiguous.
-
     Raises:
-        ShapeError: x has more columns than the matrix.
+        ShapeError: x, which is contiguous, has more columns than the matrix.
     """
     columns = x.shape[1]
     if columns > matrix.columns:
@@ -139,9 +136,7 @@ def write_columns(
     Args:
         target: floats [slots, hidden_size]; row s gets column ids[s], from element `first` on.
         ids: i32[at most slots], columns of the matrix.
-        encoded: u8[rows, row_bytes], some rows of the matrix.
-        format_name: encoding of the rows.
-        columns: numbers in a row.
+        encoded: u8[rows, row_bytes], some rows of the matrix, of `columns` numbers each.
         first: number of the first of these rows.
 
     Raises:

@@ -91,7 +91,6 @@ def empty_matrix(
     """Allocate a matrix to be filled by `write_rows`: zeros, or the contents of the arena.
 
     Args:
-        format_name: encoding of the rows that will be written.
         columns: numbers in a row; for packed formats a multiple of 32.
         where: an arena, or a torch device or its name for separate memory.
 
@@ -143,8 +142,7 @@ def write_rows(
     """Overwrite rows of a matrix.
 
     Args:
-        matrix: written to, on torch's current stream.
-        slots: i32[n], distinct rows to write.
+        slots: i32[n], distinct rows to write, on torch's current stream.
         encoded: u8[n, row_bytes] in the encoding `matrix.format_name`.
         is_staged: `encoded` lies in page-locked memory and does not change until the stream has
             read it, which nothing waits for.

@@ -149,11 +149,7 @@ class Arena:
     def allocate(
         cls, device: torch.device, num_bytes: int, what: str, *, is_zero: bool = True
     ) -> "Arena":
-        """Allocate memory of a device for the purpose `what`.
-
-        Raises:
-            OutOfDeviceMemoryError: the device has no room.
-        """
+        """Allocate memory of a device for the purpose `what`, see `naming_exhaustion`."""
         with naming_exhaustion(what, num_bytes):
             memory = torch.empty(num_bytes, dtype=torch.uint8, device=device)
             return cls(memory.zero_() if is_zero else memory)

@@ -56,11 +56,7 @@ class TorchGPU(DeviceMemory):
         self.has_packed = False
 
     def upload_matrix(self, encoded: ByteArray, format_name: str, columns: int) -> DeviceMatrix:
-        """Copy an encoded matrix u8[rows, row_bytes]; see `matrix.upload_matrix`.
-
-        Raises:
-            OutOfDeviceMemoryError: it does not fit.
-        """
+        """Copy an encoded matrix u8[rows, row_bytes]; see `matrix.upload_matrix`."""
         with naming_exhaustion(f"a {format_name} matrix", int(encoded.nbytes)):
             return upload_matrix(encoded, format_name, columns, self.device)
 
@@ -118,11 +114,7 @@ class TorchGPU(DeviceMemory):
         return [DeviceKV.cut(arena, shape, kv_type) for _ in range(num_layers)]
 
     def copy_kv_blocks(self, layers: Sequence[DeviceKV], pairs: Sequence[tuple[int, int]]) -> None:
-        """Queue the copies in place, so that records keep their addresses.
-
-        Raises:
-            IndexError: there is no such block.
-        """
+        """Queue the copies in place, so that records keep their addresses."""
         arrays = [array for layer in layers for array in layer.arrays if array.numel()]
         for source, target in pairs:
             if min(source, target) < 0:
@@ -141,13 +133,7 @@ class TorchGPU(DeviceMemory):
         table: RopeTable | None,
         head_norms: HeadNorms[Tensor] | None = None,
     ) -> None:
-        """Normalise and rotate q and k in place, then write k and v into the cache.
-
-        Rows must be contiguous.
-
-        Raises:
-            PowerInferError: a token of the batch has no KV block.
-        """
+        """Normalise and rotate q and k in place, and store k and v; rows are contiguous."""
         placed = self.device_batch(batch)
         placed.require_blocks(cache.block_size)
         rope_and_store(q, k, v, cache, placed, self._uploaded_angles(table), head_norms)

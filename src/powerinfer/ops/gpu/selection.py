@@ -33,8 +33,7 @@ def predict(x: Tensor, predictor: DevicePredictor, earlier: Tensor | None = None
     paths differ only for scores within rounding of a threshold.
 
     Args:
-        x: f32[num_tokens, hidden_size], contiguous.
-        predictor: a predictor on the device of x.
+        x: f32[num_tokens, hidden_size], contiguous, on the device of the predictor.
         earlier: u8[num_tokens, intermediate_size], neurons that may pass, or None for all; reused
             for the result.
 

@@ -38,11 +38,7 @@ class Staging:
         self._next = 0
 
     def room(self, num_rows: int, row_bytes: int) -> ByteArray:
-        """Wait for free room, u8[num_rows, row_bytes].
-
-        Raises:
-            OutOfDeviceMemoryError: there is no more page-locked memory.
-        """
+        """Wait for free room, u8[num_rows, row_bytes]."""
         self._next = 1 - self._next
         wanted = num_rows * row_bytes
         sent, piece = self._sent[self._next], self._pieces[self._next]
@@ -74,25 +70,17 @@ class Mark:
 
 
 class Upload:
-    """One piece of background work."""
+    """One piece of background work; its methods raise the PowerInferError that it raised."""
 
     def __init__(self, future: "Future[Mark]") -> None:
         self._future = future
 
     def is_done(self) -> bool:
-        """True once the numbers have arrived.
-
-        Raises:
-            PowerInferError: the work raised it.
-        """
+        """True once the numbers have arrived."""
         return self._future.done() and self._future.result().is_reached()
 
     def join(self) -> None:
-        """Make work that the caller queues from now on wait for the numbers.
-
-        Raises:
-            PowerInferError: the work raised it.
-        """
+        """Make work that the caller queues from now on wait for the numbers."""
         event = self._future.result().event
         if event is not None:
             torch.cuda.current_stream().wait_event(event)

@@ -60,6 +60,8 @@ class _Shared:
 class SplitBlocks:
     """Creates and runs blocks, and owns what they share.
 
+    Methods that allocate raise OutOfDeviceMemoryError if there is no room.
+
     Attributes:
         are_recordable: no predictor is written in Python, which a step would have to call.
         online: moves neurons; None before a model was placed, or if none may move.
@@ -87,9 +89,6 @@ class SplitBlocks:
         """Create what the devices share, once, after `place_chunks` and before the first `add`.
 
         Numbers of neurons and experts are those of a layer; dense blocks have 0 experts.
-
-        Raises:
-            OutOfDeviceMemoryError: the device, or page-locked memory, is exhausted.
         """
         gpu, settings = self._gpu, self._settings
         buffers = SharedBuffers.allocate(
@@ -144,11 +143,7 @@ class SplitBlocks:
         return self._shared
 
     def place(self, ffn: NativeFFN, hot: IntArray, placer: Placer) -> SplitFFN:
-        """Copy the hot neurons of a block, i32[k] ascending ids, and its predictor to the device.
-
-        Raises:
-            OutOfDeviceMemoryError: they do not fit.
-        """
+        """Copy the hot neurons of a block, ascending i32[k], and its predictor to the device."""
         num_neurons, online = self._cpu.matrix_shape(ffn.up.matrix)[0], self._settings.online
         # Columns of a down that is not transposed take too long to gather.
         is_movable = ffn.predictor is not None and ffn.is_down_transposed
@@ -159,11 +154,7 @@ class SplitBlocks:
         return placer.block(ffn, table, is_scored=may_move)
 
     def place_chunks(self, ffns: Sequence[NativeFFN], placer: Placer) -> None:
-        """Allocate two buffers for chunks of cold neurons of prompts, which all blocks share.
-
-        Raises:
-            OutOfDeviceMemoryError: it does not fit.
-        """
+        """Allocate two buffers for chunks of cold neurons of prompts, which all blocks share."""
         num_bytes = 0
         for ffn in ffns:
             counting = Placer(self._uploads, Arena.counting())

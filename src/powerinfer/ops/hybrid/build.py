@@ -57,11 +57,7 @@ class SharedBuffers:
         num_layers: int,
         num_experts: int = 0,
     ) -> "SharedBuffers":
-        """Allocate all of them, filled with zeros.
-
-        Raises:
-            OutOfDeviceMemoryError: the system has no more page-locked memory.
-        """
+        """Allocate all of them, filled with zeros."""
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return memory.pinned(shape, dtype).zero_()

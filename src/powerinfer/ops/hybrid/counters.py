@@ -37,8 +37,6 @@ class HybridCounters:
 
         Args:
             counters: counters of the CPU backend.
-            exchange: the CPU's half.
-            gpu: holds three numbers per layer, see `HotNeurons.counters`.
             num_layers: layers of the model, and of shared experts.
             blocks: blocks with scores, also those that are added to the sequence later.
         """
@@ -46,6 +44,7 @@ class HybridCounters:
         self._exchange = exchange
         self._blocks = blocks
         # Four per row, so that all rows are aligned to 16 bytes: one compiled kernel for all.
+        # The first three are `HotNeurons.counters`.
         zeros = np.zeros((num_layers, 4), np.int64)
         self._on_device = gpu.to_device(zeros)
         self._fetched = gpu.pinned(zeros.shape, torch.int64).zero_()

@@ -91,11 +91,7 @@ class CudaDriver:
         return address.value
 
     def require_memory_operations(self, device_index: int) -> None:
-        """Check the driver's attributes of a device; only a trial can show that they work.
-
-        Raises:
-            DeviceError: it has no memory operations.
-        """
+        """Check the driver's attributes of a device; only a trial can show that they work."""
         device, value = ctypes.c_int(), ctypes.c_int()
         self._call("cuDeviceGet", ctypes.byref(device), device_index)
         for number in _MEMORY_OPERATIONS:
@@ -191,11 +187,7 @@ class MemoryOperationHandoff:
     name = "memory_operations"
 
     def __init__(self, exchange: NativeExchange, driver: CudaDriver) -> None:
-        """Take the CPU's half, which clears ready flags and sets done flags, in pinned memory.
-
-        Raises:
-            DeviceError: it has no flags.
-        """
+        """Take the CPU's half, which clears ready flags and sets done flags, in pinned memory."""
         flags = exchange.buffers.flags
         if flags is None:
             raise DeviceError("memory operations need an exchange with flags")
@@ -361,9 +353,5 @@ def cause_of(error: BaseException) -> BaseException:
 
 
 def is_exhaustion(error: BaseException) -> bool:
-    """Test whether the cause of an error is a lack of memory of the device or page-locked memory.
-
-    Raises:
-        KeyboardInterrupt: it is the first cause.
-    """
+    """Test whether the cause of an error, see `cause_of`, is a lack of memory."""
     return is_out_of_memory(cause_of(error))

@@ -80,10 +80,7 @@ def measure_gpu_speed(
     On torch's cpu device, where kernels are interpreted, the matrices are tiny and the figures
     meaningless.
 
-    Args:
-        device: name of a torch device.
-        ops: the CPU backend that layers are handed to.
-        progress: called with (steps done, steps in all).
+    Layers are handed to `ops`; `progress` is called with (steps done, steps in all).
 
     Raises:
         DeviceError: there is no such device, or it failed.

@@ -172,7 +172,6 @@ class StepGraphs:
         """Execute one run of layers, within `working`; see `powerinfer.ops.protocol.Ops.step`.
 
         Args:
-            x: f32[num_tokens, hidden_size].
             key: see `LayerProgram.key`; None for a step that may not be recorded.
             number: number of the run in its step.
             layers: layers of the exchange that it hands to the CPU, in the order of their signals.

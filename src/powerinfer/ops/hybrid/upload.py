@@ -80,14 +80,7 @@ class Uploads:
     def rows(
         self, matrix: NativeMatrix, ids: IntArray, target: DeviceMatrix, slots: IntArray
     ) -> None:
-        """Copy rows of a matrix to the device.
-
-        Args:
-            matrix: matrix of the CPU backend.
-            ids: i32[n], rows to copy.
-            target: matrix on the device with the same format and columns.
-            slots: i32[n], rows to write.
-        """
+        """Copy rows i32[n] of a matrix to rows i32[n] of one of the same format on the device."""
         # All of it lies in one arena. Closing a model does not wait for background work.
         self.gpu.keep_for_stream(target.values)
         for piece, encoded in self._encoded(matrix, ids):
@@ -97,8 +90,6 @@ class Uploads:
         """Write neurons into free slots, without entering them into the tables.
 
         Args:
-            ffn: the block in host memory.
-            hot: slots on the device.
             ids: i32[n], neurons; ascending unless down is transposed.
             slots: i32[n], a slot for each; the first n unless down is transposed.
         """

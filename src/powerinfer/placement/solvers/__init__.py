@@ -76,12 +76,8 @@ def sweep(problem: PlacementProblem, budgets: Sequence[int], solver: Solver) -> 
     that do not minimise time may, the previous plan is kept: the cost of a plan, decode step and
     prompt tokens, never rises by more than `MEMORY_WORTH`.
 
-    Args:
-        problem: the problem; its own budget is ignored.
-        budgets: budgets in bytes, in any order.
-
     Returns:
-        One point per different budget, ascending.
+        One point per different budget in bytes, ascending; that of the problem is ignored.
     """
     ladder = sorted(set(budgets))
     if not ladder:
