@@ -141,7 +141,6 @@ def matvec(
     is_relu: bool = False,
     center: Tensor | None = None,
     blocks: Tensor | None = None,
-    out: Tensor | None = None,
 ) -> Tensor:
     """X @ matrix.T + bias: f32[num_tokens, rows].
 
@@ -151,10 +150,8 @@ def matvec(
         x: f32[num_tokens, at most matrix.columns], up to 8 tokens; further columns meet zeros.
         matrix: on the device of x.
         bias: f32[rows] or None.
-        is_relu: clip what is negative.
         center: f32[columns of x], subtracted from every token, or None.
         blocks: `input_blocks` of x, center and matrix; None: made here.
-        out: f32[num_tokens, rows] to write to, or None for a new one.
 
     Raises:
         ShapeError: sizes do not fit each other.
@@ -163,11 +160,7 @@ def matvec(
     num_tokens, rows = len(x), matrix.rows
     if blocks is None:
         blocks = input_blocks(x, matrix, center)
-    y = (
-        torch.empty((num_tokens, rows), dtype=torch.float32, device=x.device)
-        if out is None
-        else out
-    )
+    y = torch.empty((num_tokens, rows), dtype=torch.float32, device=x.device)
     sizes = tile_sizes(num_tokens, rows, x.shape[1], matrix.bits)
     matvec_kernel[(triton.cdiv(rows, sizes["ROWS"]),)](
         x,
@@ -259,8 +252,6 @@ def tile_sizes(
     reads four columns or blocks of a row at once, weights and input alike.
 
     Args:
-        num_tokens: of the input.
-        rows: that are multiplied.
         columns: of the input.
         bits: size of a code; 0 for floats.
         most_rows: limit of the rows of a tile.
