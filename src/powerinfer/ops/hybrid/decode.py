@@ -42,8 +42,6 @@ class SplitFFN:
         cpu: all neurons, prepared by the CPU backend.
         hot: neurons on the GPU, and the bias of down.
         predictor: None if all neurons are computed, or all that fire.
-        slots: the host's copy of the table of hot neurons.
-        router: None without experts.
         scores: f32[num_neurons] on the device, how often each neuron fired recently; None if
             neurons do not move.
         number: row of its counters; set, as the next, by `SplitBlocks.add`.
@@ -171,9 +169,5 @@ def listed(
     active: ActiveIds, num_neurons: int, gpu: TorchGPU, routing: Routing | None = None
 ) -> Mask:
     """Select the neurons that the host listed, of chosen experts only."""
-    num_tokens = len(active.offsets) - 1
-    mask = np.zeros((num_tokens, num_neurons), np.uint8)
-    tokens = np.repeat(np.arange(num_tokens), np.diff(active.offsets))
-    mask[tokens, active.ids] = 1
-    on_device = gpu.to_device(mask)
+    on_device = gpu.to_device(active.mask(num_neurons).view(np.uint8))
     return on_device if routing is None else on_device.mul_(routing.mask(num_neurons))

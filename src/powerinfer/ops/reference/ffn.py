@@ -162,15 +162,13 @@ def mask_of_ids(active: ActiveIds, num_tokens: int, num_neurons: int) -> Mask:
     """
     if len(active.offsets) != num_tokens + 1:
         raise ShapeError(f"{len(active.offsets) - 1} lists of neurons for {num_tokens} tokens")
-    mask = np.zeros((num_tokens, num_neurons), bool)
     for token in range(num_tokens):
         ids = active.of(token)
         if len(ids) and (ids[0] < 0 or ids[-1] >= num_neurons or (np.diff(ids) <= 0).any()):
             raise IndexError(
                 f"neuron ids of token {token} must ascend strictly within [0, {num_neurons})"
             )
-        mask[token, ids] = True
-    return mask
+    return active.mask(num_neurons)
 
 
 def fires(activation: Activation, scores: DoubleArray | FloatArray) -> Mask:
