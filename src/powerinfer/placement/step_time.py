@@ -211,11 +211,7 @@ def layer_s(problem: PlacementProblem, plan: PlacementPlan, number: int) -> floa
 
 
 def step_s(problem: PlacementProblem, plan: PlacementPlan) -> float:
-    """Predict the seconds of one decode step of one token, fixed costs of runs included.
-
-    Raises:
-        PlacementError: the plan is of a model of another shape.
-    """
+    """Predict the seconds of one decode step of one token, fixed costs of runs included."""
     plan.check_shape(len(problem.sizes.layers), problem.sizes.num_neurons)
     layers = [layer_s(problem, plan, number) for number in range(len(plan.layers))]
     head_s = output_s(problem, on_gpu=plan.has_output)

@@ -16,12 +16,7 @@ from powerinfer.ops.cpu.handles import NativeFFN, add_stats
 from powerinfer.ops.operands import FFNCounters
 from powerinfer.values import FloatArray, IntArray
 
-__all__ = [
-    "WATCHDOG_S",
-    "ExchangeBuffers",
-    "NativeExchange",
-    "WordArray",
-]
+__all__ = ["WATCHDOG_S", "ExchangeBuffers", "NativeExchange", "WordArray"]
 
 WordArray = npt.NDArray[np.uint32]
 
@@ -75,11 +70,10 @@ class NativeExchange:
     def __init__(
         self, team: _core.ThreadTeam, buffers: ExchangeBuffers, watchdog_s: float = WATCHDOG_S
     ) -> None:
-        """Share buffers.
+        """Share buffers, which are C-contiguous.
 
         Args:
             team: the threads; operations of other callers on it wait while a layer runs.
-            buffers: memory shared with the other device, C-contiguous.
             watchdog_s: seconds without a signal after which a step is abandoned, not counting the
                 time in which the process was stopped or the machine asleep.
 

@@ -14,11 +14,7 @@ import numpy as np
 
 from powerinfer import _core
 from powerinfer.errors import ShapeError, UnsupportedError
-from powerinfer.ops.cpu.exchange import (
-    WATCHDOG_S,
-    ExchangeBuffers,
-    NativeExchange,
-)
+from powerinfer.ops.cpu.exchange import WATCHDOG_S, ExchangeBuffers, NativeExchange
 from powerinfer.ops.cpu.handles import (
     CurrentBatch,
     NativeFFN,

@@ -35,11 +35,7 @@ _LARGEST = 1024.0 if _HAS_WIDE_OUTPUT else 1.0
 
 
 def linear(x: Tensor, layers: Sequence[DeviceLinear]) -> list[Tensor]:
-    """Multiply f32[num_tokens, columns] with several matrices: f32[num_tokens, rows] each.
-
-    Raises:
-        ShapeError: the input does not fit a matrix.
-    """
+    """Multiply f32[num_tokens, columns] with several matrices: f32[num_tokens, rows] each."""
     x = x.contiguous()
     if len(x) > MAX_TOKENS:
         products = [(product(x, layer.matrix), layer.bias) for layer in layers]

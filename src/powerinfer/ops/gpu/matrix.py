@@ -119,11 +119,8 @@ def upload_matrix(
 ) -> DeviceMatrix:
     """Copy a whole encoded matrix, u8[rows, row_bytes], to the device.
 
-    Numbers of a format without a packed form become f16, or if one does not fit, f32.
-
-    Raises:
-        ShapeError: the bytes of a row are not `columns` numbers.
-        UnsupportedError: there is no such format.
+    Numbers of a format without a packed form become f16, or if one does not fit, f32. Errors are
+    those of `empty_matrix` and `write_rows`.
     """
     slots = np.arange(len(encoded), dtype=np.int32)
     matrix = empty_matrix(format_name, len(encoded), columns, device)

@@ -50,11 +50,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def naming_exhaustion(what: str, num_bytes: int) -> Iterator[None]:
-    """Turn torch's error for exhausted memory into ours, which names what did not fit.
-
-    Raises:
-        OutOfDeviceMemoryError: the body ran out of memory.
-    """
+    """Turn torch's error for exhausted memory into OutOfDeviceMemoryError, which names `what`."""
     try:
         yield
     except RuntimeError as error:
@@ -72,13 +68,10 @@ class KernelError(DeviceError):
 
 @contextmanager
 def naming_kernel_failure() -> Iterator[None]:
-    """Turn errors of Triton into one of ours, in one line.
+    """Turn errors of Triton, for kernels that do not compile or load, into a KernelError.
 
     Its classes derive from Exception, and it passes on what compilers and its cache's files raise.
     Errors that the driver reports through it stay as they are, see `step_graphs`.
-
-    Raises:
-        KernelError: the body launched a kernel that does not compile or load.
     """
     try:
         yield
@@ -95,11 +88,7 @@ def naming_kernel_failure() -> Iterator[None]:
 
 @contextmanager
 def naming_gpu_failure() -> Iterator[None]:
-    """Turn errors of torch, Triton and the driver into one of ours, in one line.
-
-    Raises:
-        DeviceError: one of them failed; for a lack of memory OutOfDeviceMemoryError.
-    """
+    """Turn errors of torch, Triton and the driver into DeviceError or OutOfDeviceMemoryError."""
     try:
         with naming_kernel_failure():
             yield
@@ -161,11 +150,7 @@ class Arena:
         return cls(torch.empty(1 << 56, dtype=torch.uint8, device="meta"))
 
     def array(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Cut out the next array, with the contents of the memory.
-
-        Raises:
-            OutOfDeviceMemoryError: too little is left.
-        """
+        """Cut out the next array, as the memory is, or raise OutOfDeviceMemoryError."""
         first, num_bytes = self.used_bytes, math.prod(shape) * dtype.itemsize
         if first + num_bytes > len(self._memory):
             raise OutOfDeviceMemoryError(

@@ -43,11 +43,7 @@ class TorchGPU(DeviceMemory):
     """
 
     def __init__(self, device: str = "cuda") -> None:
-        """Open `cuda`, `cuda:N` (which becomes torch's current device) or `cpu`.
-
-        Raises:
-            DeviceError: torch sees no such device.
-        """
+        """Open `cuda`, `cuda:N` (which becomes torch's current device) or `cpu`."""
         super().__init__(open_device(device))
         # Tables by identity: a table is kept here, so its identity is not given to another.
         self._angles: dict[int, tuple[RopeTable, Angles]] = {}
@@ -100,12 +96,7 @@ class TorchGPU(DeviceMemory):
         head_dim: int,
         kv_type: KVType,
     ) -> list[DeviceKV]:
-        """Allocate the uninitialised cache of some layers, in one arena.
-
-        Raises:
-            UnsupportedError: q8_0 with heads that are not whole blocks.
-            OutOfDeviceMemoryError: it does not fit.
-        """
+        """Allocate the uninitialised cache of some layers, in one arena; see `DeviceKV.cut`."""
         shape, counted = (num_blocks, block_size, num_kv_heads, head_dim), Arena.counting()
         DeviceKV.cut(counted, shape, kv_type)
         num_bytes = num_layers * counted.used_bytes

@@ -36,9 +36,6 @@ def predict(x: Tensor, predictor: DevicePredictor, earlier: Tensor | None = None
         x: f32[num_tokens, hidden_size], contiguous, on the device of the predictor.
         earlier: u8[num_tokens, intermediate_size], neurons that may pass, or None for all; reused
             for the result.
-
-    Raises:
-        ShapeError: x does not fit the predictor.
     """
     return (_predict_few if len(x) <= MAX_TOKENS else _predict_many)(x, predictor, earlier)
 

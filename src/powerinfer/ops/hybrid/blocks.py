@@ -212,10 +212,9 @@ class SplitBlocks:
     ) -> Callable[[], Tensor]:
         """Start a block; calling the result finishes it and returns the output on the device.
 
+        Inputs are f32[num_tokens, hidden_size] on the device, None for `x`.
+
         Args:
-            x: f32[num_tokens, hidden_size] on the device.
-            predictor_input: input of its predictor, like x; None for x.
-            router_input: input of its router, like x; None for x.
             is_prompt: bool[num_tokens], for the CPU's part of steps with more tokens than are
                 handed over; rows that are handed over are decode rows.
             active: neurons of a `SplitFFN` to be computed, instead of those its predictor selects.

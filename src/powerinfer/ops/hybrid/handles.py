@@ -13,12 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from powerinfer.errors import PlacementError
-from powerinfer.ops.cpu.handles import (
-    NativeFFN,
-    NativeKV,
-    NativeMatrix,
-    NativeVector,
-)
+from powerinfer.ops.cpu.handles import NativeFFN, NativeKV, NativeMatrix, NativeVector
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.cache import DeviceKV
 from powerinfer.ops.gpu.linear import DeviceLinear
@@ -107,11 +102,7 @@ def host_vector(vector: HybridVector) -> NativeVector:
 
 
 def device_vector(vector: HybridVector) -> Tensor:
-    """Return the GPU backend's handle of a vector.
-
-    Raises:
-        PlacementError: it was not uploaded.
-    """
+    """Return the GPU backend's handle of a vector, which must have been uploaded."""
     if isinstance(vector, OnDevice):
         return vector.device
     raise PlacementError("a vector that an operation on the GPU needs was not uploaded")

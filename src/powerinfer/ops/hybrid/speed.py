@@ -27,7 +27,7 @@ from powerinfer.ops.gpu.kernels.listing import write_cold
 from powerinfer.ops.gpu.linear import DeviceLinear
 from powerinfer.ops.gpu.matrix import DeviceMatrix
 from powerinfer.ops.gpu.ops import TorchGPU
-from powerinfer.ops.gpu.recorder import Activations, CudaRecorder, CudaRecording
+from powerinfer.ops.gpu.recorder import Activations, CudaRecorder
 from powerinfer.ops.hybrid.build import SharedBuffers, memory_handoff
 from powerinfer.ops.hybrid.handoff import (
     FAILURES,
@@ -332,7 +332,12 @@ def _time_handoff(
     samples: list[float] = []
     try:
         for replay in range(_NUM_REPLAYS):
-            _replay(recorder, recording, handoff)
+            handoff.begin_step(1, [0] * _NUM_HANDOFFS)
+            try:
+                recording.replay()
+            finally:
+                recorder.synchronize()
+                handoff.end_step()
             if replay:  # the first one sends the graph to the device
                 samples += (1e-3 * one.elapsed_time(after) for one, after in pairwise(marks))
     finally:
@@ -348,15 +353,6 @@ def _mark() -> torch.cuda.Event:
         raise DeviceError(
             f"torch {torch.__version__} times nothing inside records; install torch 2.9 or newer"
         ) from None
-
-
-def _replay(recorder: CudaRecorder, recording: CudaRecording, handoff: Handoff) -> None:
-    handoff.begin_step(1, [0] * _NUM_HANDOFFS)
-    try:
-        recording.replay()
-    finally:
-        recorder.synchronize()
-        handoff.end_step()
 
 
 def _small_exchange(gpu: TorchGPU, ops: NativeOps) -> tuple[NativeExchange, SharedBuffers]:

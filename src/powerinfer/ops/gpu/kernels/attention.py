@@ -171,12 +171,8 @@ def attend_few(
 ) -> Tensor:
     """Attention whose time does not depend on the host: f32[num_tokens, num_heads * head_dim].
 
-    Args:
-        q: f32[num_tokens, num_heads * head_dim], rows contiguous.
-        cache: keys and values.
-        softmax: of the products of queries and keys.
-        is_rounded: make the int8 blocks of the result too, if heads fill all of them, which
-            `quantized` then finds.
+    `q` is f32[num_tokens, num_heads * head_dim], rows contiguous. With `is_rounded` the int8 blocks
+    of the result are made too, if heads fill all of them, and `quantized` finds them.
     """
     num_tokens, width = q.shape
     head_dim, num_kv_heads = cache.head_dim, cache.num_kv_heads

@@ -108,13 +108,9 @@ def many_tokens_kernel(
 
 
 def attend_many(q: Tensor, cache: DeviceKV, batch: DeviceBatch, softmax: Softmax) -> Tensor:
-    """Attention by tiles of tokens: f32[num_tokens, num_heads * head_dim].
+    """Compute attention by tiles of tokens, of q and as f32[num_tokens, num_heads * head_dim].
 
-    Args:
-        q: f32[num_tokens, num_heads * head_dim], rows contiguous.
-        cache: keys and values.
-        batch: positions of the tokens; uses its tiles.
-        softmax: of the products of queries and keys.
+    Rows of q are contiguous.
     """
     num_tokens, width = q.shape
     head_dim, num_kv_heads = cache.head_dim, cache.num_kv_heads

@@ -50,22 +50,12 @@ def score_kernel(scores, mask, num_tokens, num_neurons, decay, BLOCK: tl.constex
 
 
 def copy_to_host(x: Tensor, out: Tensor) -> None:
-    """Queue out = x.
-
-    Args:
-        x: f32 tensor of the device, contiguous.
-        out: the same shape in page-locked host memory, contiguous.
-    """
+    """Queue out = x, from the device to page-locked host memory, contiguous f32 both."""
     copy_kernel[_grid(x.numel())](x, out, x.numel(), BLOCK=_BLOCK)
 
 
 def add_to(y: Tensor, other: Tensor) -> None:
-    """Queue y += other.
-
-    Args:
-        y: f32 tensor of the device, contiguous.
-        other: the same shape on the device or in page-locked host memory, contiguous.
-    """
+    """Queue y += other, which may be page-locked host memory; contiguous f32 both."""
     add_kernel[_grid(y.numel())](y, other, y.numel(), BLOCK=_BLOCK)
     # As torch does, so that blocks of y that were rounded before are not taken for its own.
     increment_version(y)
@@ -77,7 +67,6 @@ def update_scores(scores: Tensor, mask: Tensor, decay: float) -> None:
     Args:
         scores: f32[num_neurons].
         mask: u8[num_tokens, num_neurons], contiguous; a neuron is active if any token has it.
-        decay: between 0 and 1.
     """
     num_tokens, num_neurons = mask.shape
     score_kernel[_grid(num_neurons)](scores, mask, num_tokens, num_neurons, decay, BLOCK=_BLOCK)

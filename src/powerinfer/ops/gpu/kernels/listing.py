@@ -159,7 +159,6 @@ class Listing:
         counts: i32[num_chunks], listed slots of each segment.
         tallies: i32[2 * num_chunks], for each segment the pairs of token and neuron that were let
             pass, and the slots whose deciding row is read.
-        num_chunks: segments.
     """
 
     slots: Tensor
@@ -177,12 +176,7 @@ class Listing:
 
 
 def list_predicted(mask: Tensor, neuron_of_slot: Tensor) -> Listing:
-    """List the slots whose neuron any token let pass.
-
-    Args:
-        mask: u8[num_tokens, num_neurons].
-        neuron_of_slot: i32[num_slots], -1 where a slot is free.
-    """
+    """List the slots i32[num_slots], -1 if free, whose neuron any token of a mask let pass."""
     listing = Listing.empty(len(neuron_of_slot), mask.device)
     list_predicted_kernel[(listing.num_chunks,)](
         mask,
@@ -207,7 +201,7 @@ def list_firing(values: Tensor, neuron_of_slot: Tensor) -> tuple[Listing, Tensor
         neuron_of_slot: i32[num_slots], -1 where a slot is free.
 
     Returns:
-        the list, and f32[num_tokens, num_slots] with the values at the places of the list.
+        The list, and f32[num_tokens, num_slots] with the values at the places of the list.
     """
     listing = Listing.empty(len(neuron_of_slot), values.device)
     listed_values = torch.empty_like(values)

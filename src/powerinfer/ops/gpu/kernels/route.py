@@ -64,7 +64,6 @@ def choose_experts(
 
     Args:
         logits: f32[num_tokens, num_experts], contiguous.
-        num_used: experts of a token.
         is_sigmoid: an expert's share is the sigmoid of its logit, else the softmax.
         is_normalized: shares are divided by the sum of those chosen.
 
