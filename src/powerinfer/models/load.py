@@ -76,35 +76,22 @@ def prepare_model(
 ) -> Model:
     """Check and prepare a model to which nothing is attached that decides which neurons run.
 
+    Other arguments, and errors, are those of `load_model`.
+
     Args:
         skips_neurons: prepare FFNs so that neurons can be skipped.
-        context_length: as for `load_model`.
-        progress: called with (bytes prepared, bytes in all).
-
-    Raises:
-        GGUFError: as for `load_model`.
-        UnsupportedError: likewise.
-        PromptError: likewise.
     """
-    file, config = opened.file, opened.config
-    length = _choose_context_length(context_length, config)
-    weights = load_weights(
-        file,
-        ops,
-        config,
-        opened.architecture,
-        is_exact_sparse=skips_neurons,
-        progress=progress,
-    )
+    length = _choose_context_length(context_length, opened.config)
+    weights = load_weights(opened, ops, skips_neurons=skips_neurons, progress=progress)
     return Model(
-        config=config,
+        config=opened.config,
         architecture=opened.architecture,
         weights=weights,
         ops=ops,
-        attention=_attention(file, config, weights, length),
+        attention=_attention(opened, weights, length),
         context_length=length,
         sparsity=EXACT if skips_neurons else OFF,
-        mlp_threshold=predictor_threshold(file),
+        mlp_threshold=predictor_threshold(opened.file),
     )
 
 
@@ -134,9 +121,11 @@ def _choose_context_length(asked: int | None, config: ModelConfig) -> int:
 
 
 def _attention(
-    file: GGUFFile, config: ModelConfig, weights: ModelWeights, context_length: int
+    opened: ModelFile, weights: ModelWeights, context_length: int
 ) -> tuple[AttentionOptions, ...]:
     divisors = None if weights.rope_divisors is None else weights.rope_divisors.decode()
     if divisors is not None and not (np.isfinite(divisors) & (divisors > 0)).all():
-        raise GGUFError(f"{file.paths[0]}: rope_freqs.weight must hold positive finite numbers")
+        path = opened.file.path
+        raise GGUFError(f"{path}: rope_freqs.weight must hold positive finite numbers")
+    config = opened.config
     return attention_options(config.attention, config.scales, context_length, divisors)

@@ -5,13 +5,14 @@ Unknown tensors are ignored; those of predictors are kept.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from powerinfer.errors import GGUFError
 from powerinfer.gguf import GGUFFile, Tensor
 from powerinfer.models.architecture import Architecture, NormKind, QKNorm
 from powerinfer.models.config import EMBEDDING, POSITION_EMBEDDING, QK_NORMS, ModelConfig
-from powerinfer.models.tensors.ffn_tensors import SHARED
-from powerinfer.models.tensors.ffn_weights import prepare_experts, prepare_ffn
+from powerinfer.models.model_file import ModelFile
+from powerinfer.models.tensors.ffn_weights import prepare_ffn
 from powerinfer.models.tensors.predictor_tensors import MLPTensors, find_predictors
 from powerinfer.models.tensors.preparer import Preparer, Progress
 from powerinfer.models.tensors.tensor_finder import TensorFinder
@@ -104,13 +105,7 @@ class ModelWeights:
 
 
 def load_weights(
-    file: GGUFFile,
-    ops: Backend,
-    config: ModelConfig,
-    architecture: Architecture,
-    *,
-    is_exact_sparse: bool,
-    progress: Progress | None = None,
+    opened: ModelFile, ops: Backend, *, skips_neurons: bool, progress: Progress | None = None
 ) -> ModelWeights:
     """Find, check and prepare every tensor of a model.
 
@@ -118,20 +113,19 @@ def load_weights(
         GGUFError: tensors are missing or have wrong shapes; the message names them.
         UnsupportedError: a tensor's format has no kernel in `ops`.
     """
+    file, config, architecture = opened.file, opened.config, opened.architecture
     found = TensorFinder(file, config, architecture)
     outer, layers = found.all()
     found.lookup.raise_problems()
     total_bytes = sum(len(tensor.data) for tensor in file.tensors.values())
     prepare = Preparer(ops, progress=progress, total_bytes=total_bytes)
-    in_layers = _LayerPreparer(prepare, config, architecture)
+    parts = _PartPreparer(prepare, config, architecture, skips_neurons)
     mlp, mlp_problem = _predictors(file, config)
     return ModelWeights(
         embedding=prepare.matrix(outer[EMBEDDING], MatrixUse.EMBEDDING),
-        output_norm=in_layers.norms(outer, {"output_norm": architecture.norm}).get("output_norm"),
+        output_norm=parts.norms(outer, {"output_norm": architecture.norm}).get("output_norm"),
         output=prepare.linear(outer, "output"),
-        layers=tuple(
-            in_layers.layer(tensors, is_exact_sparse=is_exact_sparse) for tensors in layers
-        ),
+        layers=tuple(map(parts.layer, layers)),
         rope_divisors=outer.get("rope_freqs.weight"),
         mlp=mlp,
         mlp_problem=mlp_problem,
@@ -150,12 +144,13 @@ def _predictors(file: GGUFFile, config: ModelConfig) -> tuple[tuple[MLPTensors, 
 
 
 @dataclass(frozen=True, slots=True)
-class _LayerPreparer:
-    """Builds layers from prepared tensors."""
+class _PartPreparer:
+    """Prepares norms and layers."""
 
     prepare: Preparer
     config: ModelConfig
     architecture: Architecture
+    skips_neurons: bool
 
     def norms(self, tensors: dict[str, Tensor], kinds: Mapping[str, NormKind]) -> dict[str, Norm]:
         """Prepare the norms present, by name."""
@@ -172,9 +167,10 @@ class _LayerPreparer:
                 )
         return found
 
-    def layer(self, tensors: dict[str, Tensor], *, is_exact_sparse: bool) -> LayerWeights:
+    def layer(self, tensors: dict[str, Tensor]) -> LayerWeights:
         """Prepare one block."""
-        architecture = self.architecture
+        architecture, experts = self.architecture, self.config.experts
+        ffn = partial(prepare_ffn, self.prepare, tensors, self.config)
         kinds = dict.fromkeys(architecture.layer_norms, architecture.norm)
         kinds |= dict.fromkeys(architecture.optional_layer_norms, architecture.norm)
         if architecture.qk_norm is QKNorm.PROJECTION:
@@ -189,8 +185,10 @@ class _LayerPreparer:
             qkv=(q, k, v),
             attn_output=self.prepare.linear(tensors, "attn_output"),
             ffn_input_norm=norms["ffn_norm" if has_own_norm else "attn_norm"],
-            ffn=self._ffn(tensors, is_exact_sparse=is_exact_sparse),
-            shared_ffn=self._shared_ffn(tensors, is_exact_sparse=is_exact_sparse),
+            ffn=ffn(skips_neurons=self.skips_neurons),
+            shared_ffn=ffn(skips_neurons=self.skips_neurons, is_shared=True)
+            if experts is not None and experts.shared_size
+            else None,
             head_norms=self._head_norms(tensors),
             sinks=None if sinks is None else self.prepare.vector(sinks),
         )
@@ -200,19 +198,3 @@ class _LayerPreparer:
             return None
         q, k = (self.prepare.vector(tensors[f"{name}.weight"]) for name in QK_NORMS)
         return HeadNorms(q, k, self.config.norm_eps)
-
-    def _ffn(self, tensors: dict[str, Tensor], *, is_exact_sparse: bool) -> SomeFFN:
-        prepare, config = self.prepare, self.config
-        if config.experts is None:
-            return prepare_ffn(prepare, tensors, config, is_exact_sparse=is_exact_sparse)
-        return prepare_experts(
-            prepare, tensors, config, config.experts, is_exact_sparse=is_exact_sparse
-        )
-
-    def _shared_ffn(self, tensors: dict[str, Tensor], *, is_exact_sparse: bool) -> SomeFFN | None:
-        experts = self.config.experts
-        if experts is None or not experts.shared_size:
-            return None
-        return prepare_ffn(
-            self.prepare, tensors, self.config, SHARED, is_exact_sparse=is_exact_sparse
-        )

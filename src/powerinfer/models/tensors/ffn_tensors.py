@@ -9,9 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from powerinfer.gguf import Tensor
 from powerinfer.models.config import ModelConfig
-from powerinfer.models.tensors.tensor_lookup import TensorLookup, decoded, rows_of
+from powerinfer.models.tensors.tensor_lookup import Section, decoded, rows_of
 
 __all__ = ["ROUTER", "SHARED", "find_ffn"]
 
@@ -22,14 +21,7 @@ SHARED = "_shexp"
 """Suffix of a shared expert's tensor names."""
 
 
-def find_ffn(
-    lookup: TensorLookup,
-    tensors: dict[str, Tensor],
-    config: ModelConfig,
-    prefix: str,
-    *,
-    is_gated: bool,
-) -> None:
+def find_ffn(block: Section, config: ModelConfig, *, is_gated: bool) -> None:
     """Add the tensors of one block's FFN.
 
     Experts are found as ``<name>_exps.weight``, [num_experts, rows, columns], or as
@@ -37,102 +29,74 @@ def find_ffn(
     ``<name>_exps.bias``, [num_experts, rows].
     """
     names = ("ffn_gate", "ffn_up") if is_gated else ("ffn_up",)
-    if config.experts is None:
-        shape = (config.intermediate_size, config.hidden_size)
-        _find_dense(lookup, tensors, prefix, (*names, "ffn_down"), shape)
+    hidden, experts = config.hidden_size, config.experts
+    if experts is None:
+        _find_dense(block, (*names, "ffn_down"), (config.intermediate_size, hidden))
         return
-    router_shape = (config.experts.num_experts, config.hidden_size)
-    lookup.linear(tensors, ROUTER, router_shape, prefix)
-    if _are_single(lookup, config, prefix):
+    block.linear(ROUTER, (experts.num_experts, hidden))
+    if _are_single(block, experts.num_experts):
         for name in (*names, "ffn_down"):
-            _find_single(lookup, tensors, config, prefix, name)
+            _find_single(block, config, name)
     else:
-        _find_merged(lookup, tensors, config, prefix, names)
-    if config.experts.shared_size:
-        size = config.experts.shared_size
+        _find_merged(block, config, names)
+    if experts.shared_size:
         shared = tuple(f"{name}{SHARED}" for name in (*names, "ffn_down"))
-        _find_dense(lookup, tensors, prefix, shared, (size, config.hidden_size))
+        _find_dense(block, shared, (experts.shared_size, hidden))
 
 
-def _find_dense(
-    lookup: TensorLookup,
-    tensors: dict[str, Tensor],
-    prefix: str,
-    names: tuple[str, ...],
-    shape: tuple[int, int],
-) -> None:
+def _find_dense(block: Section, names: tuple[str, ...], shape: tuple[int, int]) -> None:
     """Add a block without router; `names` ends with down, `shape` is that of up."""
     for name in names[:-1]:
-        lookup.linear(tensors, name, shape, prefix)
-    lookup.down(tensors, names[-1], (shape[1], shape[0]), prefix)
+        block.linear(name, shape)
+    block.down(names[-1], (shape[1], shape[0]))
 
 
-def _find_merged(
-    lookup: TensorLookup,
-    tensors: dict[str, Tensor],
-    config: ModelConfig,
-    prefix: str,
-    names: tuple[str, ...],
-) -> None:
+def _find_merged(block: Section, config: ModelConfig, names: tuple[str, ...]) -> None:
     """Add merged experts, with gate and up in one tensor or apart."""
-    hidden, neurons, count = config.hidden_size, config.intermediate_size, _count(config)
-    if len(names) == 2 and lookup.has(f"{prefix}ffn_gate_up_exps.weight"):
-        found: dict[str, Tensor] = {}
-        lookup.linear(found, "ffn_gate_up_exps", (count, 2 * neurons, hidden), prefix)
-        if found:
-            _take_apart(tensors, found, config, prefix)
+    hidden, neurons, count = config.hidden_size, config.intermediate_size, config.num_experts
+    if len(names) == 2 and block.has("ffn_gate_up_exps.weight"):
+        found = Section(block.lookup, block.prefix)
+        found.linear("ffn_gate_up_exps", (count, 2 * neurons, hidden))
+        _take_apart(block, found, config)
     else:
         for name in names:
-            lookup.linear(tensors, f"{name}_exps", (count, neurons, hidden), prefix)
-    lookup.down(tensors, "ffn_down_exps", (hidden, neurons), prefix, num_experts=count)
+            block.linear(f"{name}_exps", (count, neurons, hidden))
+    block.down("ffn_down_exps", (hidden, neurons), count)
 
 
-def _take_apart(
-    tensors: dict[str, Tensor], found: dict[str, Tensor], config: ModelConfig, prefix: str
-) -> None:
+def _take_apart(block: Section, found: Section, config: ModelConfig) -> None:
     """Split tensors that hold gate and up into those of each expert, biases included."""
-    count, neurons = _count(config), config.intermediate_size
-    weight, bias = (found.get(f"ffn_gate_up_exps.{part}") for part in ("weight", "bias"))
+    count, neurons = config.num_experts, config.intermediate_size
+    weight, bias = (found.tensors.get(f"ffn_gate_up_exps.{part}") for part in ("weight", "bias"))
     for place, name in enumerate(("ffn_gate", "ffn_up")):
         if weight is not None:
             rows = replace(weight, shape=(2 * count * neurons, config.hidden_size))
             for expert in range(count):
                 own = f"{name}.{expert}.weight"
                 first = (2 * expert + place) * neurons
-                tensors[own] = rows_of(rows, first, neurons, prefix + own)
+                block.tensors[own] = rows_of(rows, first, neurons, block.prefix + own)
         if bias is not None:
-            values = bias.decode().reshape(count, 2, neurons)[:, place]
-            tensors[f"{name}_exps.bias"] = decoded(
-                bias, np.ascontiguousarray(values), f"{prefix}{name}_exps.bias"
-            )
+            own = f"{name}_exps.bias"
+            values = np.ascontiguousarray(bias.decode().reshape(count, 2, neurons)[:, place])
+            block.tensors[own] = decoded(bias, values, block.prefix + own)
 
 
-def _are_single(lookup: TensorLookup, config: ModelConfig, prefix: str) -> bool:
+def _are_single(block: Section, num_experts: int) -> bool:
     """Look for tensors of single experts; the first may be missing."""
-    numbers, names = range(min(2, _count(config))), ("ffn_gate", "ffn_up", "ffn_down")
-    return any(lookup.has(f"{prefix}{name}.{n}.weight") for name in names for n in numbers)
+    numbers, names = range(min(2, num_experts)), ("ffn_gate", "ffn_up", "ffn_down")
+    return any(block.has(f"{name}.{n}.weight") for name in names for n in numbers)
 
 
-def _find_single(
-    lookup: TensorLookup, tensors: dict[str, Tensor], config: ModelConfig, prefix: str, name: str
-) -> None:
-    sizes = config.intermediate_size, config.hidden_size
+def _find_single(block: Section, config: ModelConfig, name: str) -> None:
+    sizes, count = (config.intermediate_size, config.hidden_size), config.num_experts
     shape = sizes[::-1] if name == "ffn_down" else sizes
-    for expert in range(_count(config)):
-        lookup.need(tensors, f"{name}.{expert}.weight", shape, prefix)
-    lookup.complain(
-        f"{prefix}{name}.{_count(config)}.weight", f"but there are {_count(config)} experts"
-    )
-    lookup.complain(
-        f"{prefix}{name}_exps.weight", f"in addition to {name}.0.weight of a single expert"
-    )
-    first = tensors.get(f"{name}.0.weight")
-    for expert in range(_count(config)):
-        tensor = tensors.get(f"{name}.{expert}.weight")
+    for expert in range(count):
+        block.need(f"{name}.{expert}.weight", shape)
+    block.complain(f"{name}.{count}.weight", f"but there are {count} experts")
+    block.complain(f"{name}_exps.weight", f"in addition to {name}.0.weight of a single expert")
+    first = block.tensors.get(f"{name}.0.weight")
+    for expert in range(count):
+        tensor = block.tensors.get(f"{name}.{expert}.weight")
         if first is not None and tensor is not None and tensor.format != first.format:
             reason = f"in {tensor.format}, but {first.name} is in {first.format}"
-            lookup.complain(tensor.name, reason)
-
-
-def _count(config: ModelConfig) -> int:
-    return 1 if config.experts is None else config.experts.num_experts
+            block.complain(f"{name}.{expert}.weight", reason)

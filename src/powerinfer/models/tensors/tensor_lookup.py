@@ -9,7 +9,7 @@ from powerinfer.errors import GGUFError
 from powerinfer.gguf import GGUFFile, Tensor
 from powerinfer.values import FloatArray
 
-__all__ = ["TensorLookup", "decoded", "rows_of"]
+__all__ = ["Section", "TensorLookup", "decoded", "rows_of"]
 
 _MAX_LISTED = 8
 # A small file can claim millions of tensors: 1024 layers of 4096 experts.
@@ -17,17 +17,20 @@ _MAX_COLLECTED = 10_000
 
 
 class TensorLookup:
-    """Looks tensors up, collecting problems instead of stopping at the first."""
+    """Problems of all lookups in a file, collected instead of stopping at the first.
+
+    Attributes:
+        taken: full names of all tensors looked up, present or not.
+        missing: full names of required tensors that are missing.
+        misshapen: full names of tensors of the wrong shape, with their shape and the expected one.
+    """
 
     def __init__(self, file: GGUFFile, required_biases: Collection[str]) -> None:
         self.file = file
-        self._required_biases = required_biases
+        self.required_biases = required_biases
         self.taken: set[str] = set()
-        """Full names of all tensors looked up, present or not."""
         self.missing: list[str] = []
-        """Full names of required tensors that are missing."""
         self.misshapen: dict[str, str] = {}
-        """Full names of tensors of the wrong shape, with their shape and the expected one."""
 
     def raise_problems(self) -> None:
         """Raise one error for everything missing or misshapen, if anything is."""
@@ -40,40 +43,29 @@ class TensorLookup:
             described = [f"{name} {problem}" for name, problem in self.misshapen.items()]
             raise GGUFError(f"{path}: tensors of the wrong shape: {_listed(described)}")
 
+
+class Section:
+    """Tensors whose names begin with a prefix: those of one block, or all outside the blocks.
+
+    Attributes:
+        tensors: tensors found, by name without the prefix.
+    """
+
+    def __init__(self, lookup: TensorLookup, prefix: str = "") -> None:
+        self.lookup = lookup
+        self.prefix = prefix
+        self.tensors: dict[str, Tensor] = {}
+
     def has(self, name: str) -> bool:
-        """Check for a tensor of this full name."""
-        return name in self.file.tensors
+        """Check for a tensor in the file."""
+        return self.prefix + name in self.lookup.file.tensors
 
-    def linear(
-        self, tensors: dict[str, Tensor], name: str, shape: tuple[int, ...], prefix: str
-    ) -> None:
+    def linear(self, name: str, shape: tuple[int, ...]) -> None:
         """Add a weight and, if present or required, its bias with one number per row."""
-        self.need(tensors, f"{name}.weight", shape, prefix)
-        self.bias(tensors, name, shape[:-1], prefix)
+        self.need(f"{name}.weight", shape)
+        self._bias(name, shape[:-1])
 
-    def bias(
-        self,
-        tensors: dict[str, Tensor],
-        name: str,
-        shape: tuple[int, ...],
-        prefix: str,
-        *,
-        is_required: bool = False,
-    ) -> None:
-        """Add the bias of a weight, if present or required."""
-        is_required |= name.removesuffix("_t") in self._required_biases
-        look_up = self.need if is_required else self.take
-        look_up(tensors, f"{name}.bias", shape, prefix)
-
-    def down(
-        self,
-        tensors: dict[str, Tensor],
-        name: str,
-        shape: tuple[int, int],
-        prefix: str,
-        *,
-        num_experts: int | None = None,
-    ) -> None:
+    def down(self, name: str, shape: tuple[int, int], num_experts: int | None = None) -> None:
         """Add the down projection of a block, plain or, as `<name>_t`, transposed.
 
         Args:
@@ -82,42 +74,44 @@ class TensorLookup:
         """
         hidden, neurons = shape
         all_experts = () if num_experts is None else (num_experts,)
-        if not self.has(f"{prefix}{name}_t.weight"):
-            self.linear(tensors, name, (*all_experts, hidden, neurons), prefix)
+        if not self.has(f"{name}_t.weight"):
+            self.linear(name, (*all_experts, hidden, neurons))
             return
         # Its bias, which has nothing to transpose, is renamed as well; one under the old name must
         # not go unnoticed.
-        self.need(tensors, f"{name}_t.weight", (*all_experts, neurons, hidden), prefix)
-        has_bias = self.has(f"{prefix}{name}.bias")
-        self.bias(tensors, f"{name}_t", (*all_experts, hidden), prefix, is_required=has_bias)
+        self.need(f"{name}_t.weight", (*all_experts, neurons, hidden))
+        self._bias(f"{name}_t", (*all_experts, hidden), is_required=self.has(f"{name}.bias"))
 
-    def need(
-        self, tensors: dict[str, Tensor], name: str, shape: tuple[int, ...], prefix: str = ""
-    ) -> None:
+    def _bias(self, name: str, shape: tuple[int, ...], *, is_required: bool = False) -> None:
+        is_required |= name.removesuffix("_t") in self.lookup.required_biases
+        look_up = self.need if is_required else self.take
+        look_up(f"{name}.bias", shape)
+
+    def need(self, name: str, shape: tuple[int, ...]) -> None:
         """Add a required tensor."""
-        if not self.has(prefix + name):
-            self.missing.append(prefix + name)
-            if len(self.missing) > _MAX_COLLECTED:
-                self.raise_problems()
-        self.take(tensors, name, shape, prefix)
+        if not self.has(name):
+            self.lookup.missing.append(self.prefix + name)
+            if len(self.lookup.missing) > _MAX_COLLECTED:
+                self.lookup.raise_problems()
+        self.take(name, shape)
 
-    def take(
-        self, tensors: dict[str, Tensor], name: str, shape: tuple[int, ...], prefix: str = ""
-    ) -> None:
+    def take(self, name: str, shape: tuple[int, ...]) -> None:
         """Add an optional tensor."""
-        self.taken.add(prefix + name)
-        tensor = self.file.tensors.get(prefix + name)
+        full_name = self.prefix + name
+        self.lookup.taken.add(full_name)
+        tensor = self.lookup.file.tensors.get(full_name)
         if tensor is None:
             return
         if tuple(tensor.shape) != shape:
-            self.misshapen[prefix + name] = f"{list(tensor.shape)}, not {list(shape)}"
+            self.lookup.misshapen[full_name] = f"{list(tensor.shape)}, not {list(shape)}"
             return
-        tensors[name] = tensor
+        self.tensors[name] = tensor
 
     def complain(self, name: str, reason: str) -> None:
         """Report a tensor that does not fit the others, if the file has it."""
         if self.has(name):
-            self.misshapen[name] = f"{list(self.file.tensors[name].shape)}, {reason}"
+            shape = self.lookup.file.tensors[self.prefix + name].shape
+            self.lookup.misshapen[self.prefix + name] = f"{list(shape)}, {reason}"
 
 
 def rows_of(tensor: Tensor, start: int, count: int, name: str) -> Tensor:
