@@ -31,7 +31,6 @@ __all__ = [
     "attention_block",
     "embed_tokens",
     "end_of_layer",
-    "ffn_block",
     "final_states",
     "marks_of",
     "normalize",
@@ -193,35 +192,6 @@ def attention_block(  # noqa: PLR0913  observers need the layer number
     return normalize_output(ops, output, layer.norms.get("post_attention_norm"))
 
 
-def ffn_block(  # noqa: PLR0913  routers may have their own input
-    ops: Backend,
-    layer: LayerWeights,
-    number: int,
-    x: Activations,
-    *,
-    raw: Activations,
-    is_prompt: BoolArray | None,
-    observe: Observer | None,
-    router_input: Activations | None = None,
-) -> Activations:
-    """Feed-forward block, dense or over the neurons that its router and predictor select.
-
-    Includes the output of a shared expert.
-
-    Args:
-        x: f32[num_tokens, hidden_size], normalized.
-        raw: f32[num_tokens, hidden_size], input of the architecture's own predictors: the
-            unnormalized stream after attention or before the layer.
-        is_prompt: bool[num_tokens], see `marks_of`.
-        router_input: f32[num_tokens, hidden_size], input of the router; None for `x`.
-
-    Returns:
-        f32[num_tokens, hidden_size], to be added to the residual stream.
-    """
-    start = partial(start_ffn_block, raw=raw, is_prompt=is_prompt, observe=observe)
-    return start(ops, layer, number, x, router_input=router_input)()
-
-
 def start_ffn_block(  # noqa: PLR0913  routers may have their own input
     ops: Backend,
     layer: LayerWeights,
@@ -233,7 +203,19 @@ def start_ffn_block(  # noqa: PLR0913  routers may have their own input
     observe: Observer | None,
     router_input: Activations | None = None,
 ) -> Callable[[], Activations]:
-    """Start `ffn_block`; calling the result finishes it and returns its output."""
+    """Start a feed-forward block, dense or over what its router and predictor select.
+
+    Args:
+        x: f32[num_tokens, hidden_size], normalized.
+        raw: f32[num_tokens, hidden_size], input of the architecture's own predictors: the
+            unnormalized stream after attention or before the layer.
+        is_prompt: bool[num_tokens], see `marks_of`.
+        router_input: f32[num_tokens, hidden_size], input of the router; None for `x`.
+
+    Returns:
+        A function that finishes it and returns f32[num_tokens, hidden_size] with the output of a
+        shared expert, to be added to the residual stream.
+    """
     if observe is not None:
         observe(Stage.FFN_INPUT, number, ops.to_host(x))
         if router_input is not None:
@@ -241,7 +223,13 @@ def start_ffn_block(  # noqa: PLR0913  routers may have their own input
         observe(Stage.PREDICTOR_INPUT, number, ops.to_host(raw))
     finish: Callable[[], Activations]
     if isinstance(observe, FiringObserver):
-        finish = partial(_show_firing, ops, layer, number, x, is_prompt, router_input, observe)
+
+        def show_firing() -> Activations:
+            output, bits = ops.ffn_firing(x, layer.ffn, is_prompt, router_input)
+            observe.fired(number, bits)
+            return output
+
+        finish = show_firing
     else:
         finish = _start(ops, layer, x, raw, is_prompt, router_input)
     if observe is not None:
@@ -268,21 +256,6 @@ def _start(
         return ops.start_ffn(x, layer.ffn, seen, is_prompt, router_input)
     active = predictor.select(ops, layer.ffn, x, raw, is_prompt)
     return partial(ops.ffn_active, x, layer.ffn, active, is_prompt, router_input)
-
-
-def _show_firing(
-    ops: Backend,
-    layer: LayerWeights,
-    number: int,
-    x: Activations,
-    is_prompt: BoolArray | None,
-    router_input: Activations | None,
-    observe: FiringObserver,
-) -> Activations:
-    """Run the block and report which neurons fired."""
-    output, bits = ops.ffn_firing(x, layer.ffn, is_prompt, router_input)
-    observe.fired(number, bits)
-    return output
 
 
 def _finish(

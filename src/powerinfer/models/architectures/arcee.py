@@ -16,6 +16,5 @@ ARCHITECTURE = Architecture(
     checkpoint=CheckpointRules(("arcee",)),
     activation=Activation(ActivationKind.RELU2),
     powerinfer_activation=Activation(ActivationKind.RELU2),
-    is_rope_interleaved=True,
     is_gated=False,
 )

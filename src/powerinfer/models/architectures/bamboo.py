@@ -23,5 +23,4 @@ ARCHITECTURE = Architecture(
     ),
     activation=Activation(ActivationKind.DRELU),
     powerinfer_activation=Activation(ActivationKind.DRELU),
-    is_rope_interleaved=True,
 )

@@ -43,6 +43,5 @@ ARCHITECTURE = Architecture(
         "blk.{layer}.ffn_down_shexp": f"{_SHARED}.output_linear",
     },
     checkpoint=CheckpointRules(("granitemoe", "granitemoeshared"), metadata=_metadata),
-    is_rope_interleaved=True,
     experts=ExpertRules(),
 )

@@ -1,7 +1,8 @@
 """Llama and related models (Llama 1-3, Mistral, Mixtral, TinyLlama, ReluLLaMA, ProSparse, ...).
 
 Pre-norm blocks with RMSNorm, rotary grouped-query attention over interleaved pairs, and a gated FFN
-or a mixture of them. Converters permute the rows of q and k to interleave the pairs.
+or a mixture of them. Converters permute the rows of q and k to interleave the pairs. The layer also
+serves families whose norms follow attention and FFN (`ModelConfig.is_post_norm`).
 """
 
 from powerinfer.kvcache.kv_cache import KVCache
@@ -11,11 +12,11 @@ from powerinfer.models.blocks import (
     Stage,
     attention_block,
     end_of_layer,
-    ffn_block,
     marks_of,
     normalize,
     normalize_output,
     select_rows,
+    start_ffn_block,
 )
 from powerinfer.models.checkpoints import windows
 from powerinfer.models.checkpoints.config import CheckpointConfig
@@ -94,9 +95,9 @@ def run_layer(
         f32[num_selected, hidden_size], the stream after the layer; without rows if an observer
         ended the step.
     """
-    ops, layer = model.ops, model.weights.layers[number]
-    normed = normalize(ops, x, layer.norms["attn_norm"])
-    options = model.attention[number]
+    ops, layer, options = model.ops, model.weights.layers[number], model.attention[number]
+    norms, is_post_norm = layer.norms, model.config.is_post_norm
+    normed = x if is_post_norm else normalize(ops, x, norms["attn_norm"])
     mixed = attention_block(
         ops, layer, number, normed, cache.layers[number], batch, options, observe
     )
@@ -108,19 +109,23 @@ def run_layer(
     x = select_rows(ops, x, wanted)
     if not len(x):
         return x
+    if is_post_norm:
+        x = normalize(ops, x, norms["attn_norm"])
     if observe is not None:
         observe(Stage.ATTENTION, number, ops.to_host(x))
-    output = ffn_block(
+    finish_ffn = start_ffn_block(
         ops,
         layer,
         number,
-        normalize(ops, x, layer.norms["ffn_norm"]),
+        x if is_post_norm else normalize(ops, x, norms["ffn_norm"]),
         raw=x,
         is_prompt=marks_of(batch, wanted),
         observe=observe,
         router_input=router_input,
     )
-    ops.add(x, normalize_output(ops, output, layer.norms.get("post_ffw_norm")))
+    ops.add(x, normalize_output(ops, finish_ffn(), norms.get("post_ffw_norm")))
+    if is_post_norm:
+        x = normalize(ops, x, norms["ffn_norm"])
     return x if observe is None else end_of_layer(ops, number, x, observe)
 
 
@@ -139,6 +144,5 @@ ARCHITECTURE = Architecture(
         ("llama", "mistral", "mixtral", "sparsellama"),
         windows=_windows,
     ),
-    is_rope_interleaved=True,
     experts=ExpertRules(),
 )

@@ -10,26 +10,13 @@ of its form with embeddings as wide as the layers.
 """
 
 from powerinfer.gguf import keys
-from powerinfer.kvcache.kv_cache import KVCache
 from powerinfer.models.architecture import Architecture, NormKind
-from powerinfer.models.blocks import (
-    Observer,
-    Stage,
-    attention_block,
-    end_of_layer,
-    ffn_block,
-    marks_of,
-    normalize,
-    select_rows,
-)
+from powerinfer.models.architectures.llama import run_layer
 from powerinfer.models.checkpoints.config import CheckpointConfig
 from powerinfer.models.checkpoints.rules import CheckpointRules
-from powerinfer.models.model import Model
-from powerinfer.models.weights import Norm
-from powerinfer.ops.backend import Activations, Backend
-from powerinfer.values import Activation, ActivationKind, Batch, IntArray
+from powerinfer.values import Activation, ActivationKind
 
-__all__ = ["ARCHITECTURE", "run_layer"]
+__all__ = ["ARCHITECTURE"]
 
 _POSITION_OFFSET = 2
 _RELU = Activation(ActivationKind.RELU)
@@ -49,43 +36,6 @@ HUGGING_FACE_NAMES = {
     "blk.{layer}.ffn_up": f"{_BLOCK}.fc1",
     "blk.{layer}.ffn_down": f"{_BLOCK}.fc2",
 }
-
-
-def run_layer(
-    model: Model,
-    number: int,
-    x: Activations,
-    batch: Batch,
-    cache: KVCache,
-    *,
-    wanted: IntArray | None,
-    observe: Observer | None,
-) -> Activations:
-    """Run one layer; arguments and result as for `llama.run_layer`."""
-    ops, config, layer = model.ops, model.config, model.weights.layers[number]
-    before, after = (_keep, normalize) if config.is_post_norm else (normalize, _keep)
-    attention_input = before(ops, x, layer.norms["attn_norm"])
-    options = model.attention[number]
-    mixed = attention_block(
-        ops, layer, number, attention_input, cache.layers[number], batch, options, observe
-    )
-    ops.add(x, mixed)
-    x = select_rows(ops, x, wanted)
-    if not len(x):
-        return x
-    x = after(ops, x, layer.norms["attn_norm"])
-    if observe is not None:
-        observe(Stage.ATTENTION, number, ops.to_host(x))
-    ffn_input = before(ops, x, layer.norms["ffn_norm"])
-    marks = marks_of(batch, wanted)
-    ops.add(x, ffn_block(ops, layer, number, ffn_input, raw=x, is_prompt=marks, observe=observe))
-    x = after(ops, x, layer.norms["ffn_norm"])
-    return x if observe is None else end_of_layer(ops, number, x, observe)
-
-
-def _keep(_ops: Backend, x: Activations, _norm: Norm | None) -> Activations:
-    """Identity in place of a norm."""
-    return x
 
 
 def _metadata(config: CheckpointConfig) -> dict[str, object]:
