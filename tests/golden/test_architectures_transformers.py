@@ -12,7 +12,8 @@ import pytest
 
 from backends import BACKENDS, using
 from powerinfer.gguf import open_gguf
-from powerinfer.models import architecture_names, load_model
+from powerinfer.models import load_model
+from powerinfer.models.architecture import architecture_names
 from powerinfer.ops.reference.ops import ReferenceOps
 from tolerances import assert_close
 from transformers_cases import CASES, FOLDER, POSITIONS, TOKEN_IDS

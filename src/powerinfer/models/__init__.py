@@ -4,30 +4,17 @@ Sampling, tokenization and scheduling belong to the engine. Models compute only 
 operations they are given.
 """
 
-from powerinfer.models.activation import parse_activation
-from powerinfer.models.architecture import (
-    Architecture,
-    architecture_names,
-    architecture_of,
-    get_architecture,
-)
+from powerinfer.models.architecture import Architecture, architecture_of, get_architecture
 from powerinfer.models.config import ModelConfig, read_config
-from powerinfer.models.load import (
-    DEFAULT_CONTEXT_LENGTH,
-    default_context,
-    load_model,
-    prepare_model,
-)
-from powerinfer.models.model import LayerShares, Model, kv_bytes_per_position, new_kv_cache
+from powerinfer.models.load import default_context, load_model, prepare_model
+from powerinfer.models.model import LayerShares, Model, kv_bytes_per_position
 from powerinfer.models.model_file import ModelFile
 from powerinfer.models.nonfinite import find_nonfinite_layer
-from powerinfer.models.rope import RopeConfig, RopeScaling, build_rope_table
 from powerinfer.models.sparsity import InputStatistics, layer_source, uniform, with_predictors
-from powerinfer.models.weights import LayerWeights, ModelWeights
+from powerinfer.models.weights import LayerWeights
 from powerinfer.values import Batch
 
 __all__ = [
-    "DEFAULT_CONTEXT_LENGTH",
     "Architecture",
     "Batch",
     "InputStatistics",
@@ -36,20 +23,13 @@ __all__ = [
     "Model",
     "ModelConfig",
     "ModelFile",
-    "ModelWeights",
-    "RopeConfig",
-    "RopeScaling",
-    "architecture_names",
     "architecture_of",
-    "build_rope_table",
     "default_context",
     "find_nonfinite_layer",
     "get_architecture",
     "kv_bytes_per_position",
     "layer_source",
     "load_model",
-    "new_kv_cache",
-    "parse_activation",
     "prepare_model",
     "read_config",
     "uniform",

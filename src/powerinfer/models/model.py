@@ -29,7 +29,7 @@ from powerinfer.ops.protocol import KVType, LayerProgram, RopeTable
 from powerinfer.quant import get_format
 from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
 
-__all__ = ["LayerShares", "Model", "kv_bytes_per_position", "new_kv_cache"]
+__all__ = ["LayerShares", "Model", "kv_bytes_per_position"]
 
 _End: TypeAlias = Callable[
     [Backend, ModelConfig, ModelWeights, Activations, BoolArray | None], Activations
@@ -98,10 +98,32 @@ class Model:
             np.array([share.union for share in known], np.float32),
         )
 
-    def new_cache(self, num_positions: int | None = None, kv_type: KVType = KVType.F16) -> KVCache:
-        """Make a KV cache for `num_positions` positions (default: one full context)."""
+    def new_cache(
+        self,
+        num_positions: int | None = None,
+        kv_type: KVType = KVType.F16,
+        *,
+        block_size: int = BLOCK_SIZE,
+    ) -> KVCache:
+        """Allocate a KV cache, rounded up to whole blocks; None takes one full context.
+
+        Raises:
+            UnsupportedError: head_dim is not a multiple of the Q8_0 block.
+        """
+        ops, config = self.ops, self.config
         wanted = self.context_length if num_positions is None else num_positions
-        return new_kv_cache(self.ops, self.config, wanted, kv_type=kv_type)
+        bytes_per_position = kv_bytes_per_position(config, kv_type)
+        num_blocks = max(1, -(-wanted // block_size))
+        sizes = num_blocks, block_size, config.num_kv_heads, config.head_dim
+        layers = ops.new_kv_layers(config.num_layers, *sizes, kv_type)
+        return KVCache(
+            layers=layers,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            kv_type=kv_type,
+            bytes_per_position=bytes_per_position,
+            copy_blocks=partial(ops.copy_kv_blocks, layers),
+        )
 
     def forward(
         self,
@@ -119,8 +141,8 @@ class Model:
                 all.
             observe: receives the stages of each layer, see `blocks.Observer`.
         """
-        logits = self._step(batch, cache, output_logits, logits_for, observe)
-        return scale_logits(self.config.scales, logits)
+        program = self._program(batch, cache, output_logits, logits_for, observe)
+        return scale_logits(self.config.scales, self.ops.step(self.embed(batch), batch, program))
 
     def begin(
         self,
@@ -150,17 +172,7 @@ class Model:
         Returns:
             f32[num_selected, hidden_size]; arguments as for `forward`.
         """
-        return self._step(batch, cache, final_states, states_for, observe)
-
-    def _step(
-        self,
-        batch: Batch,
-        cache: KVCache,
-        end: _End,
-        wanted: IntArray | None,
-        observe: Observer | None,
-    ) -> FloatArray:
-        program = self._program(batch, cache, end, wanted, observe)
+        program = self._program(batch, cache, final_states, states_for, observe)
         return self.ops.step(self.embed(batch), batch, program)
 
     def _program(
@@ -261,33 +273,6 @@ class Model:
         layers = self.weights.layers
         own = sum(_bytes_of_ffn(self.ops, layer.ffn) for layer in layers)
         return int(own * share) + sum(_always_read(self.ops, layer) for layer in layers)
-
-
-def new_kv_cache(
-    ops: Backend,
-    config: ModelConfig,
-    num_positions: int,
-    *,
-    kv_type: KVType = KVType.F16,
-    block_size: int = BLOCK_SIZE,
-) -> KVCache:
-    """Allocate `num_positions` positions, rounded up to whole blocks.
-
-    Raises:
-        UnsupportedError: head_dim is not a multiple of the Q8_0 block.
-    """
-    bytes_per_position = kv_bytes_per_position(config, kv_type)
-    num_blocks = max(1, -(-num_positions // block_size))
-    sizes = num_blocks, block_size, config.num_kv_heads, config.head_dim
-    layers = ops.new_kv_layers(config.num_layers, *sizes, kv_type)
-    return KVCache(
-        layers=layers,
-        num_blocks=num_blocks,
-        block_size=block_size,
-        kv_type=kv_type,
-        bytes_per_position=bytes_per_position,
-        copy_blocks=partial(ops.copy_kv_blocks, layers),
-    )
 
 
 def kv_bytes_per_position(config: ModelConfig, kv_type: KVType) -> int:

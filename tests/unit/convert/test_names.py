@@ -10,7 +10,8 @@ from converted_cases import MODEL_TYPES
 from powerinfer.convert.convert import convert
 from powerinfer.convert.naming import Names, Place
 from powerinfer.gguf import open_gguf
-from powerinfer.models import architecture_names, get_architecture
+from powerinfer.models import get_architecture
+from powerinfer.models.architecture import architecture_names
 from transformers_cases import CASES
 from transformers_weights import transformers_state
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from powerinfer.errors import PowerInferError, PromptError, UnsupportedError
 from powerinfer.gguf import open_gguf
 from powerinfer.kvcache import KVCache
-from powerinfer.models import ModelConfig, kv_bytes_per_position, load_model, new_kv_cache
+from powerinfer.models import ModelConfig, kv_bytes_per_position, load_model
 from powerinfer.ops.backend import as_backend
 from powerinfer.ops.protocol import KVType
 from powerinfer.ops.reference.ops import ReferenceOps
@@ -221,7 +221,8 @@ def test_room_is_made_in_whole_blocks(
     model_path: Path, num_positions: int, num_blocks: int
 ) -> None:
     ops, config = _Layers(), _config(path=model_path, num_layers=3, head_dim=32)
-    cache = new_kv_cache(as_backend(ops), config, num_positions, kv_type=KVType.Q8_0, block_size=16)
+    model = replace(load_model(open_gguf(model_path), as_backend(ops)), config=config)
+    cache = model.new_cache(num_positions, KVType.Q8_0, block_size=16)
     assert (cache.num_blocks, cache.num_free_blocks) == (num_blocks, num_blocks)
     assert (cache.block_size, cache.kv_type) == (16, KVType.Q8_0)
     # Three layers of two heads of 32.
@@ -232,7 +233,7 @@ def test_room_is_made_in_whole_blocks(
 
 
 def test_the_usual_cache_is_f16_in_blocks_of_64(model_path: Path) -> None:
-    cache = new_kv_cache(as_backend(ReferenceOps()), _config(path=model_path), 65)
+    cache = load_model(open_gguf(model_path), ReferenceOps()).new_cache(65)
     assert (cache.block_size, cache.num_blocks, cache.kv_type) == (64, 2, KVType.F16)
 
 

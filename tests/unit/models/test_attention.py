@@ -9,17 +9,10 @@ import pytest
 
 from powerinfer.errors import GGUFError, UnsupportedError
 from powerinfer.gguf import open_gguf, write_gguf
-from powerinfer.models import (
-    Model,
-    RopeScaling,
-    architecture_of,
-    kv_bytes_per_position,
-    load_model,
-    read_config,
-)
+from powerinfer.models import Model, architecture_of, kv_bytes_per_position, load_model, read_config
 from powerinfer.models.attention import LayerAttention, WindowPattern, read_attention
 from powerinfer.models.metadata import Metadata
-from powerinfer.models.rope import RopeConfig
+from powerinfer.models.rope import RopeConfig, RopeScaling
 from powerinfer.models.scales import Scales
 from powerinfer.ops.protocol import KVType
 from powerinfer.ops.reference.ops import ReferenceOps

@@ -7,15 +7,11 @@ import pytest
 
 from powerinfer.errors import GGUFError, UnsupportedError
 from powerinfer.gguf import GGUFFile, open_gguf, write_gguf
-from powerinfer.models import (
-    ModelConfig,
-    RopeConfig,
-    RopeScaling,
-    get_architecture,
-    parse_activation,
-)
+from powerinfer.models import ModelConfig, get_architecture
 from powerinfer.models import read_config as read
+from powerinfer.models.activation import parse_activation
 from powerinfer.models.experts import ExpertsConfig
+from powerinfer.models.rope import RopeConfig, RopeScaling
 from powerinfer.ops.operands import RouterRule
 from powerinfer.values import Activation, ActivationKind
 from rewritten_models import rewrite, spec

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from powerinfer.models import RopeConfig, RopeScaling, build_rope_table
+from powerinfer.models.rope import RopeConfig, RopeScaling, build_rope_table
 from powerinfer.ops.protocol import KVType
 from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.values import Batch

@@ -9,14 +9,8 @@ import pytest
 from powerinfer.errors import GGUFError, PromptError, UnsupportedError
 from powerinfer.gguf import GGUFFile, Tensor, TensorSpec, open_gguf, write_gguf
 from powerinfer.kvcache import KVCache
-from powerinfer.models import (
-    Model,
-    architecture_names,
-    find_nonfinite_layer,
-    kv_bytes_per_position,
-    load_model,
-    new_kv_cache,
-)
+from powerinfer.models import Model, find_nonfinite_layer, kv_bytes_per_position, load_model
+from powerinfer.models.architecture import architecture_names
 from powerinfer.models.blocks import Observer
 from powerinfer.ops.protocol import KVType, MatrixUse
 from powerinfer.ops.reference.ops import ReferenceMatrix, ReferenceOps
@@ -275,4 +269,4 @@ def test_q8_0_cache_needs_heads_of_whole_blocks(tmp_path: Path) -> None:
     recipe = replace(TINY_MODELS["llama"], head_dim=24)
     model = load_model(open_gguf(write_model(tmp_path / "m.gguf", recipe)), ReferenceOps())
     with pytest.raises(UnsupportedError, match="head"):
-        new_kv_cache(model.ops, model.config, 10, kv_type=KVType.Q8_0)
+        model.new_cache(10, KVType.Q8_0)

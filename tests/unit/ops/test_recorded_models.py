@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import (  # noqa: E402
 )
 
 from powerinfer.gguf import open_gguf  # noqa: E402
-from powerinfer.models import load_model, new_kv_cache  # noqa: E402
+from powerinfer.models import load_model  # noqa: E402
 from powerinfer.offload.placing import place_model  # noqa: E402
 from powerinfer.ops.cpu.ops import NativeOps  # noqa: E402
 from powerinfer.ops.gpu.cache import DeviceBatch  # noqa: E402
@@ -177,7 +177,7 @@ def test_decode_steps_do_the_same_whatever_the_numbers(
     plan = _plan(cpu, int(share * cpu.config.intermediate_size))
     ops = HybridOps(native, TorchGPU("cpu"), plan)
     placed = place_model(cpu, ops)
-    caches = [new_kv_cache(model.ops, model.config, 64, block_size=8) for model in (cpu, placed)]
+    caches = [model.new_cache(64, block_size=8) for model in (cpu, placed)]
     random = np.random.default_rng(1)
     position = 0
     # A prompt that ends within a block; decoding then crosses into the next.
