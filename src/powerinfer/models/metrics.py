@@ -2,9 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from operator import add
+from typing import NamedTuple
 
 from powerinfer.kvcache import KVCache
 from powerinfer.models import Model, ModelConfig
@@ -144,22 +146,13 @@ class NeuronTally:
         return None if self.predicted is None else _share(self.predicted, self.total)
 
 
-@dataclass(frozen=True, slots=True)
-class StepCost:
+class StepCost(NamedTuple):
     """Cost of decode steps; see `Metrics`."""
 
     bytes_read: int = 0
     active: int = 0
     predicted: int = 0
     total: int = 0
-
-    def __add__(self, other: "StepCost") -> "StepCost":
-        return StepCost(
-            self.bytes_read + other.bytes_read,
-            self.active + other.active,
-            self.predicted + other.predicted,
-            self.total + other.total,
-        )
 
 
 @dataclass(slots=True, eq=False)
@@ -173,12 +166,12 @@ class CostMeter:
     prefill_tokens: int = 0
     prefill_s: float = 0.0
     decode_s: float = 0.0
-    _decode: StepCost = StepCost()
+    _decode: StepCost = field(default_factory=StepCost)
     _decode_steps: int = 0
 
     def add_decode_step(self, cost: StepCost) -> None:
         """Count a step that computed one token of this sequence."""
-        self._decode += cost
+        self._decode = StepCost(*map(add, self._decode, cost))
         self._decode_steps += 1
 
     def metrics(self, decode_tokens: int) -> Metrics:
@@ -199,34 +192,22 @@ class CostMeter:
         )
 
 
-class StepMeter:
+class StepMeter(NeuronTally):
     """Divides the cost of steps among their sequences."""
 
     def __init__(self, model: Model, dense_bytes: int, cache: KVCache) -> None:
         """Count the work of a model; every decode step reads `dense_bytes` once."""
-        config = model.config
-        self._neurons = NeuronTally(model)
+        super().__init__(model)
         self._dense_bytes = dense_bytes
-        self._layer_bytes = cache.bytes_per_position // config.num_layers
+        self._layer_bytes = cache.bytes_per_position // model.config.num_layers
         # The number of layers with each window: adding up layers at every token takes too long.
-        self._windows = Counter(layer.window for layer in config.attention)
-        self.has_predictors = has_predictors(model)
-
-    def counting(self) -> AbstractContextManager[None]:
-        """Count the work in this context as one step."""
-        return self._neurons.counting()
+        self._windows = Counter(layer.window for layer in model.config.attention)
 
     def shares(self, lengths: Sequence[int]) -> list[StepCost]:
         """Return the cost of the counted step for sequences of these lengths, and reset."""
-        neurons, count = self._neurons, len(lengths)
-        parts = zip(
-            _divided(neurons.bytes_read + self._dense_bytes, count),
-            _divided(neurons.active, count),
-            _divided(neurons.predicted or 0, count),
-            _divided(neurons.total, count),
-            strict=True,
-        )
-        neurons.reset()
+        whole = (self.bytes_read + self._dense_bytes, self.active, self.predicted or 0, self.total)
+        parts = zip(*(_divided(amount, len(lengths)) for amount in whole), strict=True)
+        self.reset()
         return [
             StepCost(weight_bytes + self._kv_bytes(length), *others)
             for length, (weight_bytes, *others) in zip(lengths, parts, strict=True)
@@ -265,8 +246,8 @@ def uncounted(counters: FFNCounters) -> Iterator[None]:
     try:
         yield
     finally:
-        for field in fields(before):
-            setattr(counters, field.name, getattr(before, field.name))
+        for each in fields(before):
+            setattr(counters, each.name, getattr(before, each.name))
 
 
 def _ratio(numerator: float, denominator: float) -> float | None:
