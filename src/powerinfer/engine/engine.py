@@ -99,11 +99,7 @@ class Engine:
         return self._process_id == os.getpid()
 
     def check_process(self) -> None:
-        """Raise an error in a forked child.
-
-        Raises:
-            PowerInferError: this process did not make the engine.
-        """
+        """Raise PowerInferError in a forked child."""
         if not self.is_of_this_process:
             raise PowerInferError(
                 "this LLM belongs to the process that loaded it; threads do not survive fork(), so "
@@ -111,21 +107,12 @@ class Engine:
             )
 
     def check_outside(self) -> None:
-        """Raise an error inside a step and in a forked child.
-
-        Raises:
-            PowerInferError: the call comes from one of them.
-        """
+        """Raise PowerInferError inside a step and in a forked child."""
         self.check_process()
         self._steps.check_not_held_here()
 
     def check_usable(self) -> None:
-        """Raise an error if waiting would never end.
-
-        Raises:
-            PowerInferError: this is a forked child, the model was closed, or the call comes from
-                inside a step.
-        """
+        """Raise PowerInferError inside a step, in a forked child and after `close`."""
         self.check_outside()
         self._check_open()
 
@@ -134,11 +121,7 @@ class Engine:
             raise PowerInferError(CLOSED)
 
     def close(self) -> None:
-        """End all texts and calls, after waiting for the current step.
-
-        Raises:
-            PowerInferError: the call comes from inside that step.
-        """
+        """End all texts and calls after the current step; raise PowerInferError inside of it."""
         self._steps.check_not_held_here()
         self.is_closed = True
         self.notify()
@@ -161,12 +144,7 @@ class Engine:
         return handle
 
     def prepare(self, request: Request) -> RequestHandle:
-        """Check a request and make its handle, for `enter`.
-
-        Raises:
-            PromptError: as for `submit`.
-            PowerInferError: likewise.
-        """
+        """Check a request, with the errors of `submit`, and make its handle, for `enter`."""
         self.check_process()
         self._check_open()
         # Read once: another thread may close it.
@@ -187,11 +165,7 @@ class Engine:
         return RequestHandle(request, secrets.randbits(32) if seed is None else seed, tuple(costs))
 
     def enter(self, handle: RequestHandle) -> None:
-        """Queue a prepared request; `RequestHandle.times` count from here.
-
-        Raises:
-            PowerInferError: see `check_usable`.
-        """
+        """Queue a prepared request, if `check_usable`; `RequestHandle.times` count from here."""
         self.check_usable()
         queue: Queue | None = getattr(self, "_queue", None)
         if queue is None:
@@ -225,11 +199,7 @@ class Engine:
         )
 
     def check_integrity(self) -> None:
-        """Check that no block is lost and that an idle engine uses none.
-
-        Raises:
-            PowerInferError: a block is lost or in use.
-        """
+        """Raise PowerInferError if a block is lost, or if an idle engine uses one."""
         cache = self._queue.cache
         cache.check_integrity()
         if not self.has_work and cache.num_used_blocks:
@@ -264,7 +234,7 @@ class Engine:
         while not is_done():
             self._check_open()
             with self._steps.held_until(lambda: self.is_closed or is_done()) as is_leading:
-                if is_leading:
+                if is_leading and not is_done():
                     self._advance()
 
     def notify(self) -> None:
@@ -291,11 +261,7 @@ class Engine:
                 text.fail(PowerInferError(_UNREAD))
 
     def run_step(self) -> None:
-        """Compute one step of all texts; outputs are added to `RequestHandle.unread`.
-
-        Raises:
-            PowerInferError: the backend failed.
-        """
+        """Compute one step of all texts; outputs are added to `RequestHandle.unread`."""
         queue = self._queue
         queue.collect()
         if queue.waiting and self._direct is not None:
@@ -314,7 +280,7 @@ class Engine:
             handle.is_cancelled = True
         if self.is_closed or not self.is_of_this_process:
             return
-        with self._steps.held_if_free() as is_held:
+        with self._steps.held_until(lambda: True) as is_held:
             if is_held:
                 self._queue.collect()
                 self._end_cancelled()
@@ -444,11 +410,7 @@ class Engine:
         self._queue.keep(text)
 
     def direct_sequence(self) -> DirectSequence:
-        """Return an empty sequence, always the same; generating texts takes its tokens away.
-
-        Raises:
-            PowerInferError: see `check_usable`.
-        """
+        """Return an empty sequence, always the same; generating texts takes its tokens away."""
         self.check_usable()
         with self._steps.held_until(lambda: self.is_closed):
             self._check_open()

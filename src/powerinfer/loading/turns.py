@@ -5,6 +5,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -63,22 +64,14 @@ class FairLock:
             return max(0, sum(place() is not None for place in self._line) - 1)
 
     def check_not_held_here(self) -> None:
-        """Raise an error if this thread would wait for itself.
-
-        Raises:
-            PowerInferError: this thread holds the lock.
-        """
+        """Raise PowerInferError if this thread holds the lock, and so would wait for itself."""
         first = self._first()
         if first is not None and first.thread_id == threading.get_ident():
             raise PowerInferError(self._reentered)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Wait for the lock and hold it until the block ends.
-
-        Raises:
-            PowerInferError: this thread holds it already.
-        """
+        """Wait for the lock and hold it until the block ends."""
         with self.held_until(lambda: False):
             yield
 
@@ -86,7 +79,8 @@ class FairLock:
     def held_until(self, is_done: Callable[[], bool]) -> Iterator[bool]:
         """Wait for the lock or until `is_done`; yield whether the lock is held.
 
-        `is_done` is checked whenever others release the lock or call `notify`.
+        A free lock is taken at once. Else `is_done` is checked now and whenever others release the
+        lock or call `notify`.
 
         Raises:
             PowerInferError: this thread holds it already.
@@ -96,28 +90,9 @@ class FairLock:
         try:
             with self._guard:
                 self._line.append(weakref.ref(place))
-            while not is_done():
-                if self._first() is place:
-                    yield True
-                    return
+            while not (is_held := self._first() is place) and not is_done():
                 place.wait()
-            yield False
-        finally:
-            self._leave(place)
-
-    @contextmanager
-    def held_if_free(self) -> Iterator[bool]:
-        """Hold the lock if nobody else holds it or waits; yield whether it is held.
-
-        Raises:
-            PowerInferError: this thread holds it already.
-        """
-        self.check_not_held_here()
-        place = _Place()
-        try:
-            with self._guard:
-                self._line.append(weakref.ref(place))
-            yield self._first() is place
+            yield is_held
         finally:
             self._leave(place)
 
@@ -146,37 +121,28 @@ class FairLock:
             first.news.put(None)
 
 
+@dataclass(slots=True, eq=False)
 class AsyncWaiter:
     """A waiting asyncio task.
 
     Attributes:
         is_done: tells whether it need not wait any more.
         wait: computes until a condition holds; a method of the engine.
+        loop: loop of the task.
+        news: event to set when the task should check `is_done`.
         error: the exception of computing for it.
     """
 
-    def __init__(
-        self,
-        is_done: Callable[[], bool],
-        wait: Callable[[Callable[[], bool]], None],
-        loop: "AbstractEventLoop",
-        news: "Event",
-    ) -> None:
-        """Describe the running task.
-
-        Args:
-            news: event to set when the task should check `is_done`.
-        """
-        self.is_done = is_done
-        self.wait = wait
-        self.error: BaseException | None = None
-        self._loop = loop
-        self._news = news
+    is_done: Callable[[], bool]
+    wait: Callable[[Callable[[], bool]], None]
+    loop: "AbstractEventLoop"
+    news: "Event"
+    error: BaseException | None = None
 
     def notify(self) -> None:
         """Wake the task."""
         with suppress(RuntimeError):  # the loop was closed
-            self._loop.call_soon_threadsafe(self._news.set)
+            self.loop.call_soon_threadsafe(self.news.set)
 
 
 class AsyncLeader:
