@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from powerinfer.errors import PromptError
-from powerinfer.tokenizer import render_chat
+from powerinfer.tokenizer.chat import render_chat
 from template_cases import (
     CASES,
     SPECIAL,

@@ -31,7 +31,7 @@ def message_ids(
     Raises:
         PromptError: the messages are malformed, the template refuses them, or they are too long.
     """
-    from powerinfer.tokenizer import FALLBACK_TEMPLATE, render_chat
+    from powerinfer.tokenizer.chat import FALLBACK_TEMPLATE, render_chat
 
     _check_contents(messages)
     text = render_chat(

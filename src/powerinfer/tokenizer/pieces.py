@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from powerinfer.errors import TokenizerError
 from powerinfer.tokenizer.vocabulary import BYTE_LEVEL, TokenType, Vocabulary, byte_value
 
-__all__ = ["BYTE_CHARACTERS", "Detokenizer", "IncrementalDecoder", "Pieces"]
+__all__ = ["BYTE_CHARACTERS", "Detokenizer", "IncrementalDecoder"]
 
 
 def _byte_characters() -> tuple[str, ...]:
@@ -24,8 +24,8 @@ _SPACE_SIGN = "\u2581"
 _LITERAL = (TokenType.USER_DEFINED, TokenType.CONTROL, TokenType.UNKNOWN)
 
 
-class Pieces:
-    """Bytes by token id, computed on first use to keep loading cheap."""
+class Detokenizer:
+    """Bytes of tokens, computed on first use to keep loading cheap, and of token sequences."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         """Wrap `vocabulary`, which must not change."""
@@ -33,7 +33,7 @@ class Pieces:
         self._is_byte_level = vocabulary.model == BYTE_LEVEL
         self._known: dict[int, bytes] = {}
 
-    def __getitem__(self, token_id: int) -> bytes:
+    def piece(self, token_id: int) -> bytes:
         """Return the bytes of a token; the stored text of special and user-defined ones."""
         piece = self._known.get(token_id)
         if piece is None:
@@ -66,15 +66,6 @@ class Pieces:
             return _utf8(text) if value is None else bytes((value,))
         return _utf8(text.replace(_SPACE_SIGN, " "))
 
-
-class Detokenizer:
-    """Bytes of token sequences, without special tokens and the added first space."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        """Wrap `vocabulary`, which must not change."""
-        self._vocabulary = vocabulary
-        self.pieces = Pieces(vocabulary)
-
     def step(self, token_id: int, *, at_start: bool, skip_special: bool) -> tuple[bytes, bool]:
         """Return the bytes of a token, and whether the next one is still at the start of the text.
 
@@ -85,10 +76,9 @@ class Detokenizer:
             raise TokenizerError(
                 f"token id {token_id} is outside the vocabulary, 0 to {len(self._vocabulary) - 1}"
             )
-        is_special = self._vocabulary.is_special(token_id)
-        if is_special:
-            return (b"" if skip_special else self.pieces[token_id]), at_start
-        piece = self.pieces[token_id]
+        if self._vocabulary.is_special(token_id):
+            return (b"" if skip_special else self.piece(token_id)), at_start
+        piece = self.piece(token_id)
         # Encoding adds a space before the text, but not before a user-defined token.
         is_user_defined = self._vocabulary.types[token_id] is TokenType.USER_DEFINED
         if at_start and self._vocabulary.add_space_prefix and not is_user_defined:
@@ -96,7 +86,7 @@ class Detokenizer:
         return piece, False
 
     def decode_bytes(self, token_ids: Iterable[int], *, skip_special: bool) -> bytes:
-        """Return the bytes of a whole sequence."""
+        """Return the bytes of a whole sequence, without the space that encoding adds first."""
         out: list[bytes] = []
         at_start = True
         for token_id in token_ids:

@@ -61,11 +61,7 @@ class Tokenizer:
     def from_metadata(
         cls, metadata: Mapping[str, object], *, source: str = "metadata"
     ) -> "Tokenizer":
-        """Build a tokenizer from GGUF key-value pairs; `source` names them in messages.
-
-        Raises:
-            GGUFError, UnsupportedError: as `from_gguf`.
-        """
+        """Build a tokenizer from GGUF key-value pairs; `source` names them in error messages."""
         vocabulary = load_vocabulary(metadata, source=source)
         try:
             return cls(vocabulary)
@@ -135,6 +131,7 @@ class Tokenizer:
         add_eos: bool = False,
         parse_special: bool = False,
         at_most: int | None = None,
+        is_inside: bool = False,
     ) -> list[int]:
         """Turn text into token ids.
 
@@ -145,6 +142,7 @@ class Tokenizer:
             parse_special: parse control tokens in the text (``<|im_end|>``). Leave it off for text
                 of a user. User-defined tokens are always parsed.
             at_most: stop early once there are more than this many tokens.
+            is_inside: the text is in the middle of another: no space is added to it.
 
         Raises:
             TokenizerError: BOS or EOS is asked for and the vocabulary has none.
@@ -155,13 +153,13 @@ class Tokenizer:
         ids: list[int] = []
         if self.add_bos if add_bos is None else add_bos:
             ids.append(self._required("BOS", self.bos_id))
-        after_special = True
+        after_special, adds_space = True, self.drops_first_space and not is_inside
         for part in self._specials.partition(text, parse_special=parse_special):
             if isinstance(part, int):
                 ids.append(part)
             else:
-                needs_space = after_special and self._vocabulary.add_space_prefix
-                self._encode_plain(" " + part if needs_space else part, ids, at_most)
+                plain = f" {part}" if after_special and adds_space else part
+                self._encode_plain(plain, ids, at_most)
             if at_most is not None and len(ids) > at_most:
                 return ids
             after_special = isinstance(part, int)
@@ -170,22 +168,8 @@ class Tokenizer:
         return ids
 
     def encode_inside(self, text: str, at_most: int | None = None) -> list[int]:
-        """Encode text in the middle of a text: nothing is added or removed at its start.
-
-        Args:
-            text: text without surrogates; control tokens in it are plain text.
-            at_most: as in `encode`.
-
-        Raises:
-            PromptError: as `encode`.
-        """
-        ids: list[int] = []
-        for part in self._specials.partition(text, parse_special=False):
-            if isinstance(part, int):
-                ids.append(part)
-            else:
-                self._encode_plain(part, ids, at_most)
-        return ids
+        """Encode text in the middle of another; control tokens in it are plain text."""
+        return self.encode(text, add_bos=False, at_most=at_most, is_inside=True)
 
     def _encode_plain(self, text: str, ids: list[int], at_most: int | None) -> None:
         """Append the ids of text without special tokens, which may contain surrogates."""
@@ -211,7 +195,7 @@ class Tokenizer:
         if self._vocabulary.strips_right or not all(self._encoder.byte_ids):
             # White space after special tokens, or text the vocabulary cannot encode, is dropped.
             return None
-        return self._detokenizer.pieces.longest_text()
+        return self._detokenizer.longest_text()
 
     @staticmethod
     def _required(name: str, token_id: int | None) -> int:

@@ -118,7 +118,9 @@ class _Reader:
         mark_end_texts(ids, types)
         is_llama = model == SENTENCEPIECE
         architecture = str(self._metadata.get("general.architecture", ""))
-        pre = PreTokenizer(()) if is_llama else pre_tokenizer(self._string("pre"), architecture)
+        pre = PreTokenizer(())
+        if not is_llama:
+            pre = pre_tokenizer(self._string(f"{_PREFIX}pre"), architecture)
         bos, eos, unknown = self._special_ids(model, texts, types)
         if _PREFIX + "token_type" not in self._metadata:
             for token_id in (bos, eos, unknown):
@@ -144,20 +146,20 @@ class _Reader:
             # Byte-level vocabularies never add a space.
             add_space_prefix=self._flag("add_space_prefix", default=True) and is_llama,
             strips_right=self._is_phi3(),
-            chat_template=self._chat_template(),
+            chat_template=self._string("tokenizer.chat_template") or None,
         )
 
     def _error(self, message: str) -> TokenizerError:
         return TokenizerError(f"{self._source}: {message}")
 
-    def _string(self, name: str) -> str | None:
-        value = self._metadata.get(_PREFIX + name)
+    def _string(self, key: str) -> str | None:
+        value = self._metadata.get(key)
         if value is not None and not isinstance(value, str):
-            raise self._error(f"{_PREFIX}{name} is {_kind(value)}; a string is needed")
+            raise self._error(f"{key} is {_kind(value)}; a string is needed")
         return value
 
     def _model(self) -> str:
-        model = self._string("model")
+        model = self._string(f"{_PREFIX}model")
         if model is None:
             raise self._error(f"{_PREFIX}model is missing: the file has no vocabulary")
         if model not in SUPPORTED_MODELS:
@@ -285,12 +287,6 @@ class _Reader:
         # GGUF has no key for AddedToken.rstrip; llama.cpp checks the name as well.
         name = str(self._metadata.get("general.name", "")).lower()
         return "phi-3" in name or "phi3" in name
-
-    def _chat_template(self) -> str | None:
-        value = self._metadata.get("tokenizer.chat_template")
-        if value is not None and not isinstance(value, str):
-            raise self._error(f"tokenizer.chat_template is {_kind(value)}; a string is needed")
-        return value or None
 
 
 def byte_value(text: str) -> int | None:

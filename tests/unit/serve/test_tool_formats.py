@@ -14,7 +14,7 @@ from powerinfer.serve.chat.messages import ChatMessage
 from powerinfer.serve.fields import Fields
 from powerinfer.serve.openai.messages import read_messages
 from powerinfer.serve.tool_formats import Tool, find_format, format_names, load_format
-from powerinfer.tokenizer import render_chat
+from powerinfer.tokenizer.chat import render_chat
 from powerinfer.values import JSON
 from template_cases import SPECIAL, TEMPLATES
 from tool_answers import ANSWERS, written_calls

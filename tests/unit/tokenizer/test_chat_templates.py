@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from powerinfer.errors import PromptError
-from powerinfer.tokenizer import FALLBACK_TEMPLATE, render_chat
+from powerinfer.tokenizer.chat import FALLBACK_TEMPLATE, render_chat
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 USER = {"role": "user", "content": "Hi"}

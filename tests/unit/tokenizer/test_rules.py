@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import powerinfer.tokenizer as tokenizer_package
 from powerinfer.errors import GGUFError, PromptError
-from powerinfer.tokenizer import Tokenizer, byte_level, chat, render_chat, sentencepiece_bpe
+from powerinfer.tokenizer import Tokenizer, byte_level, sentencepiece_bpe
+from powerinfer.tokenizer.chat import render_chat
 from powerinfer.tokenizer.pieces import BYTE_CHARACTERS, _byte_characters
 from powerinfer.tokenizer.pre_tokenizers import _cased_words, _words, pre_tokenizer
 from powerinfer.tokenizer.vocabulary import load_vocabulary
@@ -138,13 +138,6 @@ def test_expressions_are_those_that_were_published() -> None:
     words = rf"{other}{upper}*{lower}+|{other}{upper}+{lower}*"
     signs = r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*"
     assert _cased_words(r"\p{N}") == f"{words}|{signs}|{ends}|{blanks}"
-
-
-def test_templates_are_part_of_the_package_though_loaded_late() -> None:
-    assert tokenizer_package.render_chat is chat.render_chat
-    assert tokenizer_package.FALLBACK_TEMPLATE is chat.FALLBACK_TEMPLATE
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        tokenizer_package.nothing  # noqa: B018
 
 
 # Vocabularies

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from powerinfer.errors import PromptError
-from powerinfer.tokenizer import render_chat
+from powerinfer.tokenizer.chat import render_chat
 
 GROW = "{{% set ns = namespace(s={start}) %}}{{% for i in range(60) %}}{{% set ns.s = {step} %}}"
 

@@ -3,7 +3,7 @@
 import importlib.resources
 from collections.abc import Iterator, Sequence
 
-from powerinfer.tokenizer.pieces import Pieces
+from powerinfer.tokenizer.pieces import Detokenizer
 from powerinfer.tokenizer.vocabulary import TokenType, Vocabulary
 
 __all__ = ["ODD_STRINGS", "bundled_texts", "strings_with_tokens", "vocabulary_text"]
@@ -62,13 +62,13 @@ def strings_with_tokens(texts: Sequence[str], *, only_at_end: bool) -> Iterator[
 
 def vocabulary_text(vocabulary: Vocabulary) -> Iterator[str]:
     """All words of the vocabulary, some hundred per text."""
-    pieces = Pieces(vocabulary)
+    detokenizer = Detokenizer(vocabulary)
     words: list[str] = []
     for token_id, token_type in enumerate(vocabulary.types):
         if token_type is not TokenType.NORMAL:
             continue
         try:
-            words.append(pieces[token_id].decode("utf-8"))
+            words.append(detokenizer.piece(token_id).decode("utf-8"))
         except UnicodeDecodeError:
             continue
         if len(words) == 256:
