@@ -3,7 +3,8 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 
 from powerinfer.engine.policy import Running, Waiting
@@ -29,22 +30,22 @@ def _without(left: RunningText, texts: Sequence[RunningText]) -> list[RunningTex
     return [text for text in texts if text is not left]
 
 
+@dataclass(slots=True, eq=False)
 class _SharedPrompt:
     """A prompt shared by the texts of a request, until the last of them has begun.
 
     Attributes:
-        not_begun: texts that have not been admitted, in order.
+        not_begun: texts that have not been admitted, in order; at first all but the one that
+            computes the prompt.
         holders: running sequences that begin with the prompt.
         logits: f32[vocab_size] after the prompt; None until it is computed.
         spare: sequence of an ended text, kept because no running text holds the prompt.
     """
 
-    def __init__(self, texts: Iterable[RunningText]) -> None:
-        """Start with all texts but the first, which computes the prompt."""
-        self.not_begun = list(texts)
-        self.holders: list[TokenSequence] = []
-        self.logits: FloatArray | None = None
-        self.spare: TokenSequence | None = None
+    not_begun: list[RunningText]
+    holders: list[TokenSequence] = field(default_factory=list)
+    logits: FloatArray | None = None
+    spare: TokenSequence | None = None
 
     @property
     def holder(self) -> TokenSequence | None:
@@ -111,16 +112,8 @@ class Queue:
 
     def enter(self, handle: RequestHandle) -> None:
         """Queue a request; any thread may call this."""
-        request = handle.request
-        is_prompt = (
-            [True] * len(request.prompt_ids) if request.is_prompt is None else request.is_prompt
-        )
-        self._arrivals.append(
-            [
-                RunningText(self._loaded, handle, index, is_prompt)
-                for index in range(request.params.n)
-            ]
-        )
+        indexes = range(handle.request.params.n)
+        self._arrivals.append([RunningText(self._loaded, handle, index) for index in indexes])
 
     def collect(self) -> None:
         """Move the texts of new requests to the waiting ones."""
@@ -189,12 +182,7 @@ class Queue:
             self.num_cached_tokens += handle.num_cached_tokens
 
     def prompt_is_computed(self, text: RunningText, logits: FloatArray) -> None:
-        """Make the other texts of the request the next waiting ones.
-
-        Args:
-            text: the text that computed the prompt.
-            logits: f32[vocab_size] after the prompt.
-        """
+        """Line up the other texts of a request, whose prompt ends with f32[vocab_size] logits."""
         shared = self._shared_prompts.get(text.handle)
         if shared is None:
             return

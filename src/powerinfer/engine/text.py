@@ -118,9 +118,7 @@ class RunningText:
         has_failed: ended by an error, after which computed keys and values may be damaged.
     """
 
-    def __init__(
-        self, loaded: LoadedModel, handle: RequestHandle, index: int, is_prompt: Sequence[bool]
-    ) -> None:
+    def __init__(self, loaded: LoadedModel, handle: RequestHandle, index: int) -> None:
         """Prepare sampling and decoding; compute nothing yet.
 
         Raises:
@@ -130,6 +128,7 @@ class RunningText:
         self.id = 0
         self.handle = handle
         self.index = index
+        is_prompt = request.is_prompt or [True] * len(request.prompt_ids)
         self.sequence = TokenSequence(list(request.prompt_ids), list(is_prompt))
         self.is_over = self.has_failed = False
         self._loaded = loaded
@@ -173,11 +172,7 @@ class RunningText:
         return len(self._token_ids) - self._num_prompt
 
     def note_prompt(self, end: int, rows: FloatArray) -> None:
-        """Collect the prompt's outputs if the request asks for any.
-
-        Args:
-            end: position after the last of the rows.
-        """
+        """Collect outputs for the positions before `end` if the request asks for any."""
         outputs = self._prompt_outputs
         if outputs is None or self.sequence.is_decoding or not len(rows):
             return

@@ -52,10 +52,6 @@ class BlockKeeper(Protocol):
         ...
 
 
-def _no_keeper() -> BlockKeeper | None:
-    return None
-
-
 @dataclass(slots=True, eq=False)
 class _Table:
     """Blocks of one sequence.
@@ -84,10 +80,6 @@ class _Table:
         self.num_blocks += 1
 
 
-def _copy_nothing(pairs: Sequence[tuple[int, int]]) -> None:
-    """Copy the blocks of a cache without layers."""
-
-
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class KVCache:
     """Keys and values of all layers, and the holders of each block.
@@ -109,7 +101,7 @@ class KVCache:
     kv_type: KVType
     bytes_per_position: int
     copy_blocks: Callable[[Sequence[tuple[int, int]]], None] = field(
-        default=_copy_nothing, repr=False
+        default=lambda _pairs: None, repr=False
     )
     _tables: dict[Hashable, _Table] = field(default_factory=dict, init=False, repr=False)
     # Holders per block; 0 for a free one. These four change within `changing` only.
@@ -119,7 +111,7 @@ class KVCache:
     _num_unused: int = field(default=0, init=False, repr=False)
     # A weak reference: the prefix tree refers to the cache, and a cycle would keep the memory of
     # both alive.
-    _keeper: Callable[[], BlockKeeper | None] = field(default=_no_keeper, init=False, repr=False)
+    _keeper: Callable[[], BlockKeeper | None] = field(default=lambda: None, init=False, repr=False)
     _is_torn: bool = field(default=False, init=False, repr=False)
     # Changes so far, and the block tables of the last step: their sequences, and the changes then.
     _num_changes: int = field(default=0, init=False, repr=False)
@@ -385,11 +377,7 @@ class KVCache:
         return block_tables
 
     def check_integrity(self) -> None:
-        """Check that the count of each block equals its number of holders.
-
-        Raises:
-            PowerInferError: a block is lost or its count is wrong: a bug in the caller or here.
-        """
+        """Raise PowerInferError if a block is lost or its holders are miscounted, by a bug."""
         with self.changing():
             counts, free, num_unused = self._counts(self._kept)
             found = (self._num_holders, sorted(self._free), self._num_unused)

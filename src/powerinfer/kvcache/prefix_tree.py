@@ -126,11 +126,7 @@ class PrefixTree:
         return self._matched(self._walk_all(wanted), wanted, None)
 
     def share(self, sequence: Hashable, found: PrefixMatch) -> None:
-        """Start a sequence without blocks with what was found.
-
-        Raises:
-            PromptError: too few free blocks, see `KVCache.share`.
-        """
+        """Start a sequence without blocks with what was found, see `KVCache.share`."""
         blocks = [*found.blocks] if found.source is None else [*found.blocks, found.source]
         if blocks:
             self._touch(self._nodes[blocks[-1]])

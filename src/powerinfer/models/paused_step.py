@@ -28,11 +28,6 @@ class PausedStep:
     num_done: int = 0
     _x: Activations | None = None
 
-    @property
-    def num_left(self) -> int:
-        """Number of layers left to run."""
-        return self.program.num_layers - self.num_done
-
     def run(self, num_layers: int) -> FloatArray | None:
         """Run the next layers.
 
@@ -47,6 +42,6 @@ class PausedStep:
         # Nobody wants the output of a stream without rows.
         self._x = self.program.layers(x, self.batch, first, last) if len(x) else x
         self.num_done = last
-        if self.num_left:
+        if last < self.program.num_layers:
             return None
         return scale_logits(self.scales, cast("FloatArray", self.program.end(self._x)))

@@ -11,16 +11,8 @@ from powerinfer.values import FloatArray
 __all__ = ["check_pooling", "num_pooled", "pooled"]
 
 _MEAN, _LAST = "mean", "last"
-_POOLINGS = Choice("pooling", (_MEAN, _LAST))
 
-
-def check_pooling(pooling: object) -> None:
-    """Check the name of a pooling.
-
-    Raises:
-        UnsupportedError: it is unknown; names the known ones.
-    """
-    _POOLINGS(pooling)
+check_pooling = Choice("pooling", (_MEAN, _LAST))
 
 
 def num_pooled(token_ids: Sequence[int], pooling: str, bos_id: int | None) -> int:

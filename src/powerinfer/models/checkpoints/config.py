@@ -80,15 +80,16 @@ class CheckpointConfig:
         if not isinstance(value, list) or not all(isinstance(each, kind) for each in value):
             raise self.error(key, f"expected a list of {kind.__name__}")
         if value and len(value) != count:
-            raise self.error(key, f"has {len(value)} entries; expected {count}", is_shown=False)
+            raise CheckpointError(
+                f"{self.path}: key {key} has {len(value)} entries; expected {count}"
+            )
         return value
 
-    def error(self, key: str, problem: str, *, is_shown: bool = True) -> CheckpointError:
+    def error(self, key: str, problem: str) -> CheckpointError:
         """Build the error for a key, showing its value."""
         value = self.values.get(key)
-        got = ("is missing" if value is None else f"is {value!r:.60}") if is_shown else ""
-        separator = "; " if is_shown else ""
-        return CheckpointError(f"{self.path}: key {key} {got}{separator}{problem}")
+        got = "is missing" if value is None else f"is {value!r:.60}"
+        return CheckpointError(f"{self.path}: key {key} {got}; {problem}")
 
     def unsupported(self, key: str, wanted: str) -> UnsupportedError:
         """Build the error for a valid but unsupported value."""

@@ -23,14 +23,6 @@ ACTIVATIONS: Mapping[str, ActivationKind] = {
 """Meaning of `hidden_act` in most families."""
 
 
-def _nothing(_config: CheckpointConfig) -> dict[str, object]:
-    return {}
-
-
-def _no_windows(_config: CheckpointConfig) -> None:
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class ExpertMatrices:
     """Layout of all experts' matrices in one tensor.
@@ -73,5 +65,5 @@ class CheckpointRules:
     adds_one_to_norms: bool = False
     is_qkv_grouped: bool = False
     expert_matrices: ExpertMatrices = ExpertMatrices()
-    windows: Callable[[CheckpointConfig], list[bool] | None] = _no_windows
-    metadata: Callable[[CheckpointConfig], dict[str, object]] = _nothing
+    windows: Callable[[CheckpointConfig], list[bool] | None] = lambda _: None
+    metadata: Callable[[CheckpointConfig], dict[str, object]] = lambda _: {}

@@ -104,7 +104,7 @@ class _Wrapper:
         self.tokens = tokens
         self.eos_token_id = eos_token_id
         self._tokenizer = ref(tokenizer)
-        self._id_of_byte = {piece: number for number, piece in enumerate(tokens) if len(piece) == 1}
+        self._id_of_byte = {each[0]: number for number, each in enumerate(tokens) if len(each) == 1}
 
     def __call__(self, text: str) -> list[int]:
         """Encode the first stretch of a text that continues another, byte for byte.
@@ -120,11 +120,7 @@ class _Wrapper:
         wanted = begin.encode("utf-8")
         if ids and wanted.startswith(b"".join(self.tokens[each] for each in ids)):
             return ids
-        return [self._id_of_byte[byte] for byte in map(_byte, wanted) if byte in self._id_of_byte]
-
-
-def _byte(value: int) -> bytes:
-    return bytes((value,))
+        return [self._id_of_byte[byte] for byte in wanted if byte in self._id_of_byte]
 
 
 def _pieces(tokenizer: Tokenizer) -> list[bytes]:
