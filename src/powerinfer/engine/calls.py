@@ -46,11 +46,7 @@ class _Running:
         return all(text.is_over for text in self.texts)
 
     def take(self) -> None:
-        """Take all unread outputs.
-
-        Raises:
-            PowerInferError: a text ended without a result.
-        """
+        """Take all unread outputs; raise the error of a text that ended without a result."""
         while self.handle.unread:
             output = self.handle.unread.popleft()
             text = self.texts[output.index]

@@ -114,14 +114,7 @@ class DirectSequence:
     def extend_scored(
         self, token_ids: Sequence[int], num_scored: int, *, is_prompt: Sequence[bool] | None = None
     ) -> FloatArray:
-        """Append tokens and return the logits after each of the last `num_scored` of them.
-
-        Returns:
-            f32[num_scored, vocab_size].
-
-        Raises:
-            PromptError: as for `extend`.
-        """
+        """Extend, and return f32[num_scored, vocab_size] logits after each of the last tokens."""
         sequence, count = self._sequence, len(token_ids)
         if not count:
             raise PromptError("there are no tokens to compute; the prompt is empty")

@@ -101,12 +101,7 @@ def perplexity_windows(llm: LLM, token_ids: Sequence[int], window: int) -> Itera
 
 
 def scored_windows(llm: LLM, token_ids: Sequence[int], window: int) -> "Iterator[Score]":
-    """Score the second half of each window of a text and yield it.
-
-    Raises:
-        PromptError: as for `perplexity_windows`.
-        NumericsError: likewise.
-    """
+    """Score the second half of each window of a text, with errors as `perplexity_windows`."""
     half = window // 2 + 1
     for tokens in text_windows(llm.loaded.tokenizer, token_ids, window):
         yield from llm.score([(tokens[:half], tokens[half:])])
@@ -115,11 +110,7 @@ def scored_windows(llm: LLM, token_ids: Sequence[int], window: int) -> "Iterator
 def text_windows(
     tokenizer: Tokenizer, token_ids: Sequence[int], window: int
 ) -> Iterator[list[int]]:
-    """Cut a text into windows, which begin with BOS if the vocabulary asks for it.
-
-    Raises:
-        PromptError: as for `perplexity_windows`.
-    """
+    """Cut a text into `count_windows`, which begin with BOS if the vocabulary asks for it."""
     for number in range(count_windows(token_ids, window)):
         tokens = list(token_ids[number * window : (number + 1) * window])
         if tokenizer.add_bos and tokenizer.bos_id is not None:

@@ -66,11 +66,7 @@ class Request:
         return 0 if self.scored_ids is None else len(self.prompt_ids) - len(self.scored_ids)
 
     def check(self, most_tokens: int, vocab_size: int) -> None:
-        """Check that a context of `most_tokens` and the vocabulary allow it.
-
-        Raises:
-            PromptError: they do not.
-        """
+        """Raise PromptError if a context of `most_tokens`, or the vocabulary, forbids it."""
         num_prompt = len(self.prompt_ids)
         if not num_prompt:
             raise PromptError("there are no tokens to compute; the prompt is empty")

@@ -71,11 +71,7 @@ class TextSoFar:
         self.error, self.is_over = output.error, output.is_last
 
     def raise_error(self) -> None:
-        """Raise, once, the error that ended the text.
-
-        Raises:
-            PowerInferError: the text ended without a result.
-        """
+        """Raise, once, the error that ended the text without a result."""
         error, self.error = self.error, None
         try:
             if error is not None:
@@ -126,21 +122,13 @@ class _Stream:
         return self._so_far.generation
 
     def _check_outside(self) -> None:
-        """Raise an error if the caller would wait for itself.
-
-        Raises:
-            PowerInferError: the call comes from inside a step, or from another process.
-        """
+        """Raise PowerInferError inside a step, where the caller would wait for itself."""
         engine = self._engine
         if engine is not None:
             engine.check_outside()
 
     def _begin(self) -> Engine | None:
-        """Queue the request on the first call; return None if the text has ended.
-
-        Raises:
-            PowerInferError: see `Engine.check_usable`.
-        """
+        """Queue the request on the first call; return None if the text has ended."""
         engine = self._engine
         if engine is None:
             return None
@@ -154,11 +142,7 @@ class _Stream:
         return engine
 
     def _take(self) -> str:
-        """Return a piece that is there already, or an empty text.
-
-        Raises:
-            PowerInferError: the text ended without a result.
-        """
+        """Return a piece that is there already, or an empty text; see `TextSoFar.raise_error`."""
         text = ""
         with self._taking:
             unread = self._handle.unread

@@ -83,11 +83,7 @@ def activation_metadata(activation: Activation) -> dict[str, object]:
 
 
 def fatrelu(threshold: float) -> Activation:
-    """Build a FatReLU.
-
-    Raises:
-        UnsupportedError: the threshold is negative or not finite.
-    """
+    """Build a FatReLU; raise UnsupportedError if the threshold is negative or not finite."""
     # Below zero, the neurons switched off would not be those that contribute least.
     if not 0.0 <= threshold < float("inf"):
         raise UnsupportedError(f"a FatReLU threshold must be 0 or more, got {threshold:g}")

@@ -30,8 +30,7 @@ def find_nonfinite_layer(
 
     Args:
         token_ids: the whole sequence up to the token whose logits were bad.
-        kv_type: element type of the cache of that run.
-        is_prompt: of each token whether it is prompt; None if all are.
+        is_prompt: one flag per token; None if all are prompt.
 
     Returns:
         For example `layer 3 (FFN)`, `token embedding` or `output head`; None if all was finite.

@@ -48,11 +48,7 @@ def default_sparsity(config: ModelConfig, magic: str, *, has_predictors: bool) -
 
 
 def check_is_sparse(activation: Activation, sparsity: str) -> None:
-    """Check that neurons can be skipped.
-
-    Raises:
-        UnsupportedError: the activation is never zero.
-    """
+    """Raise UnsupportedError if no neuron can be skipped: the activation is never zero."""
     if not activation.is_sparse:
         raise UnsupportedError(
             f"sparsity {sparsity!r} needs an activation of the ReLU family; this model runs "

@@ -90,11 +90,7 @@ class LogitChanges:
 
 
 def check_biased_ids(params: SamplingParams, vocab_size: int) -> None:
-    """Check that the vocabulary has the tokens of `logit_bias`.
-
-    Raises:
-        PromptError: a token is missing.
-    """
+    """Raise PromptError if the vocabulary lacks a token of `logit_bias`."""
     highest = max(params.logit_bias or (), default=0)
     if highest >= vocab_size:
         raise PromptError(

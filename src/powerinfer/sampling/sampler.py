@@ -204,11 +204,7 @@ def new_sampler(tokenizer: Tokenizer, params: SamplingParams, prompt_ids: Sequen
 
 
 def check_finite(logits: FloatArray, highest: float | None = None) -> None:
-    """Check logits of any shape, whose `highest` may be known already.
-
-    Raises:
-        NumericsError: some are NaN or infinite; says how many.
-    """
+    """Raise NumericsError if logits, whose `highest` may be known already, are not all finite."""
     # NaN passes through both max and min.
     high = logits.max() if highest is None else highest
     if np.isfinite(high) and np.isfinite(logits.min()):

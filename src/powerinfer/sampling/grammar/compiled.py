@@ -59,11 +59,7 @@ def new_matcher(vocabulary: GrammarVocabulary, params: SamplingParams) -> LLMatc
 
 
 def check_form(params: SamplingParams) -> None:
-    """Check a form before a model is loaded, as far as that is possible without a vocabulary.
-
-    Raises:
-        PromptError: as for `new_matcher`, which may find more.
-    """
+    """Raise PromptError as `new_matcher` would, as far as that is possible without a vocabulary."""
     found = form_source(params)
     # Grammars may name tokens, which only a vocabulary knows; GBNF has been parsed by now.
     if found is None or params.grammar is not None:

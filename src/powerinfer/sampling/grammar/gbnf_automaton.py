@@ -28,11 +28,7 @@ class Budget:
         self._left = _MOST_WORK
 
     def spend(self, work: int) -> None:
-        """Count work.
-
-        Raises:
-            PromptError: the budget is exceeded.
-        """
+        """Count work; raise PromptError if it exceeds the budget."""
         self._left -= work
         if self._left < 0:
             raise PromptError(
@@ -58,11 +54,7 @@ class Automaton:
     """Reads the lexemes, and finds those that cannot be distinguished in time."""
 
     def __init__(self, rules: Rules, atoms: Atoms, lexemes: Iterable[Node], budget: Budget) -> None:
-        """Build it.
-
-        Raises:
-            PromptError: it is too large.
-        """
+        """Build it; raise PromptError if it is too large."""
         self._rules = rules
         self._atoms = atoms
         self._budget = budget

@@ -42,11 +42,7 @@ class Lexemes:
     """
 
     def __init__(self, rules: Rules) -> None:
-        """Find them.
-
-        Raises:
-            PromptError: the grammar is too large.
-        """
+        """Find them; raise PromptError if the grammar is too large."""
         if len(rules) > _MOST_RULES:
             raise PromptError(
                 f"the grammar has {len(rules)} rules; at most {_MOST_RULES} are possible"

@@ -82,11 +82,7 @@ def too_many_signs(count: int, what: str) -> PromptError:
 
 
 def check_terminals(lark: str, what: str) -> None:
-    """Check the number of lexemes in a grammar; each may contain all others.
-
-    Raises:
-        PromptError: there are too many.
-    """
+    """Raise PromptError for too many lexemes in a grammar; each may contain all others."""
     count = len(_TERMINAL.findall(lark))
     if count > _MOST_TERMINALS:
         raise PromptError(
