@@ -9,11 +9,10 @@ from typing import TypedDict
 import numpy as np
 
 from powerinfer._version import __version__
+from powerinfer.store.measurements import cpu_name
 
 __all__ = ["Machine", "describe_machine"]
 
-_CPUINFO = Path("/proc/cpuinfo")
-_MEMINFO = Path("/proc/meminfo")
 _THIS_FILE = Path("src/powerinfer/bench/machine.py")
 
 
@@ -33,7 +32,7 @@ class Machine(TypedDict):
 def describe_machine() -> Machine:
     """Collect the facts of this machine."""
     return {
-        "cpu": _field(_CPUINFO, "model name") or platform.processor() or platform.machine(),
+        "cpu": cpu_name(),
         "logical_cpus": os.cpu_count(),
         "memory_bytes": _memory_bytes(),
         "system": f"{platform.system()} {platform.release()}",
@@ -44,22 +43,11 @@ def describe_machine() -> Machine:
     }
 
 
-def _field(path: Path, name: str) -> str | None:
-    """Return the first value of a `name : value` line."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key.strip() == name:
-            return value.strip()
-    return None
-
-
 def _memory_bytes() -> int | None:
-    total = _field(_MEMINFO, "MemTotal")
-    return None if total is None else int(total.split()[0]) * 1024
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None  # a system that does not say
 
 
 def _commit() -> str | None:

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from powerinfer.errors import PlacementError
 from powerinfer.sidecar import Field, Sidecar
 
-__all__ = ["MeasurementFile", "cpu_title"]
+__all__ = ["MeasurementFile", "cpu_name", "cpu_title"]
 
 T = TypeVar("T")
 
@@ -64,10 +64,11 @@ class MeasurementFile(Generic[T]):
 
 def cpu_title(threads: int, kernels: str) -> str:
     """Name the processor with its threads and kernels."""
-    return f"{_cpu_name()}, {threads} threads, {kernels} kernels"
+    return f"{cpu_name()}, {threads} threads, {kernels} kernels"
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """Name the processor."""
     with suppress(OSError):
         for line in _CPUINFO.read_text(encoding="utf-8").splitlines():
             key, _, value = line.partition(":")

@@ -1,5 +1,6 @@
 """The commands that measure, and what they say about the machine."""
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from command_line import assert_error, invoke, run_json
 from patience import PATIENCE_S
 from powerinfer.bench import machine
+from powerinfer.store import measurements
 
 
 def test_perplexity(tmp_path: Path, tiny: Path) -> None:
@@ -89,8 +91,8 @@ def test_machine_without_git_or_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         raise FileNotFoundError("git")
 
     monkeypatch.setattr(subprocess, "run", missing)
-    monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "none")
-    monkeypatch.setattr(machine, "_MEMINFO", tmp_path / "none")
+    monkeypatch.setattr(measurements, "_CPUINFO", tmp_path / "none")
+    monkeypatch.delattr(os, "sysconf")
     described = machine.describe_machine()
     assert described["commit"] is None
     assert described["memory_bytes"] is None

@@ -244,7 +244,7 @@ def test_the_stored_way_belongs_to_a_processor_its_threads_and_kernels(
     PREFETCH_SETTINGS.keep(prefetch_settings_name(2, "avx2", "f16", in_place=True), FAST)
     assert stored_prefetch_settings(2, "avx2") == {"f16": FAST}
     assert stored_prefetch_settings(1, "avx2") == stored_prefetch_settings(2, "portable") == {}
-    monkeypatch.setattr(measurements, "_cpu_name", lambda: "another")
+    monkeypatch.setattr(measurements, "cpu_name", lambda: "another")
     assert stored_prefetch_settings(2, "avx2") == {}
 
 
