@@ -51,7 +51,6 @@ class DecodeSpeed:
     """Decode cost over several repeats.
 
     Attributes:
-        step_s: seconds per step, one entry per repeat.
         dense_s: the same for the dense model, measured at the same times.
     """
 
@@ -116,10 +115,9 @@ class DecodeTimer:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Figures of the dense model, to compare the other settings with.
+    """Figures of a setting, such as the dense model's, with which others are compared.
 
     Attributes:
-        row: figures of the setting `off`.
         top_ids: i64[num_scored], the most likely token at each scored position.
     """
 
@@ -128,16 +126,9 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """One measured setting.
+class Measured(Reference):
+    """One measured setting, with the model that runs it, for further measurements."""
 
-    Attributes:
-        top_ids: as in `Reference`.
-        loaded: the model that runs it, for further measurements.
-    """
-
-    row: QualityRow
-    top_ids: npt.NDArray[np.int64]
     loaded: LoadedModel
 
 
@@ -187,9 +178,8 @@ def measure_quality(
             check_is_sparse(dense.model.config.activation, setting.sparsity)
     job = _Job(plan, token_ids, DecodeTimer(LLM.of(dense), token_ids, plan), progress)
     if reference is None:
-        measured = _measure(job, dense, "off", None)
-        yield measured
-        reference = Reference(measured.row, measured.top_ids)
+        reference = _measure(job, dense, "off", None)
+        yield reference
     settings = [setting for setting in settings if str(setting) not in done]
     if not settings:
         return
@@ -222,11 +212,7 @@ def _dialled(name: str, error: float | None) -> Setting:
 
 
 def _tokens(dense: LoadedModel, plan: QualityPlan, text: bytes) -> list[int]:
-    """Tokens to score.
-
-    Raises:
-        PromptError: the text has too few.
-    """
+    """Tokens to score."""
     wanted = max(plan.window * plan.num_windows, plan.context_length)
     token_ids = dense.tokenizer.encode(text[: wanted * _BYTES_PER_TOKEN])[:wanted]
     if len(token_ids) < plan.context_length:
