@@ -56,10 +56,6 @@ def draw_plots(calibration: Calibration, folder: Path, *, model: str) -> list[Pa
     """Draw four plots, each as PNG and SVG, and return the files in this order.
 
     `activation-frequency`, `sparsity-per-layer`, `error-by-density`, `recall-by-density`.
-
-    Raises:
-        UnsupportedError: matplotlib is not installed.
-        CalibrationError: a file cannot be written; the message names it.
     """
     drawings = [_frequency_drawing([layer.num_active for layer in calibration.layers])]
     drawings += [
@@ -78,12 +74,7 @@ def draw_plots(calibration: Calibration, folder: Path, *, model: str) -> list[Pa
 
 
 def draw_profile(profile: ActivationProfile, folder: Path, *, model: str) -> list[Path]:
-    """Plot how unequally the neurons of a profile fire, as PNG and SVG.
-
-    Raises:
-        UnsupportedError: matplotlib is not installed.
-        PowerInferError: a file cannot be written; the message names it.
-    """
+    """Plot how unequally the neurons of a profile fire, as PNG and SVG."""
     record = profile.record
     drawing = _frequency_drawing(list(profile.counts))
     facts = (
@@ -195,12 +186,8 @@ def _density_for_recall(curve: Curve, recalls: DoubleArray) -> DoubleArray:
 def _density_for(curve: Curve, losses: DoubleArray, wanted: DoubleArray) -> DoubleArray:
     """Smallest density that stays within each loss, interpolated linearly between measured points.
 
-    Args:
-        losses: f64[points], the loss at each point of the curve.
-        wanted: f64[n], loss limits.
-
-    Returns:
-        f64[n]; NaN, which is not drawn, outside the measured range.
+    `losses` f64[points] are those at the points of the curve. The result is f64[n] for limits
+    `wanted` f64[n]; NaN, which is not drawn, outside the measured range.
     """
     measured = np.array([point.density for point in curve])
     order = np.lexsort((measured, losses))
@@ -216,11 +203,7 @@ def _frequency_drawing(layers: Sequence[npt.NDArray[np.int64]]) -> Drawing:
 
 
 def _draw_frequency(layers: Sequence[npt.NDArray[np.int64]], axes: "Axes") -> None:
-    """Plot the share of activations made by the hottest neurons: a line per layer and the mean.
-
-    Args:
-        layers: i64[num_neurons] per layer, number of tokens for which each neuron fires.
-    """
+    """Plot the share of activations made by the hottest neurons: a line per layer and the mean."""
     shares = []
     for number, counts in enumerate(layers):
         falling = np.sort(counts)[::-1].astype(np.float64)

@@ -56,11 +56,7 @@ class Drawing:
 
 
 def check_plotting() -> None:
-    """Check that matplotlib is installed and can be imported.
-
-    Raises:
-        UnsupportedError: it is not; the message says how to get it.
-    """
+    """Check that matplotlib is installed and can be imported."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UnsupportedError(
             "plots need matplotlib, which is not installed",

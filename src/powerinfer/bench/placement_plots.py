@@ -28,11 +28,6 @@ def draw_placement_plots(
 
     Args:
         points: predictions for several budgets, ascending.
-        facts: model, devices and other assumptions, written into the plots.
-
-    Raises:
-        UnsupportedError: matplotlib is not installed.
-        PlacementError: a file cannot be written; the message names it.
     """
     about = (
         *facts,

@@ -35,7 +35,6 @@ class PlainReader:
         """Start the threads.
 
         Args:
-            threads: of the native team, 1 to 512.
             compared_bytes: read at most with each of the settings.
         """
         self._reader = RowReader(threads)
@@ -51,9 +50,6 @@ class PlainReader:
         """Read all arrays and return the seconds it took.
 
         The first call compares the settings on a part of the arrays.
-
-        Args:
-            arrays: u8[n] each.
         """
         if self._settings is None:
             self._settings = self._fastest(_sample(arrays, self._compared_bytes))

@@ -28,7 +28,6 @@ class SpeedPlan:
 
     Attributes:
         prefill_lengths: prompt lengths, each timed from an empty cache.
-        decode_steps: single-token steps per repeat; 0 measures none.
         repeats: measured rounds, after one warm-up.
     """
 
@@ -77,11 +76,8 @@ class SpeedResult:
     """Samples of every repeat.
 
     Attributes:
-        prefill_s: prompt length to seconds.
         decode_s: seconds per step, averaged over the steps of a repeat.
         native_s: the native core's part of it; empty if not counted.
-        read_way: the fastest settings of the plain read on this machine.
-        decode_bytes: bytes a decode step read, averaged.
         active_share: share of the FFN neurons used in decoding; None without decode.
         predicted_share: share selected by predictors; None without predictors.
     """

@@ -76,10 +76,6 @@ def export_calibration(calibration: Calibration, path: Path) -> list[Path]:
 
     In an `.npz`, the array `neurons.frequency` is a column of the table `neurons`. A path `x.csv`
     gets the table `curves`; the others lie next to it: `x.neurons.csv`.
-
-    Raises:
-        UnsupportedError: see `check_export`.
-        CalibrationError: see `check_export`, or a file cannot be written.
     """
     check_export(path)
     found = tables(calibration)

@@ -16,8 +16,6 @@ class FFNInputs:
     """Inputs of one layer's FFN, predictor and router; f32[num_tokens, hidden_size] each.
 
     Attributes:
-        x: input of the FFN.
-        raw: input of the architecture's own predictors.
         router: input of the router, if that is not `x`; else None.
     """
 

@@ -56,9 +56,6 @@ def measure_inputs(
     The model is on the CPU and computes all neurons. Results have the tensor names of its file, but
     down projections always plain ones (``ffn_down``), and single experts those of merged ones.
     `progress` is called after each layer with the tokens done, those of a window counting by layer.
-
-    Raises:
-        NumericsError: an input holds NaN or infinity.
     """
     meter = _Meter(model, names, progress)
     for window in windows:

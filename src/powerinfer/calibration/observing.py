@@ -88,11 +88,7 @@ FFNObserver: TypeAlias = Callable[[FFNObservation], object]
 
 
 def observable(options: EngineOptions, observe: object) -> EngineOptions:
-    """The same options for a model that `observe` watches, which the CPU runs alone.
-
-    Raises:
-        PromptError: a GPU was asked for, the model is watched already, or `observe` is no function.
-    """
+    """The same options for a model that `observe` watches, which the CPU runs alone."""
     if not callable(observe):
         raise PromptError(f"observe must be a function of one argument, got {observe!r:.60}")
     if options.measure_recall:

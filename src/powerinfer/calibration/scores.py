@@ -25,7 +25,6 @@ class PartScores:
     Attributes:
         stages: f32[num_tokens, num_candidates] each; a neuron passes if all reach the threshold.
             Two for copies of both gate and up.
-        num_bytes: bytes that the part reads.
     """
 
     stages: tuple[FloatArray, ...]

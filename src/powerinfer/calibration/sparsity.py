@@ -46,12 +46,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Sparsity:
-    """The sparsity that runs, and why.
-
-    Attributes:
-        summary: one line for people.
-        calibration: source of the choice, or None.
-    """
+    """The sparsity that runs, and why."""
 
     model: Model
     summary: str
@@ -135,9 +130,6 @@ def attach_uncalibrated(model: Model, kind: str) -> Sparsity:
     """Attach one predictor kind at its default threshold, whatever was calibrated.
 
     The model is loaded with the sparsity `exact`; `mlp` runs at the threshold in the file.
-
-    Raises:
-        UnsupportedError: the kind does not fit the model.
     """
     return _uncalibrated(model, _full_name(kind))
 

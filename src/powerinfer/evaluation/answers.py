@@ -38,17 +38,12 @@ class TaskRow:
     """Results of one setting on one task; standard errors are None for a single item.
 
     Attributes:
-        accuracy: share of the items answered right.
-        standard_error: standard error of the accuracy, a mean of independent items.
-        items: number of items.
         difference: difference to the dense model's accuracy; None for the dense model itself.
         difference_standard_error: standard error of the item-by-item difference, smaller than that
             of two accuracies, because both answered the same items.
         equal_answers: share of the items that the dense model answered alike.
         normalized_accuracy: accuracy of the choices that are likeliest per character; None if the
             task does not count that.
-        normalized_standard_error: standard error of the normalized accuracy.
-        truncated: number of requests that lost their beginning to fit the context.
     """
 
     accuracy: float
@@ -63,11 +58,7 @@ class TaskRow:
 
 
 def read_answers(field: Field) -> Answers:
-    """Read answers that a file holds as the fields of `Answers`.
-
-    Raises:
-        PowerInferError: the error class of the file, if a field is malformed.
-    """
+    """Read answers that a file holds as the fields of `Answers`."""
     fields = field.exactly("chosen", "is_right", "is_right_normalized", "num_cut")
     chosen = fields["chosen"].counts(_MOST_CHOICES).tolist()
     right, normalized = (_right(fields[name]) for name in ("is_right", "is_right_normalized"))

@@ -34,12 +34,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     """
 
     def __init__(self, llm: LLM, progress: Callable[[int, int], None] | None = None) -> None:
-        """Wrap a loaded model.
-
-        Args:
-            llm: model that nothing else should use meanwhile.
-            progress: called with (requests done, requests in all).
-        """
+        """Wrap a loaded model, which nothing else should use meanwhile."""
         super().__init__()
         self._llm = llm
         self._tokenizer = llm.loaded.tokenizer
@@ -53,11 +48,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
 
     @property
     def eot_token_id(self) -> int:
-        """Id of the token that ends a text.
-
-        Raises:
-            TokenizerError: the vocabulary has none.
-        """
+        """Id of the token that ends a text."""
         if self._tokenizer.eos_id is None:
             raise TokenizerError(
                 "the vocabulary has no token that ends a text, which lm-eval needs"
@@ -119,11 +110,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     def _fitting(
         self, text: tuple[str, str] | None, context: list[int], continuation: list[int]
     ) -> tuple[list[int], list[int]]:
-        """Cut the beginning of a request to fit the context of the model.
-
-        Raises:
-            PromptError: the continuation has no token of its own, or is longer than the context.
-        """
+        """Cut the beginning of a request to fit the context of the model."""
         shown = "" if text is None else f" {text[1]!r:.60}"
         if not continuation:
             raise PromptError(f"the continuation{shown} has no token of its own after its context")

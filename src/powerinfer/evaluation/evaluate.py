@@ -26,9 +26,7 @@ class EvalPlan:
     """Plan of an evaluation.
 
     Attributes:
-        tasks: tasks with different names.
         settings: values of `--sparsity`, or `default`; the dense model, `off`, always comes first.
-        text: UTF-8 text for the perplexity, or None.
     """
 
     tasks: tuple[Task, ...]
@@ -41,9 +39,6 @@ class TextRow:
     """Perplexity of one setting, as `powerinfer perplexity` measures it.
 
     Attributes:
-        perplexity: perplexity on the text.
-        standard_error: standard error of the perplexity.
-        tokens: number of scored tokens.
         perplexity_ratio: ratio to the dense model's; None for the dense model itself.
     """
 
@@ -55,12 +50,7 @@ class TextRow:
 
 @dataclass(frozen=True, slots=True)
 class SettingResult:
-    """All results of one setting.
-
-    Attributes:
-        tasks: results by name of the task.
-        text: perplexity; None without a text.
-    """
+    """All results of one setting."""
 
     setting: str
     sparsity: str
@@ -85,10 +75,7 @@ def evaluate_settings(
     """Measure every setting and yield its results; the dense model comes first.
 
     Args:
-        path: path of the model, see `powerinfer.loading.loader.open_model`.
         options: engine options; settings replace `sparsity` and the dials.
-        plan: the settings, tasks and text.
-        progress: called after every item or window.
 
     Raises:
         PromptError: an item cannot be scored, or the text is shorter than a window.
@@ -137,11 +124,7 @@ class _Job:
         self._token_ids: list[int] | None = None
 
     def measure(self, loaded: loader.LoadedModel, name: str) -> _Measured:
-        """Measure all tasks and the text with one setting.
-
-        Raises:
-            PromptError: as for `evaluate_settings`.
-        """
+        """Measure all tasks and the text with one setting."""
         window = min(_WINDOW, loaded.model.context_length)
         with LLM.of(loaded) as llm:
             token_ids = self._tokens(llm, window)

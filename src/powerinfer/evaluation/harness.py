@@ -23,13 +23,6 @@ def ask_all(
 ) -> dict[str, Answers]:
     """Ask a model all items of the tasks, which can be used again.
 
-    Args:
-        setting: name of the model's setting, for progress.
-        progress: called after every item.
-
-    Returns:
-        The answers by name of the task.
-
     Raises:
         PromptError: an item cannot be scored.
         NumericsError: the model produced NaN or infinity.

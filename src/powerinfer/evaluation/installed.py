@@ -15,9 +15,6 @@ _LONGEST_REASON = 200
 def prepare_lm_eval(what: str) -> str:
     """Import lm-eval, which takes seconds, without access to the network; return its version.
 
-    Args:
-        what: the feature that needs it, for messages.
-
     Raises:
         UnsupportedError: it is not installed, or cannot be imported.
     """

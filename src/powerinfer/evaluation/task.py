@@ -27,9 +27,6 @@ class Task:
     """Named items to ask.
 
     Attributes:
-        name: name of the task, or of its file without the suffix.
-        path: file of the items.
-        items: at least one, all in the same form.
         is_normalized: also count the choice that is likeliest per character, as lm-eval does for
             tasks whose choices differ much in length.
     """
@@ -74,7 +71,6 @@ def find_tasks(names: Sequence[str], folder: Path | None) -> list[Task]:
 
     Args:
         names: names of tasks, or paths of files in one of the forms of `items`.
-        folder: folder with the files of named tasks.
 
     Raises:
         TaskError: there is no such task or file, or the file is malformed.

@@ -50,9 +50,6 @@ def read_sentence_pairs(path: Path) -> tuple[tuple[str, str, int], ...]:
 
     Tabs separate the columns. The first line names them; `sentence1`, `sentence2` and `label` are
     read. A label is 0 or `entailment`, 1 or `not_entailment`.
-
-    Raises:
-        TaskError: as for `read_json_lines`.
     """
     names: list[str] | None = None
     rows = []

@@ -54,11 +54,7 @@ class LoadedModel:
 
     Attributes:
         path: the file, or the first part of a split file.
-        file: the open file; the weights are views of it.
-        tokenizer: tokenizer of the same file.
-        threads: number of threads in use.
         kernels: instruction set in use, `reference` for numpy.
-        load_s: duration of the load in seconds.
         dense_bytes: bytes that a step reads whatever fires.
         sparsity: the rule that selects neurons, with a line that describes it.
         placement: the parts on a GPU; None if no GPU was requested.
@@ -241,9 +237,6 @@ def make_ops(
         in_place: use weights in the mapped file if the backend can.
         repack: copy weights into faster layouts if the backend has some.
 
-    Returns:
-        The backend and the name of its kernels.
-
     Raises:
         DeviceError: the kernels do not run on this machine.
     """
@@ -283,11 +276,7 @@ def _weight_bytes(file: GGUFFile) -> int:
 
 
 def _check_context(opened: ModelFile, options: EngineOptions) -> None:
-    """Check memory and context shift before anything is prepared.
-
-    Raises:
-        PromptError: there is not enough memory for the context, or a shift could drop nothing.
-    """
+    """Check memory and context shift before anything is prepared."""
     context_length = options.context_length or default_context(opened.config)
     # BOS is always kept, and half of the rest is dropped.
     most = context_length - 2

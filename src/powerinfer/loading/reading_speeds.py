@@ -48,9 +48,7 @@ def use_measured_settings(
     has no memory left for it.
 
     Args:
-        ops: the backend that will run the model.
         in_place: weights are read from the mapped file.
-        progress: called with (steps done, steps in all) during a measurement.
     """
     from powerinfer.ops.cpu.weights import REPACKED_FORMATS
 

@@ -17,7 +17,6 @@ class Setting:
     """Values of `--sparsity` and `--max-ffn-error`.
 
     Attributes:
-        sparsity: name; None for the default.
         max_ffn_error: dial; None for the calibrated value.
         is_calibrated: False for a predictor kind at its default threshold, without a dial, even if
             there is a calibration.
@@ -34,11 +33,7 @@ class Setting:
         return name if self.max_ffn_error is None else f"{name} @ {self.max_ffn_error:g}"
 
     def options(self, options: EngineOptions) -> EngineOptions:
-        """Return the options of an engine that runs this setting.
-
-        Raises:
-            UnsupportedError: there is no such sparsity.
-        """
+        """Return the options of an engine that runs this setting."""
         sparsity = None if self.sparsity is None else read_sparsity(self.sparsity)
         return replace(options, sparsity=sparsity, max_ffn_error=self.max_ffn_error)
 
@@ -47,7 +42,6 @@ class Setting:
 
         Args:
             sparse: model loaded with the sparsity `exact`.
-            options: options of the engine, apart from this setting.
 
         Raises:
             CalibrationError: the stored calibration is damaged or belongs to another model.

@@ -43,11 +43,7 @@ class Profile:
 
 
 def measure_profile(model: Model, text: CalibrationText, progress: LayersDone | None) -> Profile:
-    """Count the neurons that a model with its predictors attached computes.
-
-    Raises:
-        NumericsError: the model produced NaN or infinity.
-    """
+    """Count the neurons that a model with its predictors attached computes."""
     # The first token of a window is left out: its activations are not typical.
     is_counted = np.ones(text.windows.shape, bool)
     is_counted[:, 0] = False

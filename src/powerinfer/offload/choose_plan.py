@@ -101,11 +101,7 @@ def _named(task: PlacementTask, path: Path) -> ChosenPlan:
 
 
 def solve_plan(problem: PlacementProblem, solver_name: str) -> ChosenPlan:
-    """Solve the problem and note how long it took.
-
-    Raises:
-        UnsupportedError: there is no such solver.
-    """
+    """Solve the problem and note how long it took."""
     solver = get_solver(solver_name)
     started = time.perf_counter()
     plan = solver.solve(problem)
@@ -132,11 +128,7 @@ def without_neurons(problem: PlacementProblem) -> PlacementPlan:
 
 
 def budget_ladder(task: PlacementTask, solver_name: str | None) -> list[BudgetPoint]:
-    """Predict the speed for other budgets: nothing, tenths of the model, and the task's own.
-
-    Raises:
-        UnsupportedError: there is no such solver.
-    """
+    """Predict the speed for other budgets: nothing, tenths of the model, and the task's own."""
     problem = task.problem
     overhead = problem.sizes.overhead_bytes
     placed = problem.sizes.full_bytes - overhead

@@ -52,7 +52,6 @@ class Placement:
     """A placed model and its predicted speed.
 
     Attributes:
-        chosen: the plan and its origin.
         model: model that runs; on the CPU alone if the plan is empty.
         cpu_model: the CPU model it was placed from, still complete.
         caches: KV cache for one full context, allocated with the model to be sure it fits, until
@@ -120,9 +119,6 @@ def place(
 
     A plan that does not fit after all is replaced by one for less memory, with a warning. If
     nothing fits, the CPU runs alone, with a warning.
-
-    Args:
-        sparsity: the model on the native CPU backend, which stays complete, with its sparsity.
 
     Returns:
         The placed model; None, with a warning, if a GPU that nobody asked for failed.

@@ -72,11 +72,7 @@ def read_plan(path: Path, problem: PlacementProblem) -> PlacementPlan:
 
 
 def save_plan(file: GGUFFile, plan: PlacementPlan) -> Path:
-    """Store a plan next to its model or, if that is not possible, in the cache; return its path.
-
-    Raises:
-        PlacementError: neither can be written.
-    """
+    """Store a plan next to its model or, if that is not possible, in the cache; return its path."""
     is_beside = not is_packaged(file.path)
     path = PLAN.save(file.path, plan, identity=plan.model_identity, may_lie_beside=is_beside)
     if path != PLAN.beside(file.path):

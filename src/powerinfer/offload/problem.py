@@ -64,7 +64,6 @@ def placement_task(
     """Collect all inputs of a plan.
 
     Args:
-        sparsity: the model on the native CPU backend, with its sparsity.
         device: the GPU; None to assume one that is not here.
 
     Raises:
@@ -106,11 +105,7 @@ def placement_task(
 
 
 def native_backend(model: Model) -> "NativeOps":
-    """Return a model's backend, which must be the native CPU one.
-
-    Raises:
-        PlacementError: it is another backend.
-    """
+    """Return a model's backend, which must be the native CPU one."""
     from powerinfer.ops.cpu.ops import NativeOps
 
     # For the type checker a model's backend is opaque.
@@ -124,11 +119,7 @@ def native_backend(model: Model) -> "NativeOps":
 
 
 def budget_bytes(options: EngineOptions, device: Device | None) -> int:
-    """GPU memory to use in total, the driver's context included.
-
-    Raises:
-        DeviceError: there is no GPU here, and the budget is not an amount of memory.
-    """
+    """GPU memory to use in total, the driver's context included."""
     given = options.vram_budget
     if device is None:
         if given is None or given.num_bytes is None:

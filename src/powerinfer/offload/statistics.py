@@ -48,7 +48,6 @@ def activation_statistics(
 
     Args:
         model: on the CPU, with its predictors attached.
-        progress: called with (layers done, layers in all) while the model is profiled.
         calibration: calibration the model runs with; None for the stored one.
 
     Raises:
@@ -134,7 +133,6 @@ def frequency_of_density(
 
     Args:
         num_active: i64[num_neurons], tokens for which each neuron fires.
-        density: share of the neurons predicted.
 
     Returns:
         f32[num_neurons]; its mean is the density.

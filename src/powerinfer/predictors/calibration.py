@@ -78,7 +78,6 @@ class LayerCalibration:
             tokens; experts are concatenated.
         mean: f32[hidden_size], mean of the FFN's input.
         variance: f32[hidden_size], variance of the FFN's input.
-        curves: measured points by kind.
     """
 
     num_active: npt.NDArray[np.int64]
@@ -120,9 +119,6 @@ class Calibration:
 
     Attributes:
         model_identity: `gguf.model_identity` of the model.
-        activation: activation of its FFNs, as text.
-        text_name: name of the text it was measured on.
-        num_tokens: number of tokens counted.
         dial: limit that the choices keep to.
         num_experts: experts per FFN; 1 without a router.
         num_experts_used: experts selected for a token.

@@ -106,7 +106,6 @@ class FFNBytes:
         """Return the time with a predictor, in bytes streamed.
 
         Args:
-            predictor: reads of the predictor.
             stage_shares: share of the neurons that pass each stage; the last is the density.
             firing: share of the neurons predicted and firing.
             active: share of the neurons predicted and not zero.

@@ -13,9 +13,6 @@ _LONGEST_NAME = 60
 def missing_kind(name: str) -> str | None:
     """Explain why a kind from outside, or a cascade with one, cannot be used here.
 
-    Args:
-        name: name in a calibration, such as ``eight`` or ``sign+eight``.
-
     Returns:
         The reason; None if it can be used, and for names that no kind from outside can have.
     """

@@ -120,11 +120,7 @@ def _announced() -> Mapping[str, tuple["EntryPoint", ...]]:
 
 @cache
 def _load(name: str) -> PredictorKind:
-    """Import an announced kind and check it.
-
-    Raises:
-        UnsupportedError: it cannot be used; names the distribution.
-    """
+    """Import an announced kind and check it."""
     announced = _announced()[name]
     if len(announced) > 1:
         owners = " and ".join(sorted(_distribution(one) for one in announced))

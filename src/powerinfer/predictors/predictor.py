@@ -64,7 +64,6 @@ class LayerSource:
     """Data from which a kind can build a layer's predictor.
 
     Attributes:
-        number: index of the layer.
         ffn: its FFN, prepared by the backend.
         mlp: the file's predictor matrices (fc1, fc2), or None; with experts [num_experts, rank,
             hidden_size] and [num_experts, intermediate_size, rank].
@@ -167,8 +166,6 @@ class LayerPredictor:
         Includes neurons of all experts; the FFN call ignores experts not selected for a token.
 
         Args:
-            x: see `select_input`.
-            raw: see `select_input`.
             is_prompt: bool[num_tokens], see `powerinfer.ops.protocol.Ops`.
 
         Raises:
@@ -189,7 +186,6 @@ def fused_predictor(
 
     Args:
         scorers: the cascade; a scorer with a hidden layer must be the only one.
-        thresholds: one per scorer.
     """
     first = scorers[0]
     stages = [

@@ -25,9 +25,7 @@ class _Position:
     """The place where the next window begins.
 
     Attributes:
-        windows: windows before it.
         file: number of the text.
-        done_bytes: bytes of all files before the piece.
         piece: byte of the text where a piece begins, as `read_pieces` cuts it.
         starts_document: a document begins with the piece.
         tokens: tokens of the piece that earlier windows hold.
@@ -67,10 +65,7 @@ class TokenWindows:
         """Take the texts, `.zst` or plain UTF-8; faults inside them show when they are read.
 
         Args:
-            paths: the files, one after the other.
             encode: turns text into token ids, without adding `bos_id`.
-            window: tokens of each window, at least 2.
-            bos_id: token that begins texts; None for none.
 
         Raises:
             PowerInferError: a file is missing.

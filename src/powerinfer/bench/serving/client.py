@@ -26,7 +26,6 @@ class Stream:
 
     Attributes:
         started_s: time of the request, by `time.perf_counter`.
-        arrivals_s: arrival times of the pieces of text.
     """
 
     started_s: float

@@ -78,11 +78,7 @@ class ServingPlan:
 
 
 def measure_serving(plan: ServingPlan, progress: Progress) -> dict[str, Any]:
-    """Run the plan and return a JSON report.
-
-    Raises:
-        PowerInferError: a server cannot be started or does not answer.
-    """
+    """Run the plan and return a JSON report."""
     file = open_gguf(plan.model)
     vocab_size = _vocab_size(file)
     report: dict[str, Any] = {

@@ -43,11 +43,7 @@ class Load:
 def measure_sides(
     commands: Mapping[str, list[str]], load: Load, progress: Progress
 ) -> dict[str, Any]:
-    """Start all servers, run the rounds on them in turns, stop them, and return the figures.
-
-    Raises:
-        PowerInferError: a server does not start or does not answer.
-    """
+    """Start all servers, run the rounds on them in turns, stop them, and return the figures."""
     seen: dict[str, list[tuple[float, list[Stream]]]] = {name: [] for name in commands}
     shares: dict[str, dict[str, float | None]] = {}
     total, done = len(commands) * (load.repeats + 1), 0

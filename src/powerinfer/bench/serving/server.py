@@ -137,7 +137,6 @@ def missing_instruction_sets(system_info: str, cpuinfo: Path = Path("/proc/cpuin
 
     Args:
         system_info: printed by llama-server, `AVX2 = 1 | FMA = 1 | ...`.
-        cpuinfo: Linux's file; where it does not exist, the result is empty.
     """
     try:
         lines = cpuinfo.read_text(encoding="utf8").splitlines()

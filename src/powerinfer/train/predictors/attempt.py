@@ -35,8 +35,6 @@ class LayerFigures:
     """Figures of a predictor as stored, at the file's threshold, on held-out text.
 
     Attributes:
-        active: share of the neurons that fire.
-        density: share of the neurons that pass.
         recall: share of the firing neurons that pass; 1 if none fires.
         precision: share of the passing neurons that fire; 1 if none passes.
         ffn_error: relative error of the FFN's output. Where the layer's data cannot measure it, an

@@ -277,11 +277,7 @@ class _Run:
 
 
 def _enough(windows: Iterable[IntArray], window: int) -> Iterator[IntArray]:
-    """The same windows, which must be enough to train on.
-
-    Raises:
-        PromptError: the text is too short.
-    """
+    """The same windows, which must be enough to train on."""
     done = 0
     for ids in windows:
         yield ids

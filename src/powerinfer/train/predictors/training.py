@@ -27,9 +27,7 @@ class Training:
     """Trains a network for a fixed number of steps with Muon.
 
     Attributes:
-        network: the weights so far, on the device.
         input_scale: factor of the stored inputs that makes their mean square 1.
-        step: steps made.
     """
 
     def __init__(self, data: LayerData, rank: int, device: torch.device, seed: int) -> None:

@@ -29,7 +29,6 @@ class SparsifyRun:
 
     Attributes:
         model: the weights so far; the caller's own.
-        step: optimizer steps made.
         seconds: time spent in them, all sessions together.
     """
 
