@@ -34,7 +34,7 @@ from powerinfer.predictors import (
     packaged_kind_names,
     parse_kind,
 )
-from powerinfer.predictors.calibration import Calibration, Dial, LayerCalibration
+from powerinfer.predictors.calibration import Calibration, Dial, LayerCalibration, six_digits
 from powerinfer.predictors.choosing import FFNBytes, choose
 from powerinfer.quant import QuantFormat, get_format
 from powerinfer.values import FloatArray
@@ -158,11 +158,8 @@ def _measure(
 
 def _statistics(x: FloatArray) -> InputStatistics:
     """Mean and variance of f32[num_tokens, hidden_size], rounded as they are stored."""
-    mean = x.mean(axis=0, dtype=np.float64)
-    variance = x.var(axis=0, dtype=np.float64)
-    return InputStatistics(_short(mean), _short(variance))
-
-
-def _short(values: npt.NDArray[np.float64]) -> FloatArray:
-    """Round to six digits, which stay the same when stored and read."""
-    return np.array([float(f"{value:.6g}") for value in values], np.float32)
+    mean, variance = x.mean(axis=0, dtype=np.float64), x.var(axis=0, dtype=np.float64)
+    return InputStatistics(
+        np.array([six_digits(value) for value in mean], np.float32),
+        np.array([six_digits(value) for value in variance], np.float32),
+    )

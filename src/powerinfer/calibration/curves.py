@@ -5,7 +5,7 @@ import numpy.typing as npt
 
 from powerinfer.calibration.ground_truth import GroundTruth, Mask
 from powerinfer.calibration.scores import PartScores
-from powerinfer.predictors.calibration import Curve, CurvePoint, Dial
+from powerinfer.predictors.calibration import Curve, CurvePoint, Dial, six_digits
 from powerinfer.predictors.choosing import FFNBytes, PredictorBytes
 
 __all__ = ["measure_curve"]
@@ -92,7 +92,7 @@ class _Placing:
 
 def _below(score: float) -> float:
     """A short number slightly below, so that neither rounding nor storing loses the neuron."""
-    return float(f"{score - 2e-5 * abs(score):.6g}")
+    return six_digits(score - 2e-5 * abs(score))
 
 
 def _measure(
@@ -116,18 +116,13 @@ def _measure(
     )
     return CurvePoint(
         thresholds=thresholds,
-        density=_short(num_predicted / predicted.size),
-        recall=_short(num_found / num_active if num_active else 1.0),
-        precision=_short(num_found / num_predicted if num_predicted else 1.0),
-        ffn_error=_short(error.value),
-        time=_short(time / exact),
-        ffn_error_high=_short(error.high),
+        density=six_digits(num_predicted / predicted.size),
+        recall=six_digits(num_found / num_active if num_active else 1.0),
+        precision=six_digits(num_found / num_predicted if num_predicted else 1.0),
+        ffn_error=six_digits(error.value),
+        time=six_digits(time / exact),
+        ffn_error_high=six_digits(error.high),
     )
-
-
-def _short(value: float) -> float:
-    """Round to six digits, which stay the same when stored, read and compared."""
-    return float(f"{value:.6g}")
 
 
 def _pass(parts: tuple[PartScores, ...], thresholds: Thresholds) -> tuple[Mask, tuple[float, ...]]:

@@ -17,7 +17,13 @@ __all__ = [
     "Dial",
     "LayerCalibration",
     "hot_share",
+    "six_digits",
 ]
+
+
+def six_digits(value: float) -> float:
+    """Round to six digits, which stay the same when stored, read and compared."""
+    return float(f"{value:.6g}")
 
 
 @dataclass(frozen=True, slots=True)

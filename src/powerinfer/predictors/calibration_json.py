@@ -1,6 +1,7 @@
 """Calibrations as JSON, the content of `MODEL.calibration.json`, written and read strictly."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from types import MappingProxyType
 
 import numpy as np
@@ -13,17 +14,16 @@ from powerinfer.predictors.calibration import (
     CurvePoint,
     Dial,
     LayerCalibration,
+    six_digits,
 )
+from powerinfer.predictors.choosing import EXACT
 from powerinfer.predictors.missing import missing_kind
 from powerinfer.predictors.names import parse_kind
 from powerinfer.sidecar import Field, Sidecar
-from powerinfer.values import FloatArray
 
 __all__ = ["CALIBRATION"]
 
-EXACT = "exact"
-
-_POINT_FIELDS = ("density", "recall", "precision", "ffn_error", "time", "ffn_error_high")
+_SHARES = ("density", "recall", "precision")
 _LARGEST_COUNT = 1 << 40
 _UNKNOWN_SPREAD = 1.5
 # Thresholds are compared in f32.
@@ -35,7 +35,9 @@ def _encode(calibration: Calibration) -> Mapping[str, object]:
         "model": calibration.model_identity,
         "activation": calibration.activation,
         "text": {"name": calibration.text_name, "tokens": calibration.num_tokens},
-        "dial": _dial_to_json(calibration.dial),
+        "dial": {
+            name: limit for name, limit in asdict(calibration.dial).items() if limit is not None
+        },
         **_experts_to_json(calibration),
         "layers": [_layer_to_json(layer) for layer in calibration.layers],
     }
@@ -73,12 +75,6 @@ def _experts_from_json(top: Field) -> tuple[int, int]:
     return count, top["experts"]["used"].integer(1, count)
 
 
-def _dial_to_json(dial: Dial) -> dict[str, float]:
-    if dial.recall is not None:
-        return {"recall": dial.recall}
-    return {} if dial.max_ffn_error is None else {"max_ffn_error": dial.max_ffn_error}
-
-
 def _dial_from_json(field: Field) -> Dial:
     fields = field.fields()
     if len(fields) != 1 or next(iter(fields)) not in ("max_ffn_error", "recall"):
@@ -90,24 +86,11 @@ def _dial_from_json(field: Field) -> Dial:
 def _layer_to_json(layer: LayerCalibration) -> dict[str, object]:
     return {
         "active": layer.num_active.tolist(),
-        "mean": _short(layer.mean),
-        "variance": _short(layer.variance),
-        "curves": {
-            kind: [
-                {
-                    "thresholds": list(point.thresholds),
-                    **{name: getattr(point, name) for name in _POINT_FIELDS},
-                }
-                for point in curve
-            ]
-            for kind, curve in layer.curves.items()
-        },
-        "choice": {"kind": layer.choice.kind, "thresholds": list(layer.choice.thresholds)},
+        "mean": [six_digits(value) for value in layer.mean.tolist()],
+        "variance": [six_digits(value) for value in layer.variance.tolist()],
+        "curves": {kind: list(map(asdict, curve)) for kind, curve in layer.curves.items()},
+        "choice": asdict(layer.choice),
     }
-
-
-def _short(values: FloatArray) -> list[float]:
-    return [float(f"{value:.6g}") for value in values.tolist()]
 
 
 def _layer_from_json(field: Field, num_tokens: int) -> LayerCalibration:
@@ -162,9 +145,7 @@ def _kind(field: Field) -> str:
 def _point(kind: str, field: Field) -> CurvePoint:
     return CurvePoint(
         thresholds=_thresholds(kind, field["thresholds"]),
-        density=field["density"].number(0.0, 1.0),
-        recall=field["recall"].number(0.0, 1.0),
-        precision=field["precision"].number(0.0, 1.0),
+        **{name: field[name].number(0.0, 1.0) for name in _SHARES},
         ffn_error=field["ffn_error"].number(0.0),
         time=field["time"].number(0.0),
         ffn_error_high=_error_high(field),

@@ -137,19 +137,10 @@ class SparsifyRun:
             loss = F.cross_entropy(logits, targets)
             goal = loss + density.mean() * weight if weight else loss
             if self._teacher is not None and self.recipe.distill:
-                goal = goal + self._divergence(inputs, logits) * self.recipe.distill
+                goal = goal + _divergence(self._teacher, inputs, logits) * self.recipe.distill
         share = len(rows) / self.recipe.rows
         (goal * share).backward()
         return float(loss.detach()) * share
-
-    def _divergence(self, inputs: Tensor, logits: Tensor) -> Tensor:
-        """Mean divergence of the predictions from the teacher's, in nats per token."""
-        if self._teacher is None:
-            return logits.new_zeros(())
-        with torch.no_grad():
-            wanted = self._teacher.logits(inputs).flatten(0, 1).float().log_softmax(-1)
-        found = logits.float().log_softmax(-1)
-        return F.kl_div(found, wanted, log_target=True, reduction="batchmean")
 
     def _check(self, loss: float, norm: float) -> None:
         if math.isfinite(loss) and math.isfinite(norm):
@@ -182,6 +173,14 @@ class _ZeroCount:
             1.0 - int(nonzero) / max(1, total)
             for nonzero, total in zip(self._nonzero, self._total, strict=True)
         ]
+
+
+def _divergence(teacher: SparseModel, inputs: Tensor, logits: Tensor) -> Tensor:
+    """Mean divergence of the predictions from the teacher's, in nats per token."""
+    with torch.no_grad():
+        wanted = teacher.logits(inputs).flatten(0, 1).float().log_softmax(-1)
+    found = logits.float().log_softmax(-1)
+    return F.kl_div(found, wanted, log_target=True, reduction="batchmean")
 
 
 def _make_optimizer(model: SparseModel, recipe: Recipe) -> torch.optim.Optimizer:
