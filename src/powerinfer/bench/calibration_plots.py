@@ -119,27 +119,24 @@ def _draw_layers(calibration: Calibration, axes: "Axes") -> None:
 def _draw_errors(calibration: Calibration, axes: "Axes") -> None:
     """Plot error limits against the density each kind needs for them, averaged over layers."""
     _draw_kinds(calibration, axes, _ERRORS, _density_for_error)
-    dial = calibration.dial.max_ffn_error
-    if dial is not None:
-        axes.axhline(dial, color=BLACK, linestyle=":", label=f"the dial, {dial:g}")
+    _draw_dial(calibration.dial.max_ffn_error, axes, "")
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set_ylabel("upper limit of the FFN error in each layer")
-    _put_legend_outside(axes)
 
 
 def _draw_recalls(calibration: Calibration, axes: "Axes") -> None:
     """Plot recalls against the density each kind needs for them, averaged over layers."""
     _draw_kinds(calibration, axes, _RECALLS, _density_for_recall, scale=100)
-    dial = calibration.dial.recall
-    if dial is not None:
-        axes.axhline(100 * dial, color=BLACK, linestyle=":", label=f"the dial, {100 * dial:g} %")
+    recall = calibration.dial.recall
+    _draw_dial(None if recall is None else 100 * recall, axes, " %")
     axes.set_ylabel("recall in each layer (%)")
-    _put_legend_outside(axes)
 
 
-def _put_legend_outside(axes: "Axes") -> None:
-    """Put the legend outside: lines of many kinds leave no room inside."""
+def _draw_dial(dial: float | None, axes: "Axes", unit: str) -> None:
+    """Mark the dial; put the legend outside, as lines of many kinds leave no room inside."""
+    if dial is not None:
+        axes.axhline(dial, color=BLACK, linestyle=":", label=f"the dial, {dial:g}{unit}")
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0, fontsize=8.5)
 
 

@@ -67,45 +67,39 @@ def _draw_layers(plan: PlacementPlan, axes: "Axes") -> None:
 
 
 def _draw_covered(plan: PlacementPlan, points: Sequence[BudgetPoint], axes: "Axes") -> None:
-    unit = _unit(plan, points)
-    placed = [point for point in points if point.budget_bytes]
-    shares = [100 * point.covered_share for point in placed]
-    axes.plot(_budgets(placed, unit), shares, "o-", color=BLUE, label="a plan for each budget")
-    _mark_budget(plan, unit, axes)
+    shares = [100 * point.covered_share for point in points if point.budget_bytes]
     axes.set_ylabel("expected activations on the GPU (%)")
     axes.set_ylim(-3, 106)
-    axes.legend(loc="best")
+    _draw_by_budget(plan, points, axes, shares, BLUE)
 
 
 def _draw_speed(plan: PlacementPlan, points: Sequence[BudgetPoint], axes: "Axes") -> None:
-    unit = _unit(plan, points)
-    placed = [point for point in points if point.budget_bytes]
-    speeds = [1 / point.step_s for point in placed]
-    axes.plot(_budgets(placed, unit), speeds, "o-", color=GREEN, label="a plan for each budget")
+    speeds = [1 / point.step_s for point in points if point.budget_bytes]
     alone = [1 / point.step_s for point in points if not point.budget_bytes]
-    for speed in alone:
-        axes.axhline(
-            speed, color=GRAY, linestyle="--", label=f"the CPU alone, {speed:.3g} tokens/s"
-        )
-    _mark_budget(plan, unit, axes)
     axes.set_ylabel("predicted decode speed (tokens/s)")
     axes.set_ylim(0, 1.1 * max([*speeds, *alone]))
-    axes.legend(loc="best")
+    _draw_by_budget(plan, points, axes, speeds, GREEN, alone)
 
 
-def _unit(plan: PlacementPlan, points: Sequence[BudgetPoint]) -> tuple[str, int]:
-    """Unit of the budget axis, with its number of bytes."""
-    largest = max([plan.budget_bytes, *(point.budget_bytes for point in points)])
-    return ("GiB", _GIB) if largest >= 2 * _GIB else ("MiB", _MIB)
-
-
-def _budgets(points: Sequence[BudgetPoint], unit: tuple[str, int]) -> list[float]:
-    return [point.budget_bytes / unit[1] for point in points]
-
-
-def _mark_budget(plan: PlacementPlan, unit: tuple[str, int], axes: "Axes") -> None:
-    name, num_bytes = unit
+def _draw_by_budget(
+    plan: PlacementPlan,
+    points: Sequence[BudgetPoint],
+    axes: "Axes",
+    values: Sequence[float],
+    color: str,
+    speeds_alone: Sequence[float] = (),
+) -> None:
+    """Plot a value for each budget that is not zero, and mark the budget of the plan."""
+    budgets = [point.budget_bytes for point in points if point.budget_bytes]
+    is_large = max([plan.budget_bytes, *budgets]) >= 2 * _GIB
+    name, num_bytes = ("GiB", _GIB) if is_large else ("MiB", _MIB)
+    shown = [budget / num_bytes for budget in budgets]
+    axes.plot(shown, values, "o-", color=color, label="a plan for each budget")
+    for speed in speeds_alone:
+        label = f"the CPU alone, {speed:.3g} tokens/s"
+        axes.axhline(speed, color=GRAY, linestyle="--", label=label)
     label = f"this plan, {format_bytes(plan.budget_bytes)}"
     axes.axvline(plan.budget_bytes / num_bytes, color=ORANGE, linestyle=":", label=label)
     axes.set_xlabel(f"GPU memory for everything ({name})")
     axes.ticklabel_format(axis="x", useOffset=False)
+    axes.legend(loc="best")
