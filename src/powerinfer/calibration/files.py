@@ -65,9 +65,6 @@ def save_calibration(file: GGUFFile, calibration: Calibration) -> Path:
     """Store next to the model or, if that is not possible, in the cache; return the path.
 
     The model in the package has its calibration in the cache always.
-
-    Raises:
-        CalibrationError: neither can be written.
     """
     path = CALIBRATION.save(
         file.path,

@@ -69,10 +69,6 @@ def brief_calibration(
     """Calibrate on a few hundred tokens, or take such a calibration of an earlier run.
 
     Without `kinds`, all that make sense are measured.
-
-    Raises:
-        UnsupportedError: a kind does not fit the model.
-        NumericsError: the model produced NaN or infinity.
     """
     known = find_brief_calibration(file)
     if known is not None and _serves(known, model, kinds or kinds_to_measure(model)):

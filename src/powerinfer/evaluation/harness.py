@@ -21,12 +21,7 @@ Progress = Callable[[str, int, int], None]
 def ask_all(
     llm: LLM, tasks: Sequence[LocalTask], setting: str, progress: Progress | None = None
 ) -> dict[str, Answers]:
-    """Ask a model all items of the tasks, which can be used again.
-
-    Raises:
-        PromptError: an item cannot be scored.
-        NumericsError: the model produced NaN or infinity.
-    """
+    """Ask a model all items of the tasks, which can be used again."""
     answers = {}
     for task in tasks:
         name = task.task_name

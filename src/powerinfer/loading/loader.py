@@ -290,11 +290,7 @@ def _check_context(opened: ModelFile, options: EngineOptions) -> None:
 
 
 def _check_memory(opened: ModelFile, context_length: int, options: EngineOptions) -> None:
-    """Warn if weights, KV cache and working memory exceed the free memory.
-
-    Raises:
-        PromptError: the requested context alone exceeds it.
-    """
+    """Warn if weights, KV cache and working memory exceed the free memory."""
     available = available_memory_bytes()
     if available is None:
         return

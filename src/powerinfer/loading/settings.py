@@ -42,10 +42,6 @@ class Setting:
 
         Args:
             sparse: model loaded with the sparsity `exact`.
-
-        Raises:
-            CalibrationError: the stored calibration is damaged or belongs to another model.
-            UnsupportedError: the setting does not fit the model.
         """
         wanted = self.options(options)
         if self.sparsity is None or self.is_calibrated:

@@ -59,9 +59,6 @@ def machine_speeds(
     Args:
         format_name: format of the FFN weights; the speed of kernels depends on it.
         device: the GPU; speeds of an assumed one are used for None or an interpreted device.
-
-    Raises:
-        DeviceError: the GPU failed.
     """
     cpu_name = cpu_title(ops.threads, ops.kernels)
     cpu = _cpu(ops, format_name, cpu_name, progress)

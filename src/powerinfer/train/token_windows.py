@@ -66,9 +66,6 @@ class TokenWindows:
 
         Args:
             encode: turns text into token ids, without adding `bos_id`.
-
-        Raises:
-            PowerInferError: a file is missing.
         """
         if window < 2:
             raise ValueError(f"a window has at least 2 tokens; got {window}")

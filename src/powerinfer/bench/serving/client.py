@@ -47,11 +47,7 @@ class Stream:
 async def complete(
     address: str, prompt: Sequence[int], max_tokens: int, *, stop: asyncio.Event | None = None
 ) -> Stream:
-    """Request a greedy completion and read it to the end.
-
-    Raises:
-        PowerInferError: the server answered with an error or an incomplete stream.
-    """
+    """Request a greedy completion and read it to the end."""
     started = time.perf_counter()
     try:
         async with asyncio.timeout(_LONGEST_S):

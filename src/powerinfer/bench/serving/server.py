@@ -70,11 +70,7 @@ def peer_command(
 
 @contextlib.contextmanager
 def running(command: list[str]) -> Iterator[Server]:
-    """Start a server on a free local port, wait until it is ready, and stop it in the end.
-
-    Raises:
-        PowerInferError: it cannot be started, or is not ready in time.
-    """
+    """Start a server on a free local port, wait until it is ready, and stop it in the end."""
     port = _free_port()
     address = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile() as log:

@@ -34,11 +34,7 @@ class TrainingPlan:
 
 
 def check_model(config: ModelConfig) -> None:
-    """Check that a model can have predictors.
-
-    Raises:
-        UnsupportedError: it has experts, or neurons that are never zero.
-    """
+    """Raise UnsupportedError for a model with experts or without neurons that are ever zero."""
     if config.experts is not None:
         raise UnsupportedError(
             f"this model has {config.num_experts} experts in each layer; predictors are trained "
@@ -62,11 +58,7 @@ def count_parameters(file: GGUFFile) -> int:
 
 
 def parameter_limit(goal: Goal, config: ModelConfig, num_parameters: int) -> int:
-    """Most parameters of the predictors of all layers together.
-
-    Raises:
-        UnsupportedError: the share of the model's is less than the smallest predictors take.
-    """
+    """Most parameters of the predictors of all layers together."""
     limit = int(goal.max_share * num_parameters)
     cost = rank_parameters(config.hidden_size, config.intermediate_size)
     least = config.num_layers * cost * RANK_STEP

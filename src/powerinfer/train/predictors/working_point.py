@@ -27,11 +27,9 @@ _NUM_LEVELS = _NUM_PRICES + _NUM_BINS
 
 
 class ScoreCounts:
-    """Counts of each neuron's scores, apart for tokens it fired for and all tokens.
+    """Counts of each neuron's scores, i64[num_neurons, num_bins].
 
-    Attributes:
-        fired: i64[num_neurons, num_bins], scores of tokens that the neuron fired for.
-        all: i64[num_neurons, num_bins], scores of all tokens.
+    `fired` counts those of tokens that the neuron fired for, `all` those of all tokens.
     """
 
     def __init__(self, num_neurons: int, device: torch.device) -> None:

@@ -31,9 +31,6 @@ def hot_overlaps(
     """Compare two profiles [num_layers, num_neurons] for each share of `TOPS`.
 
     Only the order of the numbers matters; of equal ones the lower neuron counts as hotter.
-
-    Raises:
-        ShapeError: they belong to models of different sizes.
     """
     if ours.shape != theirs.shape:
         raise ShapeError(

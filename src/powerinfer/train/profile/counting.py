@@ -52,11 +52,7 @@ class ProfileRun:
     def __init__(
         self, model: Model, windows: TokenWindows, counted: Counted, checkpoint: Path
     ) -> None:
-        """Begin, or resume from the checkpoint of a run with the same `counted`.
-
-        Raises:
-            PowerInferError: the checkpoint is damaged, or that of another run.
-        """
+        """Begin, or resume from the checkpoint of a run with the same `counted`."""
         self._model = model
         self._windows = windows
         self._counted = counted

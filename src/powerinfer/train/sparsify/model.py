@@ -77,13 +77,7 @@ class SparseModel:
 
 
 def load_model(folder: Path, device: str | torch.device = "cpu") -> SparseModel:
-    """Load a Llama, Mistral or bamboo checkpoint with its weights in f32.
-
-    Raises:
-        CheckpointError: it is damaged, or tensors are missing or of another shape.
-        UnsupportedError: see `read_source`; also tensors that the configuration does not know.
-        DeviceError: transformers is not installed.
-    """
+    """Load a Llama, Mistral or bamboo checkpoint with its weights in f32."""
     source = read_source(folder)
     classes = _classes(source.kind)
     try:
@@ -125,11 +119,7 @@ def set_activation(model: SparseModel, name: ActivationName) -> None:
 
 
 def quiet_transformers() -> ModuleType:
-    """Import transformers, which then prints nothing.
-
-    Raises:
-        DeviceError: it is not installed.
-    """
+    """Import transformers, which then prints nothing."""
     try:
         import transformers
     except ImportError:

@@ -44,10 +44,6 @@ class SparsifyRun:
 
         The model is as before the first step, with the activation to train. A teacher, to which it
         stays close, is needed if `recipe.distill` is not 0.
-
-        Raises:
-            PowerInferError: the text is shorter than a row, or `folder` holds a run of another
-                model, text or recipe.
         """
         self.model, self.recipe, self._teacher = model, recipe, teacher
         self._folder = folder

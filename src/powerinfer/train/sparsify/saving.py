@@ -37,10 +37,6 @@ def save(model: SparseModel, tokenizer: Path | None, folder: Path) -> None:
 
     With dReLU it is of type `bamboo`, so that no reader runs it with another activation. The
     tokenizer files of the folder `tokenizer` are copied. Files in `folder` are replaced.
-
-    Raises:
-        CheckpointError: a file cannot be written.
-        NumericsError: a weight is not finite, or too large for the type.
     """
     make_folder_of(folder / "config.json", error=CheckpointError)
     _write_tensors(folder / "model.safetensors", _tensors(model))

@@ -39,12 +39,7 @@ class CheckpointTokenizer:
 
 
 def load_tokenizer(folder: Path) -> CheckpointTokenizer:
-    """Load the tokenizer of a checkpoint; code in its folder is never run.
-
-    Raises:
-        CheckpointError: there is none, or it is damaged.
-        DeviceError: transformers is not installed.
-    """
+    """Load the tokenizer of a checkpoint; code in its folder is never run."""
     transformers = quiet_transformers()
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -73,10 +68,6 @@ def store_text(
 
     A longer text is not read to its end, a shorter one is trained on more than once. `progress` is
     called with (bytes of text done, bytes).
-
-    Raises:
-        PowerInferError: a text cannot be read, all have fewer than two rows, or the file cannot be
-            written.
     """
     windows = TokenWindows(texts, tokenizer.encode, recipe.seq_len + 1, tokenizer.bos_id)
     needed = recipe.steps * recipe.rows
