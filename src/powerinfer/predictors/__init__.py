@@ -4,7 +4,7 @@ A new kind is one file in ``kinds/``, or comes from outside the package, see `ou
 """
 
 from powerinfer.ops.protocol import ActiveIds
-from powerinfer.predictors.build import LayerChoice, PredictedFFN, build_predictor
+from powerinfer.predictors.build import LayerChoice, build_predictor
 from powerinfer.predictors.kind import PredictorKind
 from powerinfer.predictors.names import (
     KindName,
@@ -20,7 +20,6 @@ from powerinfer.predictors.predictor import (
     PredictorInput,
     ScorePart,
     Scorer,
-    fused_predictor,
 )
 
 __all__ = [
@@ -29,13 +28,11 @@ __all__ = [
     "LayerChoice",
     "LayerPredictor",
     "LayerSource",
-    "PredictedFFN",
     "PredictorInput",
     "PredictorKind",
     "ScorePart",
     "Scorer",
     "build_predictor",
-    "fused_predictor",
     "get_kind",
     "kind_names",
     "packaged_kind_names",

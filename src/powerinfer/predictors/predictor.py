@@ -125,10 +125,6 @@ class Scorer:
     center: FloatArray | None = None
     num_experts: int = 1
 
-    def stages(self, ops: Backend, threshold: float) -> tuple[SomeStage, ...]:
-        """Build the stages of the parts with this threshold."""
-        return tuple(_stage(ops, part, threshold) for part in self.parts)
-
 
 @dataclass(frozen=True, slots=True)
 class LayerPredictor:
@@ -189,9 +185,9 @@ def fused_predictor(
     """
     first = scorers[0]
     stages = [
-        stage
+        _stage(ops, part, threshold)
         for scorer, threshold in zip(scorers, thresholds, strict=True)
-        for stage in scorer.stages(ops, threshold)
+        for part in scorer.parts
     ]
     center = None if first.center is None else ops.constant(first.center)
     return ops.neuron_predictor(
