@@ -25,9 +25,6 @@ def draw_placement_plots(
     """Draw three plots, each as PNG and SVG, and return the files in this order.
 
     `gpu-neurons-per-layer`, `covered-activations-by-budget`, `predicted-speed-by-budget`.
-
-    Args:
-        points: predictions for several budgets, ascending.
     """
     about = (
         *facts,

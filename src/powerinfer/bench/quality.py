@@ -162,7 +162,6 @@ def measure_quality(
 
     Raises:
         PromptError: the text is too short for the plan.
-        PowerInferError: a setting does not fit the model.
     """
     options = replace(options, context_length=plan.context_length, max_ffn_error=None, recall=None)
     for name in plan.settings:

@@ -25,10 +25,7 @@ def measure_curve(
 ) -> Curve:
     """Measure a kind at thresholds from losing nothing to losing much; closer ones near the dial.
 
-    `parts` are scores of the kind on the tokens of `truth`.
-
-    Returns:
-        Points in order of falling density.
+    `parts` are scores of the kind on the tokens of `truth`. Points are in order of falling density.
     """
     placing = _Placing(parts, truth)
     points: dict[Thresholds, CurvePoint] = {}

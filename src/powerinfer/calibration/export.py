@@ -54,7 +54,6 @@ def check_export(path: Path) -> None:
 
     Raises:
         UnsupportedError: the ending is neither `.npz` nor `.csv`.
-        CalibrationError: something other than an older export would be replaced.
     """
     if path.suffix not in (_NPZ, _CSV):
         raise UnsupportedError(

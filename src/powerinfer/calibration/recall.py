@@ -87,7 +87,6 @@ class RecallMeter(StepObserver):
     """Adds up what predictors miss, computing prompt and generated tokens as the model does.
 
     Attributes:
-        layers: sums, one per layer.
         has_experts: only neurons of the experts that tokens are given to are counted.
     """
 

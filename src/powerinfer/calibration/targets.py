@@ -34,9 +34,6 @@ def check_target(file: GGUFFile, output: Path | None, *, is_inside: bool) -> Non
 
     It goes to the file `output`, or to the default one. If it goes inside a model, that is
     `output`, or the model itself.
-
-    Raises:
-        CalibrationError: something else would be replaced, or the model cannot be rewritten.
     """
     if is_inside:
         _check_model(file, file.path if output is None else output)

@@ -24,7 +24,6 @@ class Answers:
         is_right: 1.0 or 0.0 for each item.
         is_right_normalized: the same for the choice that is likeliest per character; None if the
             task does not count that.
-        num_cut: number of requests that lost their beginning to fit the context.
     """
 
     chosen: tuple[int, ...]

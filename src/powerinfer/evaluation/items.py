@@ -13,7 +13,6 @@ class Choices:
     Attributes:
         query: the context; may be empty.
         choices: at least two, none empty. One space joins the query and a choice.
-        gold: index of the right choice.
     """
 
     query: str
@@ -28,7 +27,6 @@ class Contexts:
     Attributes:
         context_options: at least two, none empty.
         continuation: not empty. One space joins a context and the continuation.
-        gold: index of the right context.
     """
 
     context_options: tuple[str, ...]

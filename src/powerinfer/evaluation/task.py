@@ -48,7 +48,6 @@ class NamedTask:
     Attributes:
         files: possible names of its file in the folder of task files, the usual one first.
         read: reads the file and words its items as lm-eval words this task.
-        is_normalized: as in `Task`.
     """
 
     files: tuple[str, ...]

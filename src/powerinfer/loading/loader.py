@@ -146,7 +146,6 @@ def open_model(
 
     Args:
         path: file, folder with one model, `hf:ORG/NAME[:QUANT]`, or None for the embedded model.
-        options: checked options, which may name the activation.
         downloading: called with (bytes downloaded, bytes in all) during a download.
 
     Raises:
@@ -167,8 +166,6 @@ def load(
     """Load a model.
 
     Args:
-        opened: the file of the model, see `open_model`.
-        progress: called with (bytes prepared, bytes in all).
         calibrating: called with (layers done, layers in all) if the model is calibrated now.
         placing: notified of measurements of this machine and of the placement on a GPU.
 

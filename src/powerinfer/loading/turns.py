@@ -126,7 +126,6 @@ class AsyncWaiter:
     """A waiting asyncio task.
 
     Attributes:
-        is_done: tells whether it need not wait any more.
         wait: computes until a condition holds; a method of the engine.
         loop: loop of the task.
         news: event to set when the task should check `is_done`.

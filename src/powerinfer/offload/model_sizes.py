@@ -66,7 +66,6 @@ class SizeAssumptions:
 
     Attributes:
         seq_len: context length of the decode step to predict.
-        batch_size: maximum number of prompt tokens computed at once.
         driver_bytes: memory of the driver's context and of code; 0 if not part of the budget.
         kv_tokens: positions of all sequences together; None for one full context.
     """

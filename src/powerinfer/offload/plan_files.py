@@ -81,11 +81,7 @@ def save_plan(file: GGUFFile, plan: PlacementPlan) -> Path:
 
 
 def write_plan(path: Path, plan: PlacementPlan) -> Path:
-    """Write a plan to a file named by the user and return its path.
-
-    Raises:
-        PlacementError: the existing file is not a plan, or it cannot be written.
-    """
+    """Write a plan to a file named by the user and return its path."""
     PLAN.check_target(path)
     return PLAN.write(path, plan)
 

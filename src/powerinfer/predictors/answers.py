@@ -17,12 +17,7 @@ _HOW = "a matrix of the backend is expected, such as ops.recode returns"
 
 
 def scorer_of(ops: Backend, source: LayerSource, part: KindName) -> Scorer:
-    """Get the scorer of a kind for one layer.
-
-    Raises:
-        UnsupportedError: the kind has no scorer, the model lacks the data for it, or its `scorer`
-            returned something that cannot be run; names the kind.
-    """
+    """Get the scorer of a kind for one layer."""
     if part.kind.scorer is None:
         raise UnsupportedError(f"sparsity '{part}' cannot be part of a cascade")
     scorer: object = part.kind.scorer(ops, source, part.variant)
@@ -48,12 +43,7 @@ def scorer_of(ops: Backend, source: LayerSource, part: KindName) -> Scorer:
 
 
 def neurons_of(ops: Backend, source: LayerSource, part: KindName) -> AsksNeurons:
-    """Get the function of a kind that lists the active neurons of one layer.
-
-    Raises:
-        UnsupportedError: the kind does not list neurons, or its `active_ids` returned something
-            that cannot be called; names the kind.
-    """
+    """Get the function of a kind that lists the active neurons of one layer."""
     if part.kind.active_ids is None:
         raise UnsupportedError(f"sparsity '{part}' lists no neurons")
     asked = part.kind.active_ids(ops, source, part.variant)

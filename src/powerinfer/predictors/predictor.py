@@ -163,9 +163,6 @@ class LayerPredictor:
 
         Args:
             is_prompt: bool[num_tokens], see `powerinfer.ops.protocol.Ops`.
-
-        Raises:
-            UnsupportedError: neither this nor the FFN has a predictor.
         """
         predictor_input = self.select_input(x, raw)
         if self.active_ids is not None:

@@ -25,7 +25,6 @@ class _Position:
     """The place where the next window begins.
 
     Attributes:
-        file: number of the text.
         piece: byte of the text where a piece begins, as `read_pieces` cuts it.
         starts_document: a document begins with the piece.
         tokens: tokens of the piece that earlier windows hold.

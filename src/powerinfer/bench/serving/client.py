@@ -127,11 +127,7 @@ def _take(address: str, event: dict[str, object], now: float, seen: Stream) -> N
 def complete_all(
     address: str, prompts: Sequence[Sequence[int]], max_tokens: int
 ) -> tuple[float, list[Stream]]:
-    """Complete all prompts at once, one client each.
-
-    Returns:
-        Seconds from the first request to the last byte of the last answer, and the streams.
-    """
+    """Complete all prompts at once; return the seconds to the last byte, and the streams."""
 
     async def run() -> tuple[float, list[Stream]]:
         started = time.perf_counter()

@@ -124,7 +124,6 @@ def byte_bound(file: GGUFFile, kind: str, union: float | None) -> float | None:
 
     Args:
         kind: sparsity: off, exact or mlp; None for others, whose predictors are not in files.
-        union: share of the neurons that fire for any row of the step.
     """
     if kind == "off":
         return 1.0

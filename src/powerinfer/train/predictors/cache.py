@@ -56,10 +56,6 @@ class Cache:
         """Open a folder, or make it; files of others in it are left alone.
 
         `recipe` is the text of everything that decides the collected data.
-
-        Raises:
-            PowerInferError: it belongs to another run, another process uses it, or it cannot be
-                written.
         """
         self.folder = folder
         busy = f"{folder}: another process uses it; wait for it, or name another folder"

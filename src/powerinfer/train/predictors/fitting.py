@@ -56,12 +56,6 @@ def fit_layer(
     No rank exceeds `rank_limit`, a multiple of `RANK_STEP`, whatever the recall. The same data,
     goal, limit, device, seed and number of threads give the same bits, however often the run was
     killed and resumed from `checkpoint`, which is not removed at the end.
-
-    Raises:
-        NumericsError: an input or the loss is NaN or infinite; says layer and step. The last
-            checkpoint stays.
-        PowerInferError: the checkpoint cannot be written, is damaged or of another run.
-        ShapeError: there are no tokens to train on or none held out, or the limit is no rank.
     """
     _check(data, rank_limit)
     search = _Search(data, goal, rank_limit, torch.device(device), seed, checkpoint)

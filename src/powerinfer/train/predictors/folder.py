@@ -77,11 +77,7 @@ class PredictorFolder:
         self._run = json.loads(json.dumps(run))
 
     def read(self) -> FolderState:
-        """The state that an earlier run left; an empty one in a new folder.
-
-        Raises:
-            PowerInferError: it belongs to another run, or is damaged.
-        """
+        """The state that an earlier run left; an empty one in a new folder."""
         path = self.path / REPORT
         if not path.exists():
             self._check_is_free()

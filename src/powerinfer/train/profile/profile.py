@@ -39,7 +39,6 @@ class Outcome:
 
     Attributes:
         new_tokens: counted now and not by an earlier run.
-        seconds: time it took to count these.
     """
 
     profile: ActivationProfile

@@ -19,10 +19,8 @@ class StepFigures:
     """The figures of one step.
 
     Attributes:
-        step: Steps made, this one among them.
         loss: Mean cross entropy of its tokens, in nats.
         zeros: Share of zero neurons in each layer, over some of its tokens.
-        tokens_per_s: Tokens of the step by the seconds it took.
     """
 
     step: int

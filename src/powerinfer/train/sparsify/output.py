@@ -41,11 +41,7 @@ class OutputFolder:
             yield
 
     def finished(self, identity: Values) -> Values | None:
-        """The report of a run that is finished here; None if there is no checkpoint yet.
-
-        Raises:
-            PowerInferError: there is a checkpoint that a run of another identity made.
-        """
+        """The report of a run that is finished here; None if there is no checkpoint yet."""
         if not (self.path / "config.json").exists():
             return None
         report = self.read(self.path / REPORT_FILE)

@@ -90,7 +90,6 @@ class SparsifyRun:
         Raises:
             NumericsError: the loss or its gradient is not finite; the weights stay as they were
                 before the step, and are saved.
-            PowerInferError: the log cannot be written.
         """
         began = time.monotonic()
         for group in self._optimizer.param_groups:

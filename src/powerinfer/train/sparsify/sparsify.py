@@ -46,8 +46,7 @@ class SparsifyPlan:
 def sparsify(plan: SparsifyPlan, progress: Progress) -> dict[str, object]:
     """Train a checkpoint towards sparsity, or resume that; finished parts are not done again.
 
-    Returns:
-        The report, as it is written to `sparsify.json` in the output.
+    The result is the report, as it is written to `sparsify.json` in the output.
 
     Raises:
         CheckpointError: the checkpoint is damaged or incomplete.

@@ -31,7 +31,6 @@ class CheckpointTokenizer:
 
     Attributes:
         encode: text to token ids, none added.
-        bos_id: the token that begins texts; None for none.
     """
 
     encode: Callable[[str], Sequence[int]]
