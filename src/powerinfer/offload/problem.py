@@ -40,11 +40,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PlacementTask:
-    """A placement problem and what messages say about it.
-
-    Attributes:
-        driver_bytes: the driver's own memory, as counted in the problem.
-    """
+    """A placement problem and what messages say about it."""
 
     problem: PlacementProblem
     speeds: Speeds

@@ -108,9 +108,7 @@ class LayerCalibration:
 def hot_share(counts: npt.NDArray[np.int64], share_of_activations: float = 0.8) -> float:
     """Smallest share of the neurons that covers a share of the activations.
 
-    Args:
-        counts: i64[num_neurons], number of tokens for which each neuron fired.
-        share_of_activations: share to cover.
+    `counts` i64[num_neurons] has the number of tokens for which each neuron fired.
     """
     falling = np.sort(counts)[::-1]
     if not falling.sum():

@@ -18,7 +18,6 @@ class TrainingPlan:
     """The text, goal and folders of a training.
 
     Attributes:
-        texts: files, see `TokenWindows`.
         num_tokens: most of their tokens to use.
         cache: folder for the collected data; removed at the end.
     """
