@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from powerinfer._extras import how_to_install
 from powerinfer.errors import DeviceError
 from powerinfer.options.options import AUTO, EngineOptions
 
@@ -23,6 +24,7 @@ _DRIVER_PATHS = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd", "/pro
 _log = logging.getLogger(__name__)
 
 _TRUE = ("1", "true", "yes", "on")
+_EXTRA = how_to_install("cuda")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +63,9 @@ def find_device(options: EngineOptions) -> Device | None:
     if is_wanted and not _has_modules():
         missing = "torch" if not _is_installed("torch") else "triton"
         raise DeviceError(
-            remedy=f"using a GPU{why} needs {missing}, which is not installed; {_how()}"
+            remedy=f"using a GPU{why} needs {missing}, which is not installed; {_EXTRA}"
         )
     return _find(options.device, why=why, is_wanted=is_wanted)
-
-
-def _how() -> str:
-    from powerinfer._extras import how_to_install
-
-    return how_to_install("cuda")
 
 
 def _find(wanted: str, *, why: str, is_wanted: bool) -> Device | None:
@@ -80,7 +76,7 @@ def _find(wanted: str, *, why: str, is_wanted: bool) -> Device | None:
         if not is_wanted:
             return None
         raise DeviceError(
-            f"torch cannot be imported: {error}", remedy=f"using a GPU{why} needs it; {_how()}"
+            f"torch cannot be imported: {error}", remedy=f"using a GPU{why} needs it; {_EXTRA}"
         ) from error
     devices = torch_devices.find_devices()
     if devices:
@@ -119,7 +115,7 @@ def describe_gpus() -> list[str]:
     if not has_driver():
         return ["none: no GPU driver was found"]
     if not _has_modules():
-        return [f"unused: torch and triton are not installed; {_how()}"]
+        return [f"unused: torch and triton are not installed; {_EXTRA}"]
     try:
         from powerinfer.ops.gpu import devices as torch_devices
     except (ImportError, OSError) as error:

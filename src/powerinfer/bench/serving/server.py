@@ -52,12 +52,12 @@ class Server:
 
 
 def our_command(
-    model: Path | None, parallel: int, context: int, threads: int, options: tuple[str, ...] = ()
+    model: Path, parallel: int, context: int, threads: int, options: tuple[str, ...]
 ) -> list[str]:
-    """Command of `powerinfer serve` without a port; None serves the bundled model."""
+    """Command of `powerinfer serve` without a port."""
     command = [sys.executable, "-m", "powerinfer", "serve", "-t", str(threads)]
     command += ["--parallel", str(parallel), "-c", str(context), *options]
-    return command + ([] if model is None else ["-m", str(model)])
+    return [*command, "-m", str(model)]
 
 
 def peer_command(

@@ -3,7 +3,6 @@
 import math
 
 import torch
-from torch import Tensor
 
 from powerinfer.errors import NumericsError
 from powerinfer.train.checkpoint import SavedState
@@ -51,7 +50,8 @@ class Training:
         """Make one step; returns its loss."""
         inputs, fired = self._batches[self.step]
         x = inputs.to(self.device).float() * self.input_scale
-        loss = self.network.learn(x, self._unpack(fired), self._dtype)
+        fires = unpack(fired.to(self.device), self._data.num_neurons)
+        loss = self.network.learn(x, fires, self._dtype)
         for group in self._optimizer.param_groups:
             group["lr"] = _RATE * self._share_of_rate()
         self._optimizer.step()
@@ -79,9 +79,6 @@ class Training:
         self.network.fc1.copy_(state["fc1"])
         self.network.fc2.copy_(state["fc2"])
         self._optimizer.load_state_dict(state["optimizer"])
-
-    def _unpack(self, fired: Tensor) -> Tensor:
-        return unpack(fired.to(self.device), self._data.num_neurons)
 
     def _share_of_rate(self) -> float:
         """Linear warm-up, then half a cosine wave."""
