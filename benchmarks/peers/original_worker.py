@@ -30,10 +30,12 @@ def main() -> None:
     command += ["-p", " ".join(f"{number:x}" for number in numbers)]
     # It leaves a log where it runs.
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    found = _DECODED.search(done.stderr)
+        done = subprocess.run(command, cwd=folder, capture_output=True, check=False)
+    # Random tokens are no valid text.
+    report = done.stderr.decode(errors="replace")
+    found = _DECODED.search(report)
     if done.returncode != 0 or found is None:
-        raise SystemExit(f"error: {' '.join(command)}: {done.stderr.strip()[-500:]}")
+        raise SystemExit(f"error: {' '.join(command)}: {report.strip()[-500:]}")
     print(
         json.dumps(
             {

@@ -91,7 +91,9 @@ def test_a_peer_refuses_what_its_context_does_not_hold(prefill: list[int], decod
 
 def _run_original(program: Path, report: str, status: int) -> subprocess.CompletedProcess[str]:
     """Time a program that stands in for the original PowerInfer's `main`."""
-    program.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{report}\nEND\nexit {status}\n", "utf-8")
+    program.write_text(
+        f"#!/bin/sh\nprintf '\\332'\ncat >&2 <<'END'\n{report}\nEND\nexit {status}\n", "utf-8"
+    )
     program.chmod(0o755)
     worker = BENCHMARKS / "peers" / "original_worker.py"
     command = [sys.executable, str(worker), "model.gguf", "--program", str(program)]
