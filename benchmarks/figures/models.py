@@ -20,6 +20,7 @@ __all__ = [
     "amd_dense",
     "dense",
     "original",
+    "original_ratios",
     "sparse",
 ]
 
@@ -96,6 +97,20 @@ def original() -> list[tuple[Speed, Speed]]:
     alike = [(each.model, each.format) for each in found]
     beside = [each for each in sparse() if (each.model, each.format) in alike]
     return list(zip(beside, found, strict=True))
+
+
+def original_ratios() -> dict[str, Rates]:
+    """The original's decode speed over llama.cpp's, taken round by round, by model and format."""
+    found = {}
+    for model, name in SPARSE.items():
+        for _, form, result in load_model(model, _FOLDER):
+            rounds = [{side: rates(run) for side, run in each.items()} for each in result["rounds"]]
+            if "original" in rounds[0]:
+                ratios = [x["original"]["decode"] / x["llama.cpp"]["decode"] for x in rounds]
+                found[f"{name}, {form}"] = Rates(
+                    statistics.median(ratios), min(ratios), max(ratios)
+                )
+    return found
 
 
 def dense(what: str) -> list[Speed]:

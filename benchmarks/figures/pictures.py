@@ -84,10 +84,7 @@ def _groups() -> Iterator[tuple[str, dict[str, Rates]]]:
     yield (
         f"{machine}: {min(fired):.0f} to {max(fired):.0f} % of the neurons fire",
         {f"{speed.model}, {speed.format}": speed.ratio for speed in sparse}
-        | {
-            f"the original: {speed.model}, {speed.format}": speed.ratio.over(other.ratio)
-            for speed, other in models.original()
-        },
+        | {f"the original: {name}": ratio for name, ratio in models.original_ratios().items()},
     )
     yield (
         f"{machine}: an ordinary model (SwiGLU)",

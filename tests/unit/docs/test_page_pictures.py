@@ -64,19 +64,25 @@ def test_a_page_shows_the_picture(path: Path) -> None:
 
 def test_the_chart_shows_every_measured_ratio() -> None:
     words = _words(IMAGES / "decode-speed.svg")
-    ratios = []
-    for path in RESULTS.glob("*.json"):
-        for result in json.loads(path.read_text(encoding="utf-8")).get("results", ()):
-            if path.stem.startswith("llama-7b"):
-                ratios.append(result["summary"]["decode"]["ratio"])
-    assert len(ratios) == 4
-    for ratio in ratios:
-        assert f"{ratio:.2f}×" in words
-    for row in json.loads((RESULTS / "peers-amd-zen5.json").read_text(encoding="utf-8"))["rows"]:
-        speeds = {engine: sum(ends) / 2 for engine, ends in row["tokens_per_s"].items()}
-        speeds |= row.get("median", {})
-        for engine in ("ours", "original"):
-            assert f"{speeds[engine] / speeds['llama.cpp']:.2f}×" in words
+    results = [
+        result
+        for path in (RESULTS / "intel-xeon-avx512").glob("*.json")
+        for result in json.loads(path.read_text(encoding="utf-8"))["results"]
+    ]
+    sparse = [result["kinds"]["mlp"]["against"] for result in results if "kinds" in result]
+    dense = [result["against"] for result in results if "pairs" in result]
+    assert (len(sparse), len(dense)) == (8, 4)
+    for against in (*sparse, *dense):
+        assert f"{against['llama.cpp']['decode']['ratio']:.2f}×" in words
+    speeds = [
+        [run[side]["decode_tokens_per_s"] for side in ("original", "llama.cpp")]
+        for result in results
+        for run in result.get("rounds", ())
+        if "original" in run
+    ]
+    assert len(speeds) == 6
+    for rounds in (speeds[:3], speeds[3:]):
+        assert f"{statistics.median(ours / peer for ours, peer in rounds):.2f}×" in words
     for path in (RESULTS / "amd-zen4").glob("llama-7b-*.json"):
         (result,) = json.loads(path.read_text(encoding="utf-8"))["results"]
         ours, peer = (
