@@ -13,7 +13,7 @@ _DIALS = {"0.005": "0.005", "0.01": "0.01", "0.02": "0.02", "default": "its own 
 
 
 def _rows(name: str = "stories") -> list[Json]:
-    rows: list[Json] = load(f"quality/{name}.json")["rows"]
+    rows: list[Json] = load(f"amd-epyc/quality/{name}.json")["rows"]
     return rows
 
 

@@ -15,7 +15,7 @@ VARIANTS = {
 
 
 def _report() -> Json:
-    return load("sparsify/small.json")
+    return load("amd-epyc/sparsify/small.json")
 
 
 def budgets() -> dict[int, dict[str, Json]]:
