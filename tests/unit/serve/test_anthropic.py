@@ -291,6 +291,11 @@ def test_what_is_refused(fields: dict[str, Any], message: str) -> None:
         assert message in refused(api, **fields)
 
 
+def test_fields_that_only_openai_has_are_ignored() -> None:
+    with running() as api:
+        assert post(api, n=3, stop=["Hello"])["stop_reason"] == "end_turn"
+
+
 def test_errors_have_the_shape_of_this_api() -> None:
     with running_api() as api:
         unknown = api.post("/v1/messages", json={**HELLO, "model": "claude"})

@@ -40,7 +40,7 @@ def read_sampling(fields: Fields, context: ServerContext, **given: Any) -> Sampl
     values = {name: value for name, value in named.items() if value is not None}
     try:
         # The parameters check their values and types once more.
-        return replace(context.settings.sampling, **values, **given)
+        return replace(context.settings.sampling, **(values | given))
     except (PromptError, UnsupportedError) as error:
         raise bad_request(str(error), code="invalid_value") from None
 
