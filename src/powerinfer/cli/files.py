@@ -169,7 +169,7 @@ def check_plots(folder: Path | None) -> None:
 def _read_path(path: Path, largest: int) -> bytes:
     if path == STDIN:
         if sys.stdin is None:
-            raise click.ClickException("stdin is closed; name a file with -f")
+            raise click.ClickException("stdin is closed; name a file instead of -")
         return _read(sys.stdin.buffer, "stdin", largest)
     try:
         # Before opening, because opening a pipe waits for its writer.

@@ -107,7 +107,7 @@ def _cut(values: Array) -> Iterator[Array]:
 
 def _contiguous(values: Array) -> Array:
     if values.ndim != 2 or abs(values.strides[0]) >= abs(values.strides[1]):
-        return np.require(values, requirements=["C_CONTIGUOUS", "ALIGNED"])
+        return np.require(np.atleast_1d(values), requirements=["C_CONTIGUOUS", "ALIGNED"])
     rows, columns = values.shape
     out = np.empty((rows, columns), values.dtype)
     for row in range(0, rows, _TILE_ROWS):

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class RequestStream:
-    """A request that is being read: its outputs go into a queue, which streams may share."""
+    """A running request, whose outputs go into a queue that several requests may share."""
 
     def __init__(self, handle: RequestHandle, unread: "Unread") -> None:
         self.handle = handle

@@ -75,6 +75,7 @@ def batch(model: Path | None, source: Path, target: Path, as_json: bool, **flags
         model_name="powerinfer-story" if model is None else model.name.removesuffix(".gguf"),
         parallel=parallel,
         max_queue=parallel,
+        # The limit of tokens is a setting of its own.
         sampling=sampling_params({**flags, "max_tokens": None}),
         max_tokens=cast("int | None", flags["max_tokens"]),
         is_story_model=model is None,

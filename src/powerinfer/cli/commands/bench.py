@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.cli.files import PathType, read_text
+from powerinfer.cli.files import PathType
 from powerinfer.cli.flags.flags import llm_options
 from powerinfer.cli.flags.options import (
     engine_options,
@@ -163,8 +163,7 @@ def bench(
 
         window = options.get("context_length") or DEFAULT_WINDOW
         wanted = QualityPlan(settings, errors, window, num_windows, decode_steps, repeats)
-        text = None if file is None else read_text(file)
-        job = QualityJob(wanted, read_tasks(tasks, data, limit), text, output)
+        job = QualityJob(wanted, read_tasks(tasks, data, limit), file, output)
         run_quality(model, job, options, as_json=as_json)
         return
     others = (("settings", settings), ("errors", errors), ("file", file), ("tasks", tasks))

@@ -128,6 +128,7 @@ def _settings(model: Path | None, flags: Mapping[str, Any]) -> "ServerSettings":
         read_timeout_s=flags["timeout"],
         cors_origins=tuple(flags["cors_origins"]),
         reuses_answers=flags["reuse_answers"],
+        # The limit of tokens is a setting of its own.
         sampling=sampling_params({**flags, "max_tokens": None}),
         max_tokens=flags["max_tokens"],
         is_story_model=model is None,

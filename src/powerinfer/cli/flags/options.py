@@ -103,7 +103,7 @@ def _shared_flags(table: type[OptionTable], *others: str) -> Callable[[Command],
     return flags(*(name for name in names if name not in (*_ADDED_SINGLY, *others)))
 
 
-# For loading a model; a command where -c means something else adds the three by itself.
+# For loading a model; a command with another -c adds -m, that one and other_engine_options.
 other_engine_options = _shared_flags(EngineOptions, "context_length")
 engine_options = together(model_option, flag("context_length"), other_engine_options)
 # For choosing tokens and for stopping early.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.cli.files import check_folder, model_file
+from powerinfer.cli.files import check_folder, model_file, read_text
 from powerinfer.cli.flags.options import print_json
 from powerinfer.cli.report.evaluation import print_task, print_task_legend, shown_setting
 from powerinfer.cli.report.progress import ProgressBar
@@ -62,13 +62,13 @@ class QualityJob:
     """Measurements of a model.
 
     Attributes:
-        text: UTF-8; None takes the bundled text.
+        file: with the text, in UTF-8; None takes the bundled one.
         output: file that keeps the results; None for none.
     """
 
     plan: "QualityPlan"
     tasks: "tuple[Task, ...]"
-    text: bytes | None
+    file: Path | None
     output: Path | None
 
 
@@ -141,8 +141,8 @@ def _checked(given: LLMOptions) -> EngineOptions:
 
 
 def _text(job: QualityJob) -> bytes:
-    if job.text is not None:
-        return job.text
+    if job.file is not None:
+        return read_text(job.file)
     from powerinfer.calibration.text import bundled_text
 
     print_paragraph(_BUNDLED, err=True)

@@ -6,7 +6,7 @@ __all__ = ["MarkFinder"]
 
 
 class MarkFinder:
-    """Splits streamed text at the first mark, then `found`; holds back what may begin one."""
+    """Splits streamed text at the first mark, kept in `found`; holds back what may begin one."""
 
     def __init__(self, *marks: str) -> None:
         self._marks: Sequence[str] = marks

@@ -6,21 +6,24 @@ from powerinfer.serve.context import ServerContext
 
 __all__ = ["generation_settings", "server_properties"]
 
-_SAME_NAMES = (
-    *("temperature", "top_k", "top_p", "min_p", "repeat_last_n", "repeat_penalty"),
-    *("presence_penalty", "frequency_penalty", "ignore_eos"),
-)
-
 
 def generation_settings(params: SamplingParams) -> dict[str, object]:
     """Write sampling parameters under llama-server's names."""
     limit = -1 if params.max_tokens is None else params.max_tokens
     return {
-        **{name: getattr(params, name) for name in _SAME_NAMES},
         "seed": -1 if params.seed is None else params.seed,
+        "temperature": params.temperature,
+        "top_k": params.top_k,
+        "top_p": params.top_p,
+        "min_p": params.min_p,
+        "repeat_last_n": params.repeat_last_n,
+        "repeat_penalty": params.repeat_penalty,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
         "stop": list(params.stop_strings),
         "max_tokens": limit,
         "n_predict": limit,
+        "ignore_eos": params.ignore_eos,
         "n_probs": params.logprobs or 0,
         "grammar": params.grammar or "",
         "samplers": ["penalties", "top_k", "top_p", "min_p", "temperature"],
