@@ -51,6 +51,7 @@ class DecodeSpeed:
     """Decode cost over several repeats.
 
     Attributes:
+        step_s: seconds per step, one entry per repeat.
         dense_s: the same for the dense model, measured at the same times.
     """
 
@@ -162,6 +163,7 @@ def measure_quality(
 
     Raises:
         PromptError: the text is too short for the plan.
+        PowerInferError: the model cannot be loaded, or a setting does not fit it.
     """
     options = replace(options, context_length=plan.context_length, max_ffn_error=None, recall=None)
     for name in plan.settings:

@@ -52,11 +52,15 @@ class QualityRow:
         speedup: over dense decoding run in turns with it, median over the repeats; 1 for the dense
             model.
         speedup_range: smallest and largest of the repeats.
+        bytes_per_token: read by a decode step, KV included.
+        predictor_bytes_per_token: the predictors' part of it; None without predictors.
         gb_per_s: bytes read per second at that rate, in 10^9.
         active_share: share of the neurons used on the text.
         predicted_share: share selected by predictors; None without predictors.
         recall: pooled over the tokens of the text.
+        ffn_error: relative error of each layer's FFN output.
         agreement: share of the scored positions whose most likely token is the dense model's.
+        decode_s: seconds per step of each repeat.
         dense_decode_s: the dense model's, each the mean of the runs before and after.
     """
 

@@ -114,7 +114,11 @@ class DirectSequence:
     def extend_scored(
         self, token_ids: Sequence[int], num_scored: int, *, is_prompt: Sequence[bool] | None = None
     ) -> FloatArray:
-        """Extend, and return f32[num_scored, vocab_size] logits after each of the last tokens."""
+        """Extend, and return f32[num_scored, vocab_size] logits after each of the last tokens.
+
+        Raises:
+            PromptError: as for `extend`.
+        """
         sequence, count = self._sequence, len(token_ids)
         if not count:
             raise PromptError("there are no tokens to compute; the prompt is empty")

@@ -110,7 +110,7 @@ def scored_windows(llm: LLM, token_ids: Sequence[int], window: int) -> "Iterator
 def text_windows(
     tokenizer: Tokenizer, token_ids: Sequence[int], window: int
 ) -> Iterator[list[int]]:
-    """Cut a text into `count_windows`, which begin with BOS if the vocabulary asks for it."""
+    """Cut a text into windows, which begin with BOS if the vocabulary asks for it."""
     for number in range(count_windows(token_ids, window)):
         tokens = list(token_ids[number * window : (number + 1) * window])
         if tokenizer.add_bos and tokenizer.bos_id is not None:

@@ -182,7 +182,12 @@ class Queue:
             self.num_cached_tokens += handle.num_cached_tokens
 
     def prompt_is_computed(self, text: RunningText, logits: FloatArray) -> None:
-        """Line up the other texts of a request, whose prompt ends with f32[vocab_size] logits."""
+        """Line up the other texts of a request, one of which has computed their prompt.
+
+        Args:
+            text: the one that has.
+            logits: f32[vocab_size], after the prompt's last token.
+        """
         shared = self._shared_prompts.get(text.handle)
         if shared is None:
             return

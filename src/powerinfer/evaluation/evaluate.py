@@ -79,6 +79,7 @@ def evaluate_settings(
 
     Raises:
         PromptError: an item cannot be scored, or the text is shorter than a window.
+        PowerInferError: the model cannot be loaded, or a setting does not fit it.
     """
     options = replace(options, max_ffn_error=None, recall=None)
     settings = [read_setting(name) for name in dict.fromkeys(plan.settings) if name != OFF]

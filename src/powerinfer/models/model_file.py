@@ -48,6 +48,7 @@ class ModelFile:
 
         Raises:
             GGUFError: as for `of`, or there is no such file.
+            UnsupportedError: as for `of`.
         """
         started = time.perf_counter()
         opened = cls.of(open_gguf(path), activation)

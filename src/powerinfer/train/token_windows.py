@@ -65,6 +65,8 @@ class TokenWindows:
 
         Args:
             encode: turns text into token ids, without adding `bos_id`.
+            window: tokens of each window, at least 2.
+            bos_id: token that begins texts; None for none.
         """
         if window < 2:
             raise ValueError(f"a window has at least 2 tokens; got {window}")

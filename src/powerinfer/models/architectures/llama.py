@@ -113,7 +113,7 @@ def run_layer(
         x = normalize(ops, x, norms["attn_norm"])
     if observe is not None:
         observe(Stage.ATTENTION, number, ops.to_host(x))
-    finish_ffn = start_ffn_block(
+    output = start_ffn_block(
         ops,
         layer,
         number,
@@ -122,8 +122,8 @@ def run_layer(
         is_prompt=marks_of(batch, wanted),
         observe=observe,
         router_input=router_input,
-    )
-    ops.add(x, normalize_output(ops, finish_ffn(), norms.get("post_ffw_norm")))
+    )()
+    ops.add(x, normalize_output(ops, output, norms.get("post_ffw_norm")))
     if is_post_norm:
         x = normalize(ops, x, norms["ffn_norm"])
     return x if observe is None else end_of_layer(ops, number, x, observe)

@@ -282,8 +282,8 @@ def masked_ffn(
     All rows of the slots in the table are multiplied, those of free slots by zero: they must be
     finite. Activations are rounded to the type of the weights (`linear.rounded`).
 
-    Arguments and errors are those of `hot_ffn`; the table of `hot` may name fewer slots than there
-    are.
+    `has_down_bias` adds the bias of `down`. Other arguments and the errors are those of `hot_ffn`;
+    the table of `hot` may name fewer slots than there are.
     """
     num_slots, num_neurons = len(hot.neuron_of_slot), len(hot.slot_of_neuron)
     _check_weights(weights, len(x), num_neurons)

@@ -55,8 +55,11 @@ def linear(x: Tensor, layers: Sequence[DeviceLinear]) -> list[Tensor]:
 def product(x: Tensor, matrix: DeviceMatrix) -> Tensor:
     """Compute x @ matrix.T for any number of tokens, see `rounded`: f32[num_tokens, rows].
 
+    Args:
+        x: f32[num_tokens, columns], contiguous; missing columns count as zeros.
+
     Raises:
-        ShapeError: x, which is contiguous, has more columns than the matrix.
+        ShapeError: x has more columns than the matrix.
     """
     columns = x.shape[1]
     if columns > matrix.columns:

@@ -212,7 +212,7 @@ class SplitBlocks:
     ) -> Callable[[], Tensor]:
         """Start a block; calling the result finishes it and returns the output on the device.
 
-        Inputs are f32[num_tokens, hidden_size] on the device, None for `x`.
+        Inputs are f32[num_tokens, hidden_size] on the device; one that is None is `x`.
 
         Args:
             is_prompt: bool[num_tokens], for the CPU's part of steps with more tokens than are

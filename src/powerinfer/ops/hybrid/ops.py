@@ -149,7 +149,9 @@ class HybridOps(CPULoading):
         if sent is None:
             weights = host_vector(weight), optional(host_vector)(bias)
             return self.cpu.layer_norm(self.to_host(x), *weights, eps)
-        shift = None if bias is None else self._sent(x, bias)
+        # An uploaded weight without its bias is an error, never a norm without a bias.
+        has_uploads = isinstance(weight, OnDevice)
+        shift = optional(device_vector if has_uploads else partial(self._sent, x))(bias)
         return self.gpu.layer_norm(self.on_device(x), sent, shift, eps)
 
     def linear(

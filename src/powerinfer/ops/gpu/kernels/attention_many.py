@@ -108,9 +108,9 @@ def many_tokens_kernel(
 
 
 def attend_many(q: Tensor, cache: DeviceKV, batch: DeviceBatch, softmax: Softmax) -> Tensor:
-    """Compute attention by tiles of tokens, of q and as f32[num_tokens, num_heads * head_dim].
+    """Compute attention by tiles of tokens.
 
-    Rows of q are contiguous.
+    q, whose rows are contiguous, and the result are f32[num_tokens, num_heads * head_dim].
     """
     num_tokens, width = q.shape
     head_dim, num_kv_heads = cache.head_dim, cache.num_kv_heads

@@ -67,6 +67,7 @@ def update_scores(scores: Tensor, mask: Tensor, decay: float) -> None:
     Args:
         scores: f32[num_neurons].
         mask: u8[num_tokens, num_neurons], contiguous; a neuron is active if any token has it.
+        decay: between 0 and 1.
     """
     num_tokens, num_neurons = mask.shape
     score_kernel[_grid(num_neurons)](scores, mask, num_tokens, num_neurons, decay, BLOCK=_BLOCK)

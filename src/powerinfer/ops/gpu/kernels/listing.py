@@ -176,7 +176,12 @@ class Listing:
 
 
 def list_predicted(mask: Tensor, neuron_of_slot: Tensor) -> Listing:
-    """List the slots i32[num_slots], -1 if free, whose neuron any token of a mask let pass."""
+    """List the slots whose neuron any token let pass.
+
+    Args:
+        mask: u8[num_tokens, num_neurons].
+        neuron_of_slot: i32[num_slots], -1 where a slot is free.
+    """
     listing = Listing.empty(len(neuron_of_slot), mask.device)
     list_predicted_kernel[(listing.num_chunks,)](
         mask,

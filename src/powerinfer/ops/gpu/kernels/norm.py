@@ -73,6 +73,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, is_rounded: bool = False)
     Args:
         x: f32[num_tokens, columns], rows contiguous.
         weight: f32[columns].
+        eps: added to the mean of the squares.
         is_rounded: make the int8 blocks of up to 8 tokens too, which `quantized` then finds.
     """
     y, blocks, sizes = _outputs(x, is_rounded=is_rounded)
@@ -85,7 +86,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, is_rounded: bool = False)
 def layer_norm(
     x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, is_rounded: bool = False
 ) -> Tensor:
-    """Normalise each row, see `rms_norm`; `bias` is like `weight`, or None."""
+    """Normalise each row, see `rms_norm`; `bias` is like `weight`, `eps` added to the variance."""
     y, blocks, sizes = _outputs(x, is_rounded=is_rounded)
     layer_norm_kernel[(len(x) if blocks is None else len(blocks),)](
         x,
