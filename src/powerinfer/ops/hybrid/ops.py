@@ -136,23 +136,24 @@ class HybridOps(CPULoading):
 
     def rms_norm(self, x: HybridArray, weight: HybridVector, eps: float) -> HybridArray:
         """Normalise on the device of the weight."""
-        sent = self._sent(x, weight)
-        if sent is None:
-            return self.cpu.rms_norm(self.to_host(x), host_vector(weight), eps)
-        return self.gpu.rms_norm(self.on_device(x), sent, eps)
+        if isinstance(weight, OnDevice):
+            return self.gpu.rms_norm(self.on_device(x), weight.device, eps)
+        if (streamed := self._streamed(x)) is not None:
+            return self.gpu.rms_norm(self.on_device(x), streamed.vector(weight), eps)
+        return self.cpu.rms_norm(self.to_host(x), weight, eps)
 
     def layer_norm(
         self, x: HybridArray, weight: HybridVector, bias: HybridVector | None, eps: float
     ) -> HybridArray:
         """Normalise on the device of the weight."""
-        sent = self._sent(x, weight)
-        if sent is None:
-            weights = host_vector(weight), optional(host_vector)(bias)
-            return self.cpu.layer_norm(self.to_host(x), *weights, eps)
-        # An uploaded weight without its bias is an error, never a norm without a bias.
-        has_uploads = isinstance(weight, OnDevice)
-        shift = optional(device_vector if has_uploads else partial(self._sent, x))(bias)
-        return self.gpu.layer_norm(self.on_device(x), sent, shift, eps)
+        if isinstance(weight, OnDevice):
+            shift = optional(device_vector)(bias)
+            return self.gpu.layer_norm(self.on_device(x), weight.device, shift, eps)
+        on_host = optional(host_vector)(bias)
+        if (streamed := self._streamed(x)) is not None:
+            sent = optional(streamed.vector)(on_host)
+            return self.gpu.layer_norm(self.on_device(x), streamed.vector(weight), sent, eps)
+        return self.cpu.layer_norm(self.to_host(x), weight, on_host, eps)
 
     def linear(
         self, x: HybridArray, layers: Sequence[HybridLinear], is_prompt: BoolArray | None = None
@@ -338,13 +339,6 @@ class HybridOps(CPULoading):
     def _streamed(self, x: HybridArray) -> StreamedWeights | None:
         """Return the operations that send weights of the CPU to an activation on the device."""
         return self.blocks.streamed(len(x)) if isinstance(x, Tensor) else None
-
-    def _sent(self, x: HybridArray, vector: HybridVector) -> Tensor | None:
-        """Return a vector on the device, if x is or must be there; None for the CPU."""
-        if isinstance(vector, OnDevice):
-            return vector.device
-        streamed = self._streamed(x)
-        return None if streamed is None else streamed.vector(vector)
 
     def on_device(self, x: HybridArray) -> Tensor:
         """Return an activation as a tensor of the device."""
