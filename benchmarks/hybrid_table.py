@@ -1,6 +1,6 @@
 """Prints results of `hybrid.py` as Markdown: every side and budget, and the ratios that count.
 
-python benchmarks/hybrid_table.py benchmarks/results/hybrid-*.json
+python benchmarks/hybrid_table.py benchmarks/results/nvidia-h100/hybrid-*.json
 """
 
 import argparse
