@@ -61,10 +61,12 @@ def _places(
         place = names.place(tensor.name)
         if place is None:
             raise CheckpointError(f"{tensor} has no place in a {architecture.name} model")
-        if tensor.format not in STORAGE:
+        # Bytes are the codes of MXFP4 blocks; elsewhere they are those of another quantizer.
+        is_code = tensor.format == "u8" and place.part not in ("blocks", "scales")
+        if tensor.format not in STORAGE or is_code:
             raise UnsupportedError(
-                f"{tensor}: is {tensor.format}; read are {', '.join(STORAGE)}; quantized "
-                "checkpoints are not converted"
+                f"{tensor}: is {tensor.format}; read are {', '.join(STORAGE)} (u8 in MXFP4 only); "
+                "quantized checkpoints are not converted"
             )
         if is_head_left_out and place.name == _HEAD.partition(".")[0]:
             continue

@@ -121,6 +121,12 @@ def test_misshapen_rows_of_a_relu_model(tmp_path: Path, tensors: Tensors) -> Non
     refused(write(tmp_path, tensors, hidden_act="relu"), DOWN, "[64, 95]", "[96, 64]")
 
 
+def test_codes_of_another_quantizer(tmp_path: Path, tensors: Tensors) -> None:
+    tensors[GATE] = np.ones(np.shape(tensors[GATE]), np.uint8)
+    said = refused(write(tmp_path, tensors), GATE, "is u8", error=UnsupportedError)
+    assert "quantized checkpoints are not converted" in said
+
+
 def test_a_type_without_numbers(tmp_path: Path, tensors: Tensors) -> None:
     tensors[DOWN] = np.ones((64, 96), np.int64)
     refused(write(tmp_path, tensors), DOWN, "is I64", error=UnsupportedError)
