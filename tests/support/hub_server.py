@@ -11,7 +11,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["COMMIT", "Asked", "Hub", "Repository", "serving", "settings_of"]
+__all__ = [
+    "COMMIT",
+    "Asked",
+    "Hub",
+    "HubHandler",
+    "Repository",
+    "serving",
+    "serving_with",
+    "settings_of",
+]
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 _PIECE = 1 << 14
@@ -114,7 +123,9 @@ class Hub:
         return [each for each in self.asked if "/api/" in each.path]
 
 
-class _Handler(BaseHTTPRequestHandler):
+class HubHandler(BaseHTTPRequestHandler):
+    """The Hub's routes."""
+
     protocol_version = "HTTP/1.1"
     hub: Hub
     host: str
@@ -123,44 +134,49 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
     def do_GET(self) -> None:
+        """Answer one request."""
         headers = {name.lower(): value for name, value in self.headers.items()}
         self.hub.asked.append(Asked(self.host, self.path, headers.get("range", ""), headers))
-        parts = unquote(urlsplit(self.path).path).strip("/").split("/")
+        self.answer(unquote(urlsplit(self.path).path).strip("/").split("/"))
+
+    def answer(self, parts: list[str]) -> None:
+        """Answer a request for a path."""
         if self.host == "hub" and parts[:2] == ["api", "models"]:
             self._list("/".join(parts[2:4]), "/".join(parts[5:]) or "main")
         elif parts[2:3] == ["resolve"]:
             self._resolve("/".join(parts[:2]), parts[3], "/".join(parts[4:]))
         else:
-            self._refuse(404)
+            self.refuse(404)
 
     def _list(self, name: str, revision: str) -> None:
         repository = self.hub.repositories.get(name)
         if self.hub.refusals:
-            self._refuse(*self.hub.refusals.pop(0))
+            self.refuse(*self.hub.refusals.pop(0))
         elif repository is None:
             # As the Hub answers strangers: it may be private.
-            self._refuse(404 if self._has_token() else 401, "RepoNotFound")
+            self.refuse(404 if self._has_token() else 401, "RepoNotFound")
         elif revision not in (*repository.revisions, repository.commit):
-            self._refuse(404, "RevisionNotFound")
+            self.refuse(404, "RevisionNotFound")
         else:
             body = json.dumps(repository.listing()).encode()
-            self._head(200, {"content-type": "application/json", "content-length": len(body)})
+            self.head(200, {"content-type": "application/json", "content-length": len(body)})
             self.wfile.write(body)
 
     def _resolve(self, name: str, revision: str, path: str) -> None:
         repository = self.hub.repositories.get(name)
         if repository is None or path not in repository.files:
-            self._refuse(404, "EntryNotFound")
+            self.refuse(404, "EntryNotFound")
         elif self.host == "hub" and repository.is_gated and not self._has_token():
-            self._refuse(401, "GatedRepo")
+            self.refuse(401, "GatedRepo")
         elif self.hub.answers:
-            self._refuse(self.hub.answers.pop(0), extra={"retry-after": 0})
+            self.refuse(self.hub.answers.pop(0), extra={"retry-after": 0})
         elif self.host == "hub" and self.hub.redirects:
-            self._head(302, {"location": self.hub.cdn + self.path, "content-length": 0})
+            self.head(302, {"location": self.hub.cdn + self.path, "content-length": 0})
         else:
-            self._send(repository.files[path])
+            self.send(repository.files[path])
 
-    def _send(self, content: bytes) -> None:
+    def send(self, content: bytes) -> None:
+        """Send a file or the range of it that is asked for."""
         begin, end = 0, len(content)
         wanted = self.headers.get("range", "")
         headers: dict[str, object] = {"etag": f'"{hashlib.sha256(content).hexdigest()}"'}
@@ -175,7 +191,7 @@ class _Handler(BaseHTTPRequestHandler):
             headers["connection"] = "close"
         else:
             headers["content-length"] = end - begin
-        self._head(status, {**headers, **self.hub.headers})
+        self.head(status, {**headers, **self.hub.headers})
         self._write(content[begin:end])
 
     def _write(self, body: bytes) -> None:
@@ -197,15 +213,17 @@ class _Handler(BaseHTTPRequestHandler):
     def _has_token(self) -> bool:
         return bool(self.headers.get("authorization"))
 
-    def _refuse(
+    def refuse(
         self, status: int, code: str = "", extra: Mapping[str, object] | None = None
     ) -> None:
+        """Answer with a status and nothing else."""
         headers: dict[str, object] = {"content-length": 0, **(extra or {})}
         if code:
             headers["x-error-code"] = code
-        self._head(status, headers)
+        self.head(status, headers)
 
-    def _head(self, status: int, headers: Mapping[str, object]) -> None:
+    def head(self, status: int, headers: Mapping[str, object]) -> None:
+        """Begin an answer."""
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, str(value))
@@ -216,9 +234,16 @@ class _Handler(BaseHTTPRequestHandler):
 def serving() -> Iterator[Hub]:
     """Serve a hub and the host of its files, on two ports of this machine."""
     hub = Hub()
+    with serving_with(hub, HubHandler):
+        yield hub
+
+
+@contextmanager
+def serving_with(hub: Hub, base: type["HubHandler"]) -> Iterator[None]:
+    """Serve with the routes of a handler."""
     servers = []
     for host in ("hub", "cdn"):
-        handler = type("Handler", (_Handler,), {"hub": hub, "host": host})
+        handler = type("Handler", (base,), {"hub": hub, "host": host})
         server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         server.daemon_threads = True
         # Clients that are killed close their connections.
@@ -227,7 +252,7 @@ def serving() -> Iterator[Hub]:
         servers.append(server)
     hub.endpoint, hub.cdn = (f"http://127.0.0.1:{server.server_address[1]}" for server in servers)
     try:
-        yield hub
+        yield
     finally:
         hub.go_on.set()
         for server in servers:

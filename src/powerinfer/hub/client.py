@@ -35,7 +35,7 @@ WAITS_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Seconds before each retry of a request."""
 
 _LONGEST_WAIT_S = 60.0
-# Rate limits, and failures of the servers that the Hub relies on.
+# Rate limits, and failures of servers that the one asked relies on.
 _TRANSIENT = (408, 429, 500, 502, 503, 504)
 
 
@@ -44,12 +44,16 @@ class TransportError(Exception):
 
 
 class Response(NamedTuple):
-    """The part of an HTTP response used here; `pieces` yields the body as it arrives."""
+    """The part of an HTTP response used here; `pieces` yields the body as it arrives.
+
+    `url` says where redirects led to, for pages with relative links.
+    """
 
     status: int
     reason: str
     headers: Mapping[str, str]
     pieces: Iterator[bytes]
+    url: str = ""
 
     def __str__(self) -> str:
         return f"{self.status} {self.reason}".strip()
@@ -79,6 +83,14 @@ class Retries:
         self._count += 1
         _log.warning("%s: %s; trying again in %g s", self._subject, problem, pause)
         time.sleep(pause)
+
+    def wait_if_transient(self, response: Response) -> bool:
+        """Sleep before the next attempt if a status is worth one; returns whether it is."""
+        if response.status not in _TRANSIENT:
+            return False
+        wish = response.headers.get("retry-after", "")
+        self.wait(f"the server answers {response}", float(wish) if wish.isdigit() else None)
+        return True
 
 
 def library_settings() -> ModuleType:
@@ -164,9 +176,7 @@ def _succeeded(response: Response, reference: Reference, retries: Retries) -> bo
     """Check a status; returns False, after a pause, if the request is worth a retry."""
     if response.status < 300:
         return True
-    if response.status in _TRANSIENT:
-        wish = response.headers.get("retry-after", "")
-        retries.wait(f"the server answers {response}", float(wish) if wish.isdigit() else None)
+    if retries.wait_if_transient(response):
         return False
     raise HubError(f"{reference.model}: {_refusal(response, reference)}")
 

@@ -9,7 +9,7 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,11 +17,10 @@ from powerinfer._files import format_bytes
 from powerinfer._locks import has_locks, is_at, lock, try_lock
 from powerinfer._replacing import make_folder_of
 from powerinfer.errors import HubError
-from powerinfer.hub.client import Response, Retries, TransportError, stream
+from powerinfer.hub.client import Response, Retries, TransportError
 from powerinfer.hub.listing import RemoteFile
-from powerinfer.hub.names import Reference
 
-__all__ = ["SUFFIX", "download", "has_size", "partial_path"]
+__all__ = ["SUFFIX", "Request", "download", "has_size", "partial_path", "wait_for_lock"]
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +31,10 @@ _LARGEST_RANGE = 16 << 30  # the Hub's servers refuse to send 50 GB at once
 _PIECE_BYTES = 1 << 20
 _LONGEST_NAME = 200  # a file name has at most 255 bytes; the rest of ours takes 25
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+Request = Callable[..., AbstractContextManager[Response]]
+"""Sends a request for a file, called with `Retries` and `range=`, the header of that name."""
 
 
 def partial_path(target: Path, file: RemoteFile) -> Path:
@@ -49,9 +52,12 @@ def has_size(path: Path, num_bytes: int) -> bool:
 
 
 def download(
-    url: str, file: RemoteFile, target: Path, reference: Reference, arrived: Callable[[int], None]
+    request: Request, file: RemoteFile, target: Path, name: str, arrived: Callable[[int], None]
 ) -> None:
     """Download a file, or what is missing of it, and call `arrived` with each new byte count.
+
+    Args:
+        name: of the model, for messages.
 
     Raises:
         HubError: it cannot be fetched or stored, or has another content than was listed. Unless
@@ -64,16 +70,16 @@ def download(
             return
         partial = _Part(locked, file, arrived)
         was_begun = partial.num_bytes > 0
-        _receive(url, partial, reference)
+        _receive(request, partial, name)
         if not partial.is_right() and was_begun:
             # After a power failure a file may have its size but not its last bytes.
             _log.warning("%s: a damaged part is fetched again", file.path)
             partial.restart()
-            _receive(url, partial, reference)
+            _receive(request, partial, name)
         if not partial.is_right():
             partial_path(target, file).unlink()
             raise HubError(
-                f"{reference.model}: {file.path} arrived damaged: its hash is not "
+                f"{name}: {file.path} arrived damaged: its hash is not "
                 f"{(file.content or '')[:12]}... as listed; it was removed, try again"
             )
         os.fsync(locked.fileno())
@@ -122,16 +128,16 @@ class _Part:
         self._arrived(self.num_bytes)
 
 
-def _receive(url: str, partial: _Part, reference: Reference) -> None:
+def _receive(request: Request, partial: _Part, name: str) -> None:
     """Fetch what is missing, in as many requests as it takes."""
     retries = Retries(
-        f"{reference.model}: {partial.file.path}",
+        f"{name}: {partial.file.path}",
         advice="what has arrived is kept: try again to go on with it",
     )
     # A server that ignores ranges sends the beginning again, which is no progress.
     farthest = partial.num_bytes
     while partial.num_bytes < partial.file.num_bytes:
-        problem = _request(url, partial, reference, retries)
+        problem = _request(request, partial, retries)
         if partial.num_bytes > farthest:
             farthest = partial.num_bytes
             retries.reset()
@@ -139,12 +145,12 @@ def _receive(url: str, partial: _Part, reference: Reference) -> None:
             retries.wait(problem)
 
 
-def _request(url: str, partial: _Part, reference: Reference, retries: Retries) -> str | None:
+def _request(request: Request, partial: _Part, retries: Retries) -> str | None:
     """Send one request and store its bytes; returns why it ended early."""
     begin = partial.num_bytes
     end = min(begin + _LARGEST_RANGE, partial.file.num_bytes)
     try:
-        with stream(url, reference, retries, range=f"bytes={begin}-{end - 1}") as response:
+        with request(retries, range=f"bytes={begin}-{end - 1}") as response:
             if not _is_range(response, partial.file, begin):
                 end = partial.file.num_bytes
                 if begin:
@@ -200,7 +206,7 @@ def _locked_partial(target: Path, expected: RemoteFile) -> Iterator[BinaryIO | N
     path = partial_path(target, expected)
     while True:
         with path.open("a+b") as file:
-            _wait_for_lock(file, target)
+            wait_for_lock(file, target)
             if not is_at(path, file):
                 continue  # the process that had the lock renamed or removed it
             if has_size(target, expected.num_bytes):
@@ -211,7 +217,8 @@ def _locked_partial(target: Path, expected: RemoteFile) -> Iterator[BinaryIO | N
             return
 
 
-def _wait_for_lock(file: BinaryIO, target: Path) -> None:
+def wait_for_lock(file: BinaryIO, target: Path) -> None:
+    """Lock an open file; says so if another process, which fetches the target, holds the lock."""
     try:
         try_lock(file)
     except BlockingIOError:

@@ -24,7 +24,14 @@ from powerinfer.hub.listing import (
 )
 from powerinfer.hub.names import Reference, parse_reference
 
-__all__ = ["FetchedModel", "Progress", "checkpoint_folder", "fetch_model"]
+__all__ = [
+    "FetchedModel",
+    "Progress",
+    "begun_bytes",
+    "check_room",
+    "checkpoint_folder",
+    "fetch_model",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -153,14 +160,15 @@ def _provide(
     if missing and (not fetches or client.is_offline()):
         more = f" and {len(missing) - 1} more files are" if len(missing) > 1 else " is"
         raise _not_here(reference, f"{missing[0].path}{more}")
-    to_fetch = sum(file.num_bytes - _begun_bytes(folder / file.path, file) for file in missing)
-    _check_room(folder, to_fetch)
+    to_fetch = sum(file.num_bytes - begun_bytes(folder / file.path, file) for file in missing)
+    check_room(folder, to_fetch)
     total = sum(file.num_bytes for file in files)
     done = total - sum(file.num_bytes for file in missing)
     for file in missing:
         url = client.file_url(listing.repository, listing.commit, file.path)
+        request = partial(client.stream, url, reference)
         report = partial(_report, progress, done, total)
-        download(url, file, folder / file.path, reference, report)
+        download(request, file, folder / file.path, reference.model, report)
         done += file.num_bytes
     return folder, to_fetch
 
@@ -170,15 +178,20 @@ def _report(progress: Progress | None, done: int, total: int, arrived: int) -> N
         progress(done + arrived, total)
 
 
-def _begun_bytes(target: Path, file: RemoteFile) -> int:
+def begun_bytes(target: Path, file: RemoteFile) -> int:
+    """Size of what an earlier download left of a file."""
     try:
         return min(partial_path(target, file).stat().st_size, file.num_bytes)
     except OSError:
         return 0
 
 
-def _check_room(folder: Path, needed: int) -> None:
-    """Check for free space before gigabytes are downloaded."""
+def check_room(folder: Path, needed: int) -> None:
+    """Check for free space before gigabytes are written.
+
+    Raises:
+        HubError: there is too little.
+    """
     existing = next(each for each in (folder, *folder.parents) if each.exists())
     free = shutil.disk_usage(existing).free
     if needed > free:

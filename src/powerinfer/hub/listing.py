@@ -25,6 +25,7 @@ __all__ = [
     "Listing",
     "RemoteFile",
     "forget_commit",
+    "is_inside",
     "read_listing",
     "recall_commit",
     "recall_listing",
@@ -202,13 +203,17 @@ def _decode_file(entry: Field) -> RemoteFile:
 
 
 def _path(field: Field) -> str:
-    """Read a path that stays inside the folder it is joined to, on every system."""
     path = field.text(_LONGEST_PATH)
-    parts = path.split("/")
-    is_bad = any(part in ("", ".", "..") or len(part.encode()) > _LONGEST_PART for part in parts)
-    if is_bad or not path.isprintable() or any(c in path for c in '\\:*?"<>|'):
+    if not is_inside(path):
         field.fail(f"is not a file path: {path!r:.80}")
     return path
+
+
+def is_inside(path: str) -> bool:
+    """Tell a path that stays inside the folder it is joined to, on every system."""
+    parts = path.split("/")
+    is_bad = any(part in ("", ".", "..") or len(part.encode()) > _LONGEST_PART for part in parts)
+    return not is_bad and path.isprintable() and not any(c in path for c in '\\:*?"<>|')
 
 
 def _hash(field: Field, form: re.Pattern[str]) -> str:
