@@ -109,7 +109,7 @@ class CalibrationError(PowerInferError):
 
 
 class HubError(PowerInferError):
-    """A model on the Hugging Face Hub cannot be found, chosen, fetched or stored."""
+    """A model that is elsewhere, such as `hf:ORG/NAME`, cannot be found, fetched or stored."""
 
 
 class TaskError(PowerInferError):

@@ -26,7 +26,8 @@ MACHINE = (
     r"needs CUDA",
     r"kernels are compiled here",
     r"memory cannot be limited here",
-    # Vocabularies that are not ours to pass on.
+    # Models and vocabularies that are not ours to pass on.
+    r"POWERINFER_REAL_MODELS has no ",
     r"the development data lacks ",
     # Not in CI: a peer that is compiled for many minutes, and 500 MB for one file of tests.
     r"(llama_cpp|ray) is not installed",

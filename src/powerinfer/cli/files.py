@@ -48,9 +48,9 @@ class PathType(click.Path):
 
 
 class ModelPath(PathType):
-    """Path of a model or its name on the Hub; `model_file` and `open_llm` take both.
+    """Path of a model, or its name elsewhere; `model_file` and `open_llm` take both.
 
-    A URL is refused before `Path` can change its spelling.
+    A URL is refused, and a path told from a name, before `Path` can change its spelling.
     """
 
     def convert(
@@ -63,21 +63,24 @@ class ModelPath(PathType):
 
         Raises:
             GGUFError: it is a URL.
-            HubError: it begins with `hf:` but is not a valid name.
+            HubError: it begins with `hf:` or `pypi:` but is not a valid name.
         """
-        from powerinfer.store.default_model import check_is_no_address, is_on_hub
+        from powerinfer.store.default_model import check_is_no_address, reference_of
 
         name = os.fspath(value)
-        if is_on_hub(name):
-            from powerinfer.hub.names import parse_reference
+        reference = reference_of(name)
+        if reference is not None:
+            from powerinfer.hub.package_names import parse_model_name
 
-            parse_reference(name)
+            parse_model_name(reference)
         check_is_no_address(name)
-        return super().convert(value, param, ctx)
+        path = super().convert(value, param, ctx)
+        is_path = reference is None and reference_of(str(path)) is not None  # such as `./smollm2`
+        return path.absolute() if is_path else path
 
 
 def model_file(model: Path | None) -> Path:
-    """Path of a model file, fetched from the Hub if needed, with a progress bar.
+    """Path of a model file, fetched if needed, with a progress bar.
 
     Raises:
         PowerInferError: there is no such model, or it cannot be fetched.

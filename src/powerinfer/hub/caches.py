@@ -27,6 +27,7 @@ __all__ = [
     "link_existing",
     "our_cache",
     "our_folder",
+    "package_cache",
     "snapshots",
 ]
 
@@ -49,6 +50,11 @@ def library_cache() -> Path:
     return Path(library_settings().HF_HUB_CACHE)
 
 
+def package_cache() -> Path:
+    """Cache folder of files out of packages."""
+    return cache_folder("pypi")
+
+
 def our_folder(listing: Listing) -> Path:
     """Folder of a commit in our cache; may not exist."""
     return our_cache() / listing.repository / listing.commit
@@ -60,9 +66,9 @@ def library_folder(listing: Listing) -> Path:
 
 
 def is_fetched(path: Path) -> bool:
-    """Check whether a file is in one of the caches, where it must stay as the Hub has it."""
-    found = path.absolute()
-    return found.is_relative_to(our_cache()) or found.is_relative_to(library_cache().absolute())
+    """Check whether a file is in one of the caches, where it must stay as it was fetched."""
+    caches = (our_cache(), package_cache(), library_cache().absolute())
+    return any(path.absolute().is_relative_to(cache) for cache in caches)
 
 
 def snapshots() -> Iterator[Snapshot]:

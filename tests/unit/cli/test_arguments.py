@@ -47,7 +47,10 @@ def test_flags_of_llama_cpp_get_advice(arguments: list[str], parts: list[str]) -
         (["run", "-r", "User:"], "use --stop TEXT"),
         (["tokenize", "-p", "Hello"], "needs no option"),
         (["chat", "-p", "Hello"], "`powerinfer run` takes a prompt"),
-        (["chat", "llama3"], "unexpected argument 'llama3': models are named with -m"),
+        (
+            ["chat", "llama3"],
+            "'llama3' is no model: expected a file or a name that",
+        ),
         (["chat", "hi there"], "`powerinfer run` takes a prompt"),
         (["server"], "use `powerinfer serve`"),
         (["ls"], "`powerinfer list` shows"),
@@ -168,7 +171,11 @@ def test_references_with_mistakes_are_no_files(name: str) -> None:
 
 
 def test_pull_says_what_models_are_called() -> None:
-    assert_error(invoke("pull", "llama3"), "llama3: it does not begin with hf:; expected hf:ORG")
+    assert_error(
+        invoke("pull", "llama3"),
+        "llama3: not in the catalogue (powerinfer list --catalogue); ",
+        "hf:ORG/NAME[:QUANT][@REVISION] or pypi:NAME==VERSION/FILE",
+    )
     assert_error(invoke("download", "llama3"), "powerinfer pull hf:ORG/NAME")
 
 

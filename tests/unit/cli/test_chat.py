@@ -260,7 +260,7 @@ def test_a_model_without_a_template_is_announced(tiny: Path) -> None:
     assert "no chat template: it gets a plain dialogue" in invoke("chat", "-m", tiny).stderr
     embedded = invoke("chat")
     assert "the bundled model tells stories" in embedded.stderr
-    assert "use -m for a model" in embedded.stderr
+    assert "use -m for a model that can talk: `powerinfer chat " in embedded.stderr
 
 
 @pytest.mark.slow

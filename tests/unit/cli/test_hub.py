@@ -135,7 +135,8 @@ def test_an_empty_list(hub: Hub) -> None:
     assert "powerinfer pull" in result.stderr
     report = run_json("list")
     assert (report["models"], report["bytes"]) == ([], 0)
-    assert report["folders"] == [str(cache()), constants.HF_HUB_CACHE]
+    packages = str(cache().with_name("pypi"))
+    assert report["folders"] == [str(cache()), constants.HF_HUB_CACHE, packages]
 
 
 def test_what_the_list_shows(hub: Hub, models: dict[str, bytes]) -> None:

@@ -31,15 +31,17 @@ NOT_RUN = {
     "powerinfer run -m model.gguf --gpu-index": "needs a GPU",
     "powerinfer run --device cuda": "takes minutes: interpreted GPU kernels",
     "powerinfer plan -m model.gguf --vram-budget 50%": "needs a GPU",
-    "powerinfer pull hf:": "downloads a model; cli/test_hub.py runs it",
+    "powerinfer pull": "downloads a model; cli/test_hub.py and test_packages.py run it",
     "powerinfer run -m hf:": "downloads a model",
+    "powerinfer run -m prosparse-7b": "downloads a model",
+    "powerinfer chat smollm2": "downloads a model; cli/test_packages.py runs it",
     "powerinfer batch": "reads a file of requests; e2e/test_batch_program.py runs it",
     "powerinfer sparsify": "trains a checkpoint; e2e/test_sparsify.py runs it",
     "powerinfer serve": "runs until it is ended; e2e and page tests start it",
     "powerinfer pack model.gguf --predictors": "convert/test_pack_predictors.py runs it",
     "powerinfer train-predictors": "trains; train/test_train_predictors.py runs it",
     "powerinfer run -m stories-powerinfer.gguf": "is a file that another command writes",
-    "powerinfer rm hf:": "removes a model; cli/test_hub.py runs it",
+    "powerinfer rm": "removes a model; cli/test_hub.py and test_packages.py run it",
 }
 # Commands that need torch, which not every machine that runs tests has.
 OF_TORCH = ("powerinfer profile",)

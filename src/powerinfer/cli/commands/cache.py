@@ -68,14 +68,14 @@ def cache(model: Path | None, clear: bool, as_json: bool) -> None:
 
 def _identity(model: Path) -> str:
     from powerinfer.gguf import model_identity, open_gguf
-    from powerinfer.store.default_model import is_on_hub
+    from powerinfer.store.default_model import reference_of
 
-    name = str(model)
-    if is_on_hub(name):
-        from powerinfer.hub.fetch import fetch_model
+    reference = reference_of(str(model))
+    if reference is not None:
+        from powerinfer.hub.sources import fetch_named
 
         # A model that must be fetched first has nothing in the cache.
-        model = fetch_model(name, fetches=False).path
+        model = fetch_named(reference, fetches=False).path
     return model_identity(open_gguf(model))
 
 

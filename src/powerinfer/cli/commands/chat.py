@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from powerinfer.cli.files import ModelPath
 from powerinfer.cli.flags.flags import flag, in_flags, llm_options, sampling_params
 from powerinfer.cli.flags.options import engine_options, option, sampling_options
 from powerinfer.cli.report.progress import clear_line
@@ -27,9 +28,12 @@ if TYPE_CHECKING:
 __all__ = ["COMMAND"]
 
 HISTORY_NAME = "chat_history"
+SMALL_MODEL = "smollm2"
+"""Entry of the catalogue that chats and is quick to fetch."""
 
 _EPILOG = """\b
 Examples:
+  powerinfer chat smollm2                             a small model that is fetched
   powerinfer chat -m model.gguf
   powerinfer chat -m model.gguf --system 'Answer in one sentence.' --temp 0.2
   printf 'Hello\\nAnd now?\\n' | powerinfer chat -m model.gguf
@@ -48,6 +52,7 @@ context), the oldest messages are forgotten until half of it is free.
 
 
 @click.command(epilog=_EPILOG)
+@click.argument("name", metavar="[MODEL]", required=False, type=ModelPath())
 @option("--system TEXT", "System message: an instruction before the conversation.")
 @flag("max_tokens", help="Most tokens in an answer; -1 for no limit.", default=-1)
 @engine_options
@@ -57,17 +62,19 @@ context), the oldest messages are forgotten until half of it is free.
     help="When an answer fills the context, drop the oldest text and continue; otherwise it ends.",
 )
 def chat(
+    name: Path | None,
     model: Path | None,
     system: str | None,
     context_shift: bool,
     **flags: object,
 ) -> None:
-    """Talk with a model; remembers the conversation until you leave."""
+    """Talk with MODEL, the same as -m MODEL; remembers the conversation until you leave."""
     from powerinfer.cli.model import announce, open_llm, reading_bar
     from powerinfer.cli.report.sparsity import print_recall
     from powerinfer.engine.conversation import Conversation
     from powerinfer.store.default_model import story_text
 
+    model = _one_model(name, model)
     params = sampling_params(flags)
     options = llm_options(flags)
     options["context_shift"], options["reuse_prefix"] = context_shift, True
@@ -89,6 +96,22 @@ def chat(
         raise click.ClickException(f"{_counted(failed)} failed, see above")
 
 
+def _one_model(name: Path | None, model: Path | None) -> Path | None:
+    """The model, given as an argument or with -m."""
+    if name is None:
+        return model
+    from powerinfer.store.default_model import reference_of
+
+    if model is not None:
+        raise click.UsageError(f"there are two models: give either {str(name)!r} or -m")
+    if not name.exists() and reference_of(str(name)) is None:
+        raise click.UsageError(
+            f"{str(name)!r} is no model: expected a file or a name that `powerinfer list "
+            "--catalogue` shows; `powerinfer run` takes a prompt"
+        )
+    return name
+
+
 def _counted(things: Counter[str]) -> str:
     """Counts in words, such as `1 command and 2 messages`."""
     return " and ".join(f"{n} {name}{'s' if n > 1 else ''}" for name, n in things.items())
@@ -101,9 +124,15 @@ def _announce_template(llm: "LLM", *, is_embedded: bool) -> None:
     if llm.loaded.tokenizer.chat_template is not None:
         return
     if is_embedded:
+        from powerinfer.hub.catalogue import catalogue
+        from powerinfer.store.memory import format_bytes
+
+        entry = catalogue()[SMALL_MODEL]
         text = (
             "the bundled model tells stories and has no chat template: begin one, such as 'Once "
-            "upon a time', and it continues; use -m for a model that can talk"
+            f"upon a time', and it continues; use -m for a model that can talk: `powerinfer chat "
+            f"{entry.name}` opens one, fetched once ({format_bytes(entry.size or 0)}, "
+            f"{entry.licence})"
         )
     else:
         text = (

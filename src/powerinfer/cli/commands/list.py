@@ -1,4 +1,4 @@
-"""List the models in the caches: their sizes, architectures and sparsity."""
+"""List the models in the caches with sizes, architectures and sparsity, or the catalogue."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from powerinfer.cli.flags.options import json_option, print_json
+from powerinfer.cli.flags.options import json_option, option, print_json
 from powerinfer.cli.report.tables import percent, print_table
 
 if TYPE_CHECKING:
@@ -22,16 +22,21 @@ _EPILOG = """\b
 Examples:
   powerinfer list
   powerinfer list --json
+  powerinfer list --catalogue                        names for -m and pull
   powerinfer run -m hf:ORG/NAME:Q4_K_M -p 'Hello'    a name from the list
   powerinfer rm hf:ORG/NAME:Q4_K_M
 
-Lists models that `powerinfer pull` and -m hf:... fetched, GGUF files in the cache of
+Lists models that `powerinfer pull` and -m NAME fetched, GGUF files in the cache of
 huggingface_hub, checkpoints that were fetched for a conversion, and interrupted
 downloads, which resume when the model is pulled again.
 
 Sparsity is the activation of the FFN, the share of the neurons that are skipped if the
 model was calibrated, and whether the file has predictors. A dense model skips no
 neurons.
+
+Entries of the catalogue that are unverified were never fetched by the developers; their
+sources may have moved. Zeros is the share of neurons that do not fire, as the authors of
+a model publish it.
 """
 
 
@@ -54,17 +59,21 @@ class ModelRow:
 
 
 @click.command("list", epilog=_EPILOG)
+@option("--catalogue", "List the models that have short names instead.")
 @json_option
-def list_models(as_json: bool) -> None:
-    """List the models in the caches."""
-    from powerinfer.hub.caches import library_cache, our_cache
-    from powerinfer.hub.held import held_models
+def list_models(catalogue: bool, as_json: bool) -> None:
+    """List the models in the caches, or those of the catalogue."""
+    if catalogue:
+        _print_catalogue(as_json=as_json)
+        return
+    from powerinfer.hub.caches import library_cache, our_cache, package_cache
+    from powerinfer.hub.sources import all_held_models
 
-    rows = [_row(model) for model in held_models()]
+    rows = [_row(model) for model in all_held_models()]
     if as_json:
         print_json(
             {
-                "folders": [str(our_cache()), str(library_cache())],
+                "folders": [str(our_cache()), str(library_cache()), str(package_cache())],
                 "bytes": sum(row.bytes for row in rows),
                 "models": [asdict(row) for row in rows],
             }
@@ -72,17 +81,40 @@ def list_models(as_json: bool) -> None:
     elif rows:
         _print(rows)
     else:
-        click.echo("no models yet; `powerinfer pull hf:ORG/NAME[:QUANT]` fetches one", err=True)
+        click.echo(
+            "no models yet; `powerinfer pull smollm2` fetches one that chats, `powerinfer list "
+            "--catalogue` shows others",
+            err=True,
+        )
+
+
+def _print_catalogue(*, as_json: bool) -> None:
+    from powerinfer.hub.catalogue import catalogue
+    from powerinfer.store.memory import format_bytes
+
+    entries = catalogue().values()
+    if as_json:
+        print_json({"models": [asdict(entry) for entry in entries]})
+        return
+    rows = [("name", "size", "weights", "activation", "zeros", "licence", "verified", "good for")]
+    for entry in entries:
+        size = format_bytes(entry.size) if entry.size else "-"
+        facts = (entry.quantization, entry.activation, entry.zeros, entry.licence)
+        weights, activation, zeros, licence = (fact or "-" for fact in facts)
+        state = "yes" if entry.is_verified else "unverified"
+        rows.append((entry.name, size, weights, activation, zeros, licence, state, entry.good_for))
+    print_table(rows, left=(0, 2, 3, 4, 5, 6, 7))
 
 
 def _print(rows: list[ModelRow]) -> None:
+    from powerinfer.hub.catalogue import short_name
     from powerinfer.store.memory import format_bytes
 
     cells = [("name", "size", "architecture", "sparsity", "cache")]
     for row in rows:
         sparsity = _sparsity(row) if row.kind == "model" else row.kind
         size, architecture = format_bytes(row.bytes), row.architecture or "-"
-        cells.append((row.name, size, architecture, sparsity, row.cache))
+        cells.append((short_name(row.name), size, architecture, sparsity, row.cache))
     print_table(cells, left=(0, 2, 3, 4))
 
 

@@ -18,13 +18,14 @@ _EPILOG = """\b
 Examples:
   powerinfer rm hf:ORG/NAME:Q4_K_M
   powerinfer rm hf:ORG/NAME@v1.0 hf:ORG/OTHER
+  powerinfer rm smollm2
   powerinfer list
 
-MODEL is a name that `powerinfer list` shows, or the path of a file there. There is no
-confirmation. Calibrations and plans next to the model are removed too; files that
-`powerinfer cache` shows stay.
+MODEL is a name that `powerinfer list` shows, one of the catalogue, or the path of a file
+there. There is no confirmation. Calibrations and plans next to the model are removed
+too; files that `powerinfer cache` shows stay.
 
-Only models that `powerinfer pull` and -m hf:... fetched are removed. Files in the cache
+Only models that `powerinfer pull` and -m NAME fetched are removed. Files in the cache
 of huggingface_hub are removed by its own command, `hf cache rm`; other files are yours.
 """
 
@@ -34,10 +35,11 @@ of huggingface_hub are removed by its own command, `hf cache rm`; other files ar
 @json_option
 def rm(models: tuple[str, ...], as_json: bool) -> None:
     """Remove each MODEL from the cache."""
-    from powerinfer.hub.held import held_models, remove
+    from powerinfer.hub.held import remove
+    from powerinfer.hub.sources import all_held_models
     from powerinfer.store.memory import format_bytes
 
-    held = held_models()
+    held = all_held_models()
     # Find all of them first, so that a mistake in one name removes nothing.
     found = list(dict.fromkeys(_find(name, held) for name in models))
     removed = []
@@ -54,10 +56,12 @@ def _find(name: str, held: "Sequence[HeldModel]") -> "HeldModel":
     """Find the one model that a name or a path refers to."""
     from powerinfer.errors import HubError
     from powerinfer.hub.held import fitting_models
-    from powerinfer.hub.names import is_reference, parse_reference
+    from powerinfer.hub.package_names import parse_model_name
+    from powerinfer.store.default_model import reference_of
 
-    if is_reference(name):
-        found = fitting_models(parse_reference(name), held)
+    reference = reference_of(name)
+    if reference is not None:
+        found = fitting_models(parse_model_name(reference), held)
     else:
         path = Path(name).absolute()
         found = [model for model in held if path in (model.path, *model.files)]

