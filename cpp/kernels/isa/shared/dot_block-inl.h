@@ -48,11 +48,12 @@ template <std::int64_t kBytes>
   for (std::int64_t i = 0; i < kBytes; i += 64) __builtin_prefetch(data + at + ahead + i);
 }
 
-/// Adds the group that begins at data[r] in row r for each token; `at` is the group's index in x.
+/// Adds the group that begins at data[r] in row r for each token; `at` is the group's index in x,
+/// `num_pairs` the number of its pairs of blocks that the row has.
 template <class Group, int kRows, int kTokens>
 [[gnu::always_inline]] inline void AddGroup(const std::uint8_t* const* data,
                                             const QuantizedVector* x, std::int64_t at,
-                                            RowSum (&sums)[kTokens][kRows]) {
+                                            RowSum (&sums)[kTokens][kRows], int num_pairs = 4) {
   Alpha alpha[kTokens][kRows];
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
@@ -69,7 +70,7 @@ template <class Group, int kRows, int kTokens>
     }
   }
 #pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < num_pairs; ++i) {
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
       const Pair pair = Group::LoadPair(data[r], i);
@@ -166,6 +167,9 @@ void DotBlockRows(const DotArguments& a) {
     x[t] = a.x[t].quantized;
     if (tail_blocks > 0) tail_x[t] = PadTail(x[t], num_groups, tail_blocks, tail[t]);
   }
+  // The tails of the rows, all as long: what follows them stays zero.
+  std::uint8_t padded[kRows][kBytes];
+  if (tail_blocks > 0) std::memset(padded, 0, sizeof padded);
   for (std::int64_t row = 0; row < a.num_rows; row += kRows) {
     const TileRows<kRows> rows(a, row);
     const std::int64_t num_bytes = a.BytesFrom(row, row_bytes);
@@ -181,13 +185,13 @@ void DotBlockRows(const DotArguments& a) {
     }
     if constexpr (Group::kBlockWeights == 32) {
       if (tail_blocks > 0) {
-        std::uint8_t padded[kRows][kBytes] = {};
         for (int r = 0; r < kRows; ++r) {
           std::memcpy(padded[r], rows.row[r] + num_groups * kBytes,
                       static_cast<std::size_t>(tail_blocks * Group::kBlockBytes));
           data[r] = padded[r];
         }
-        AddGroup<Group, kRows, kTokens>(data, tail_x, 0, sums);
+        const auto num_pairs = static_cast<int>((tail_blocks + 1) / 2);
+        AddGroup<Group, kRows, kTokens>(data, tail_x, 0, sums, num_pairs);
       }
     }
     for (int t = 0; t < kTokens; ++t) {
