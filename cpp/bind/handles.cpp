@@ -20,18 +20,18 @@ using namespace nb::literals;  // NOLINT: argument names
 namespace powerinfer {
 namespace {
 
-/// A copy of the weights as superblocks, in memory of `arena`. Raises ValueError for formats
-/// without superblocks.
+/// A copy of the weights as superblocks, in memory of `arena`. Raises ValueError for formats and
+/// widths without superblocks.
 MatrixHandle Repack(TeamHandle& team, const MatrixHandle& matrix, Arena& arena) {
   const MatrixView& source = WholeView(team, matrix);
-  const Format format = SuperblockFormat(source.format);
-  if (format == source.format || source.columns % kSuperblockWeights != 0) {
-    throw nb::value_error(
-        "only q4_0, q4_k, q5_k and q6_k matrices whose columns are a multiple of 256 are repacked");
+  if (!CanRepack(source.format, source.columns)) {
+    throw nb::value_error(("no superblocks for rows of " + std::to_string(source.columns) +
+                           " weights in " + std::string(InfoOf(source.format).name))
+                              .c_str());
   }
   ArenaBlock block = arena.Allocate(static_cast<std::size_t>(source.NumBytes()));
   MatrixView packed = source;
-  packed.format = format;
+  packed.format = SuperblockFormat(source.format);
   packed.data = block.data;
   packed.row_bytes = RowBytes(packed.format, packed.columns);
   team.Run([&](const OpContext& context) {
@@ -69,6 +69,12 @@ void BindMatrix(nb::module_& module) {
                    [](const MatrixHandle& m) { return std::string(InfoOf(m.view.format).name); });
   nb::class_<Arena>(module, "Arena").def(nb::init<>());
   module.def("repack", &Repack, "team"_a, "matrix"_a, "arena"_a);
+  module.def(
+      "can_repack",
+      [](const std::string& format_name, std::int64_t columns) {
+        return CanRepack(FormatByName(format_name), columns);
+      },
+      "format_name"_a, "columns"_a);
 }
 
 void BindKVLayer(nb::module_& module) {

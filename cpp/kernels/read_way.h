@@ -19,7 +19,8 @@ inline constexpr std::size_t kNumReadKinds = 3;
 
 inline ReadKind ReadKindOf(Format format) {
   if (InfoOf(format).block_size == 1) return ReadKind::kFloats;
-  return format == Format::kQ8_0 ? ReadKind::kBytes : ReadKind::kPacked;
+  const bool is_bytes = format == Format::kQ8_0 || format == Format::kQ8_0Superblock;
+  return is_bytes ? ReadKind::kBytes : ReadKind::kPacked;
 }
 
 /// Settings for the rows of one kind. These defaults suit most processors; which distances are

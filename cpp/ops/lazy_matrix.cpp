@@ -45,7 +45,7 @@ LazyMatrix::LazyMatrix(std::vector<MatrixView> pieces, std::int64_t rows_per_exp
   view_.rows = CheckedRows(pieces_, rows_per_expert);
   if (is_repacked) {
     view_.format = SuperblockFormat(first.format);
-    if (view_.format == first.format || first.columns % kSuperblockWeights != 0) {
+    if (!CanRepack(first.format, first.columns)) {
       throw std::invalid_argument("the format has no superblocks of these columns");
     }
   }

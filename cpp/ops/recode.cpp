@@ -48,6 +48,12 @@ bool IsRepacked(const MatrixView& source, const MatrixView& copy) {
          source.columns == copy.columns;
 }
 
+/// The inverse.
+bool IsUnpacked(const MatrixView& source, const MatrixView& copy) {
+  return source.format != copy.format && FileFormat(source.format) == copy.format &&
+         source.columns == copy.columns;
+}
+
 }  // namespace
 
 bool CanRecode(const KernelTable& kernels, Format target) {
@@ -77,6 +83,8 @@ std::int64_t Recode(const OpContext& context, const MatrixView& source, const Ma
       std::memcpy(out, source.Row(row), static_cast<std::size_t>(copy.row_bytes));
     } else if (IsRepacked(source, copy)) {
       RepackToSuperblocks(source.format, source.Row(row), 1, source.columns, out);
+    } else if (IsUnpacked(source, copy)) {
+      RepackFromSuperblocks(copy.format, source.Row(row), 1, source.columns, out);
     } else {
       float* numbers = decoded + thread * stride;
       DecodeRow(context.kernels, source, row, numbers);

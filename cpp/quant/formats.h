@@ -45,10 +45,11 @@ inline const FormatInfo& InfoOf(Format format) {
   return kFormatInfo[static_cast<std::size_t>(format)];
 }
 
-/// Bytes of one row of `columns` weights; `columns` must be a multiple of the block size.
+/// Bytes of one row of `columns` weights, a multiple of the block size, or of 32 in superblocks of
+/// formats that have blocks of 32 in files.
 inline std::int64_t RowBytes(Format format, std::int64_t columns) {
   const FormatInfo& info = InfoOf(format);
-  return columns / info.block_size * info.block_bytes;
+  return columns * info.block_bytes / info.block_size;
 }
 
 /// An activation vector quantized to int8 in blocks of 32: x[i] ~= scales[i / 32] * values[i].

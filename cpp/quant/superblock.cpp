@@ -13,26 +13,92 @@ constexpr std::int64_t kWordBytes = 4;
 constexpr std::int64_t kLowBytes = kSuperblockWeights / 2;
 constexpr std::int64_t kFieldBytes = 12;
 
-// Q4_0: words of nibbles move as they are.
-constexpr std::int64_t kBlockBytes = 18;
+// Formats with blocks of 32: halves, in some a word of fifth bits, and words of codes, all of which
+// move as they are but for the order of the fifth bits.
 constexpr std::int64_t kScaleBytes = 2;
-constexpr std::int64_t kWordsPerBlock = 4;
-constexpr std::int64_t kNibblesAt = kBlocks * kScaleBytes;
 
-/// Offset of word v of block j in a superblock.
-constexpr std::int64_t WordAt(std::int64_t block, std::int64_t word) {
-  return kNibblesAt + kWordBytes * (kBlocks * word + block);
+/// Bytes in which bit v of byte k is bit 4 v + k of `bits`.
+std::uint32_t BitsByCode(std::uint32_t bits) {
+  std::uint32_t bytes = 0;
+  for (int k = 0; k < 4; ++k) {
+    std::uint32_t byte = (bits >> k) & 0x11111111U;
+    byte = (byte | byte >> 3) & 0x03030303U;
+    byte = (byte | byte >> 6) & 0x000F000FU;
+    byte = (byte | byte >> 12) & 0xFFU;
+    bytes |= byte << (8 * k);
+  }
+  return bytes;
+}
+/// The inverse.
+std::uint32_t BitsByVector(std::uint32_t bytes) {
+  std::uint32_t bits = 0;
+  for (int k = 0; k < 4; ++k) {
+    std::uint32_t byte = (bytes >> (8 * k)) & 0xFFU;
+    byte = (byte | byte << 12) & 0x000F000FU;
+    byte = (byte | byte << 6) & 0x03030303U;
+    byte = (byte | byte << 3) & 0x11111111U;
+    bits |= byte << k;
+  }
+  return bits;
 }
 
-void UnpackQ4_0Superblock(const std::uint8_t* superblock, std::uint8_t* blocks) {
-  for (std::int64_t j = 0; j < kBlocks; ++j) {
-    std::uint8_t* block = blocks + j * kBlockBytes;
-    std::memcpy(block, superblock + j * kScaleBytes, kScaleBytes);
-    for (std::int64_t v = 0; v < kWordsPerBlock; ++v) {
-      std::memcpy(block + kScaleBytes + v * kWordBytes, superblock + WordAt(j, v), kWordBytes);
+/// A copy of the word at `source` with its bits in another order.
+template <std::uint32_t (*kReorder)(std::uint32_t)>
+void MoveBits(const std::uint8_t* source, std::uint8_t* target) {
+  std::uint32_t bits = 0;
+  std::memcpy(&bits, source, sizeof bits);
+  bits = kReorder(bits);
+  std::memcpy(target, &bits, sizeof bits);
+}
+
+/// `num_blocks` blocks of 32, at most eight, there and back.
+template <int kHalves, bool kHasHigh, int kWords>
+struct Blocks {
+  static constexpr std::int64_t kHighAt = kHalves * kScaleBytes;
+  static constexpr std::int64_t kWordsAt = kHighAt + (kHasHigh ? kWordBytes : 0);
+  static constexpr std::int64_t kBytes = kWordsAt + kWords * kWordBytes;
+
+  static void Pack(const std::uint8_t* blocks, std::int64_t num_blocks, std::uint8_t* packed) {
+    for (std::int64_t j = 0; j < num_blocks; ++j) {
+      const std::uint8_t* block = blocks + j * kBytes;
+      for (std::int64_t h = 0; h < kHalves; ++h) {
+        std::memcpy(packed + kScaleBytes * (num_blocks * h + j), block + kScaleBytes * h,
+                    kScaleBytes);
+      }
+      if constexpr (kHasHigh) {
+        MoveBits<BitsByCode>(block + kHighAt, packed + kHighAt * num_blocks + kWordBytes * j);
+      }
+      std::uint8_t* words = packed + kWordsAt * num_blocks + kWordBytes * j;
+      for (std::int64_t v = 0; v < kWords; ++v) {
+        std::memcpy(words + kWordBytes * num_blocks * v, block + kWordsAt + kWordBytes * v,
+                    kWordBytes);
+      }
     }
   }
-}
+
+  static void Unpack(const std::uint8_t* packed, std::int64_t num_blocks, std::uint8_t* blocks) {
+    for (std::int64_t j = 0; j < num_blocks; ++j) {
+      std::uint8_t* block = blocks + j * kBytes;
+      for (std::int64_t h = 0; h < kHalves; ++h) {
+        std::memcpy(block + kScaleBytes * h, packed + kScaleBytes * (num_blocks * h + j),
+                    kScaleBytes);
+      }
+      if constexpr (kHasHigh) {
+        MoveBits<BitsByVector>(packed + kHighAt * num_blocks + kWordBytes * j, block + kHighAt);
+      }
+      const std::uint8_t* words = packed + kWordsAt * num_blocks + kWordBytes * j;
+      for (std::int64_t v = 0; v < kWords; ++v) {
+        std::memcpy(block + kWordsAt + kWordBytes * v, words + kWordBytes * num_blocks * v,
+                    kWordBytes);
+      }
+    }
+  }
+};
+using Q4_0Blocks = Blocks<1, false, 4>;
+using Q4_1Blocks = Blocks<2, false, 4>;
+using Q5_0Blocks = Blocks<1, true, 4>;
+using Q5_1Blocks = Blocks<2, true, 4>;
+using Q8_0Blocks = Blocks<1, false, 8>;
 
 // K formats: codes are taken apart, their words put in order, and packed again.
 constexpr CodePlaces kQ4_KPlaces = {16, 32};
@@ -103,7 +169,9 @@ void MoveCodes(const std::uint8_t* source, std::uint8_t* target) {
   StoreCodes<kTarget>(moved, target);
 }
 
-using MoveFn = void (*)(const std::uint8_t* source, std::uint8_t* target);
+/// Moves the blocks of a superblock, or the last ones of a row. (Those of K formats are always
+/// whole.)
+using MoveFn = void (*)(const std::uint8_t* source, std::int64_t num_blocks, std::uint8_t* target);
 
 /// Changes the sign of the half that minima are multiplied with.
 void CopyHalvesNegatingMinimum(const std::uint8_t* source, std::uint8_t* target) {
@@ -115,7 +183,7 @@ void CopyHalvesNegatingMinimum(const std::uint8_t* source, std::uint8_t* target)
 /// the lower four of those that follow in the halves of byte 8 + j, and their upper two on top of
 /// bytes j and 4 + j.
 template <CodePlaces kSource, CodePlaces kTarget>
-void PackWithMinima(const std::uint8_t* block, std::uint8_t* superblock) {
+void PackWithMinima(const std::uint8_t* block, std::int64_t, std::uint8_t* superblock) {
   CopyHalvesNegatingMinimum(block, superblock);
   const std::uint8_t* packed = block + kSuperblockFieldsAt;
   std::uint8_t* fields = superblock + kSuperblockFieldsAt;
@@ -133,7 +201,7 @@ void PackWithMinima(const std::uint8_t* block, std::uint8_t* superblock) {
 }
 
 template <CodePlaces kSource, CodePlaces kTarget>
-void UnpackWithMinima(const std::uint8_t* superblock, std::uint8_t* block) {
+void UnpackWithMinima(const std::uint8_t* superblock, std::int64_t, std::uint8_t* block) {
   CopyHalvesNegatingMinimum(superblock, block);
   const std::uint8_t* fields = superblock + kSuperblockFieldsAt;
   std::uint8_t* packed = block + kSuperblockFieldsAt;
@@ -151,14 +219,14 @@ void UnpackWithMinima(const std::uint8_t* superblock, std::uint8_t* block) {
 }
 
 /// Scale `part` of block j of Q6_K: byte 2 j + part in files, 8 part + j in superblocks.
-void PackQ6_K(const std::uint8_t* block, std::uint8_t* superblock) {
+void PackQ6_K(const std::uint8_t* block, std::int64_t, std::uint8_t* superblock) {
   MoveCodes<kQ6_KPlaces, kQ6_KSuperblockPlaces>(block, superblock);
   for (std::int64_t i = 0; i < 2 * kBlocks; ++i) {
     superblock[kQ6_KScalesAt + i] = block[kQ6_KScalesAt + 2 * (i % kBlocks) + i / kBlocks];
   }
   std::memcpy(superblock + kQ6_KScaleAt, block + kQ6_KScaleAt, kScaleBytes);
 }
-void UnpackQ6_K(const std::uint8_t* superblock, std::uint8_t* block) {
+void UnpackQ6_K(const std::uint8_t* superblock, std::int64_t, std::uint8_t* block) {
   MoveCodes<kQ6_KSuperblockPlaces, kQ6_KPlaces>(superblock, block);
   for (std::int64_t i = 0; i < 2 * kBlocks; ++i) {
     block[kQ6_KScalesAt + 2 * (i % kBlocks) + i / kBlocks] = superblock[kQ6_KScalesAt + i];
@@ -168,10 +236,14 @@ void UnpackQ6_K(const std::uint8_t* superblock, std::uint8_t* block) {
 
 struct Layout {
   Format file, superblock;
-  MoveFn pack, unpack;  ///< of one superblock
+  MoveFn pack, unpack;
 };
 constexpr Layout kLayouts[] = {
-    {Format::kQ4_0, Format::kQ4_0Superblock, PackQ4_0Superblock, UnpackQ4_0Superblock},
+    {Format::kQ4_0, Format::kQ4_0Superblock, Q4_0Blocks::Pack, Q4_0Blocks::Unpack},
+    {Format::kQ4_1, Format::kQ4_1Superblock, Q4_1Blocks::Pack, Q4_1Blocks::Unpack},
+    {Format::kQ5_0, Format::kQ5_0Superblock, Q5_0Blocks::Pack, Q5_0Blocks::Unpack},
+    {Format::kQ5_1, Format::kQ5_1Superblock, Q5_1Blocks::Pack, Q5_1Blocks::Unpack},
+    {Format::kQ8_0, Format::kQ8_0Superblock, Q8_0Blocks::Pack, Q8_0Blocks::Unpack},
     {Format::kQ4_K, Format::kQ4_KSuperblock, PackWithMinima<kQ4_KPlaces, kQ4_KSuperblockPlaces>,
      UnpackWithMinima<kQ4_KSuperblockPlaces, kQ4_KPlaces>},
     {Format::kQ5_K, Format::kQ5_KSuperblock, PackWithMinima<kQ5_KPlaces, kQ5_KSuperblockPlaces>,
@@ -187,10 +259,19 @@ const Layout& LayoutOfFile(Format format) {
 
 void MoveRows(Format superblock, MoveFn move, const std::uint8_t* source, std::int64_t num_rows,
               std::int64_t columns, std::uint8_t* destination) {
-  const std::int64_t count = num_rows * (columns / kSuperblockWeights);
   const std::int64_t num_bytes = InfoOf(superblock).block_bytes;
-  for (std::int64_t i = 0; i < count; ++i)
-    move(source + i * num_bytes, destination + i * num_bytes);
+  const std::int64_t last_blocks = columns % kSuperblockWeights / 32;
+  for (std::int64_t row = 0; row < num_rows; ++row) {
+    for (std::int64_t i = 0; i < columns / kSuperblockWeights; ++i) {
+      move(source, kBlocks, destination);
+      source += num_bytes;
+      destination += num_bytes;
+    }
+    if (last_blocks == 0) continue;
+    move(source, last_blocks, destination);
+    source += last_blocks * num_bytes / kBlocks;
+    destination += last_blocks * num_bytes / kBlocks;
+  }
 }
 
 }  // namespace
@@ -209,14 +290,13 @@ Format FileFormat(Format format) {
   return format;
 }
 
+bool CanRepack(Format format, std::int64_t columns) {
+  return SuperblockFormat(format) != format && columns >= kSuperblockWeights &&
+         columns % InfoOf(format).block_size == 0;
+}
+
 void PackQ4_0Superblock(const std::uint8_t* blocks, std::uint8_t* superblock) {
-  for (std::int64_t j = 0; j < kBlocks; ++j) {
-    const std::uint8_t* block = blocks + j * kBlockBytes;
-    std::memcpy(superblock + j * kScaleBytes, block, kScaleBytes);
-    for (std::int64_t v = 0; v < kWordsPerBlock; ++v) {
-      std::memcpy(superblock + WordAt(j, v), block + kScaleBytes + v * kWordBytes, kWordBytes);
-    }
-  }
+  Q4_0Blocks::Pack(blocks, kBlocks, superblock);
 }
 
 void RepackToSuperblocks(Format format, const std::uint8_t* source, std::int64_t num_rows,

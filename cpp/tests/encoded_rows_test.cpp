@@ -19,16 +19,17 @@ TEST_CASE("EncodedRowsAreThoseOfTheFile") {
   ThreadTeam team(3);
   const std::vector<std::int32_t> ids = {40, 0, 3, 3, 17};
   for (const Format format : AllFormats()) {
-    const TestMatrix source(FileFormat(format), 41, 512, random);
-    const std::int64_t row_bytes = RowBytes(source.view.format, 512);
+    const std::int64_t columns = OddWidth(format);
+    const TestMatrix source(FileFormat(format), 41, columns, random);
+    const std::int64_t row_bytes = RowBytes(source.view.format, columns);
     std::vector<std::uint8_t> packed(static_cast<std::size_t>(41 * row_bytes));
     MatrixView matrix = source.view;
     if (format != source.view.format) {
       for (std::int64_t r = 0; r < 41; ++r) {
-        RepackToSuperblocks(source.view.format, source.view.Row(r), 1, 512,
+        RepackToSuperblocks(source.view.format, source.view.Row(r), 1, columns,
                             packed.data() + r * row_bytes);
       }
-      matrix = {format, packed.data(), 41, 512, row_bytes};
+      matrix = {format, packed.data(), 41, columns, row_bytes};
     }
     std::vector<std::uint8_t> out(ids.size() * static_cast<std::size_t>(row_bytes));
     CopyEncodedRows(team, matrix, ids, out.data());

@@ -21,6 +21,7 @@ std::vector<std::int64_t> Widths(Format format) {
   if (block == 1)
     return {1, 2, 3, 7, 8, 15, 16, 31, 33, 63, 64, 65, 100, 129, 256, 515, 1055, 4613};
   if (block == 32) return {32, 64, 96, 224, 256, 288, 512, 736, 1024};
+  if (CanRepack(FileFormat(format), 288)) return {256, 288, 480, 512, 704, 768, 1024};
   return {256, 512, 768, 1024};
 }
 
@@ -48,7 +49,7 @@ void CheckDot(Format format, const std::uint8_t* row, std::int64_t columns, cons
   double largest = 0.0;
   double activity = 0.0;
   for (std::int64_t i = 0; i < columns; ++i) {
-    const double weight = WeightAt(format, row, i);
+    const double weight = WeightAt(format, row, i, columns);
     sum += weight * x.At(format, i);
     largest = std::max(largest, std::abs(weight));
     activity += std::abs(x.At(format, i));
@@ -101,7 +102,7 @@ void CheckDequantize(const KernelTable& table, Format format, std::int64_t colum
   std::vector<float> out(static_cast<std::size_t>(columns), kNaN);
   table.dequantize_row[static_cast<std::size_t>(format)](rows.Row(0), columns, out.data());
   for (std::int64_t i = 0; i < columns; ++i) {
-    const auto want = static_cast<float>(WeightAt(format, rows.Row(0), i));
+    const auto want = static_cast<float>(WeightAt(format, rows.Row(0), i, columns));
     const float got = out[static_cast<std::size_t>(i)];
     REQUIRE_MESSAGE(got == want, Where(table, format, columns), ": weight ", i, " is ", got,
                     ", want ", want);
@@ -116,7 +117,7 @@ void CheckAxpy(const KernelTable& table, Format format, std::int64_t columns, Ra
   table.axpy_row[static_cast<std::size_t>(format)](rows.Row(0), columns, scale, y.data());
   for (std::int64_t i = 0; i < columns; ++i) {
     const auto at = static_cast<std::size_t>(i);
-    const double term = static_cast<double>(scale) * WeightAt(format, rows.Row(0), i);
+    const double term = static_cast<double>(scale) * WeightAt(format, rows.Row(0), i, columns);
     const double want = static_cast<double>(before[at]) + term;
     const double bound = 2e-7 * (std::abs(want) + std::abs(term)) + 1e-12;
     REQUIRE_MESSAGE(std::abs(want - static_cast<double>(y[at])) <= bound,
@@ -173,7 +174,7 @@ void CheckAddRowGroup(const KernelTable& table, Format format, std::int64_t colu
 void CheckAxpyOfSuperblocks(const KernelTable& table, Format format, std::int64_t columns,
                             Random& random) {
   const Format packed = SuperblockFormat(format);
-  if (packed == format || columns % kSuperblockWeights != 0) return;
+  if (!CanRepack(format, columns)) return;
   const Rows rows(format, columns, 1, random);
   std::vector<std::uint8_t> repacked(static_cast<std::size_t>(RowBytes(packed, columns)));
   RepackToSuperblocks(format, rows.Row(0), 1, columns, repacked.data());
@@ -183,6 +184,40 @@ void CheckAxpyOfSuperblocks(const KernelTable& table, Format format, std::int64_
   table.axpy_row[static_cast<std::size_t>(packed)](repacked.data(), columns, 1.7F, got.data());
   REQUIRE_MESSAGE(std::memcmp(want.data(), got.data(), got.size() * sizeof(float)) == 0,
                   Where(table, format, columns), ": superblocks have other bits");
+}
+
+/// A row as `format` has it: `blocks` of a file, repacked for superblocks.
+std::vector<std::uint8_t> RowOf(Format format, const std::vector<std::uint8_t>& blocks,
+                                std::int64_t columns) {
+  if (FileFormat(format) == format) return blocks;
+  std::vector<std::uint8_t> row(blocks.size());
+  RepackToSuperblocks(FileFormat(format), blocks.data(), 1, columns, row.data());
+  return row;
+}
+
+/// The last blocks of a row count as if blocks of zeros followed them.
+void CheckTail(const KernelTable& table, Format format, std::int64_t columns, Random& random) {
+  const Format file_format = FileFormat(format);
+  // MXFP4's last group begins before the tail.
+  if (InfoOf(file_format).block_size != 32 || format == Format::kMXFP4) return;
+  const std::int64_t whole = (columns + 255) / 256 * 256;
+  std::vector<float> values = RandomValues(columns, random);
+  const Activations x(table, values);
+  values.resize(static_cast<std::size_t>(whole));
+  const Activations padded_x(table, values);
+  std::vector<std::uint8_t> blocks = RandomRow(file_format, columns, random);
+  const auto row = RowOf(format, blocks, columns);
+  blocks.resize(static_cast<std::size_t>(RowBytes(file_format, whole)));
+  const auto padded = RowOf(format, blocks, whole);
+  const auto dot = table.dot_rows[static_cast<std::size_t>(format)];
+  const ActivationRow view = x.View();
+  const ActivationRow padded_view = padded_x.View();
+  float got = kNaN;
+  float want = kNaN;
+  dot(row.data(), 0, 1, columns, &view, 1, &got, 1, 0);
+  dot(padded.data(), 0, 1, whole, &padded_view, 1, &want, 1, 0);
+  REQUIRE_MESSAGE(std::memcmp(&got, &want, sizeof got) == 0, Where(table, format, columns),
+                  ": the tail gives ", got, ", with zeros behind it ", want);
 }
 
 using FormatCheck = void (*)(const KernelTable&, Format, std::int64_t, Random&);
@@ -201,6 +236,7 @@ TEST_CASE("DequantizeIsExact") { ForEveryWidth(CheckDequantize); }
 TEST_CASE("AxpyMatchesDoublePrecision") { ForEveryWidth(CheckAxpy); }
 TEST_CASE("AxpyOfTwoRowsHasTheBitsOfTwo") { ForEveryWidth(CheckAxpyTwoRows); }
 TEST_CASE("RowsAddedInAGroupHaveTheBitsOfSingleRows") { ForEveryWidth(CheckAddRowGroup); }
+TEST_CASE("TailsHaveTheBitsOfRowsThatEndInZeros") { ForEveryWidth(CheckTail); }
 TEST_CASE("AxpyOfSuperblocksHasTheBitsOfBlocks") { ForEveryWidth(CheckAxpyOfSuperblocks); }
 
 /// A row of 256 weights with one token, as prompt rows multiply.
@@ -232,6 +268,13 @@ void CheckTile(const KernelTable& table, Format format, const std::vector<std::u
   }
 }
 
+/// Bytes at the start of a block, or of a superblock, that may be scales.
+std::int64_t HeadBytes(Format format) {
+  if (InfoOf(format).block_size == 32) return 8;
+  const Format file_format = FileFormat(format);
+  return file_format == Format::kQ4_1 || file_format == Format::kQ5_1 ? 32 : 16;
+}
+
 /// All codes at an extreme and activations at +-127: 16-bit intermediate sums must not saturate.
 TEST_CASE("ExtremeCodesDoNotSaturate") {
   Random random(2);
@@ -242,11 +285,10 @@ TEST_CASE("ExtremeCodesDoNotSaturate") {
         for (const int pattern : {0, 1, 2, 3}) {
           auto row = RandomRow(format, 256, random);
           for (std::int64_t i = 0; i < std::ssize(row); ++i) {
-            // Keep bytes that may be scales: even a superblock has its scales in the first 16.
             const std::int64_t at = i % InfoOf(format).block_bytes;
-            const bool is_head = FileFormat(format) == Format::kQ6_K ? at >= 192 : at < 16;
-            const bool is_code = InfoOf(format).block_size == 32 ? at >= 8 : !is_head;
-            if (is_code) row[static_cast<std::size_t>(i)] = static_cast<std::uint8_t>(fill);
+            const bool is_scale =
+                FileFormat(format) == Format::kQ6_K ? at >= 192 : at < HeadBytes(format);
+            if (!is_scale) row[static_cast<std::size_t>(i)] = static_cast<std::uint8_t>(fill);
           }
           std::vector<float> values(256);
           for (std::size_t i = 0; i < 256; ++i) {

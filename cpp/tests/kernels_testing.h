@@ -45,15 +45,17 @@ struct Activations {
     Permute(table);
   }
   void Permute(const KernelTable& table) {
-    if (values.size() % 256 != 0) return;
+    if (values.size() < 256) return;
     const auto group = static_cast<std::size_t>(table.group_weights);
     const std::size_t padded = (values.size() + group - 1) / group * group;
     quantized.resize(padded);
     scales.resize(padded / 32);
     sums.resize(padded / 32);
     half_sums.resize(padded / 16);
-    sign_bits.resize(values.size() / 64);
-    mean_abs = table.binarize(values.data(), std::ssize(values), sign_bits.data());
+    if (values.size() % 64 == 0) {
+      sign_bits.resize(values.size() / 64);
+      mean_abs = table.binarize(values.data(), std::ssize(values), sign_bits.data());
+    }
     permuted.resize(padded);
     table.permute(quantized.data(), std::ssize(quantized), permuted.data(), half_sums.data());
   }

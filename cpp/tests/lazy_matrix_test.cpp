@@ -74,7 +74,7 @@ class MatrixFiller final : public ExpertFiller {
 TEST_CASE("LazyMatrixFillsExpertsOnce") {
   Random random(1);
   for (const Format format : {Format::kF32, Format::kQ4_0, Format::kQ8_0, Format::kQ6_K}) {
-    const FileRows file(format, 256, random);
+    const FileRows file(format, OddWidth(format), random);
     const bool is_repacked = SuperblockFormat(format) != format;
     for (const bool is_merged : {false, true}) {
       TestTeam team(2);

@@ -138,7 +138,10 @@ TEST_CASE("LinearMatchesDoublePrecisionOnAnyTeam") {
         const std::int64_t block = InfoOf(format).block_size;
         for (const RowKind kind : {RowKind::kDecode, RowKind::kPrompt}) {
           CheckLinear({table, format, block == 1 ? 67 : block * 3, num_tokens, kind});
-          if (num_tokens == 33) CheckLinear({table, format, 768, num_tokens, kind});
+          if (num_tokens == 33) {
+            CheckLinear({table, format, 768, num_tokens, kind});
+            CheckLinear({table, format, OddWidth(format), num_tokens, kind});
+          }
           // Longer than the piece of columns that int8 products go through at a time.
           if (num_tokens == 5 && block > 1) CheckLinear({table, format, 4096 + 256, 5, kind});
         }
@@ -154,6 +157,7 @@ TEST_CASE("TransposedProductMatchesDoublePrecision") {
       const std::int64_t block = InfoOf(format).block_size;
       CheckTransposed({table, format, block == 1 ? 275 : block * 9 / (block > 32 ? 3 : 1), 9}, 301);
       CheckTransposed({table, format, 256, 33}, 530);
+      CheckTransposed({table, format, OddWidth(format), 3}, 70);
     }
   }
 }
@@ -183,7 +187,8 @@ TEST_CASE("PromptRowsGiveTheSameBitsHoweverTheyAreCut") {
     for (const Format format : AllFormats()) {
       if (format == Format::kSign) continue;
       const bool has_blocks = InfoOf(format).block_size > 1;
-      for (const std::int64_t columns : {has_blocks ? 256 : 67, has_blocks ? 768 : 600}) {
+      for (const std::int64_t columns : {std::int64_t{has_blocks ? 256 : 67},
+                                         has_blocks ? OddWidth(format) : std::int64_t{600}}) {
         Random random(14);
         const TestMatrix matrix(format, 77, columns, random);
         const std::vector<float> bias = RandomFloats(77, random);

@@ -68,7 +68,7 @@ struct TestMatrix {
       data.insert(data.end(), row.begin(), row.end());
       data.resize(static_cast<std::size_t>((r + 1) * stride));
       for (std::int64_t i = 0; i < columns; ++i) {
-        weights.push_back(WeightAt(format, row.data(), i));
+        weights.push_back(WeightAt(format, row.data(), i, columns));
       }
     }
     view = {format, data.data(), rows, columns, stride};

@@ -4,8 +4,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "quant/superblock.h"
-
 namespace powerinfer::testing {
 namespace {
 
@@ -65,12 +63,29 @@ double Fp4Weight(const std::uint8_t* block, std::int64_t i) {
   return std::ldexp(code < 8 ? kMagnitudes[code] : 0.0 - kMagnitudes[code - 8], block[0] - 128);
 }
 
-double SuperblockWeight(const std::uint8_t* block, std::int64_t i) {
+/// Formats whose files have blocks of 32: the scales of `lanes` blocks, their minima, the words of
+/// their fifth bits, and vectors of words of their codes.
+double BlockSuperblockWeight(Format format, const std::uint8_t* data, std::int64_t lanes,
+                             std::int64_t i) {
   const std::int64_t j = i / 32;
-  const std::int64_t in_block = i % 32;
-  const std::int64_t low = in_block % 16;
-  const std::uint8_t byte = block[16 + 32 * (low / 4) + 4 * j + low % 4];
-  return HalfAt(block + 2 * j) * ((in_block < 16 ? byte & 15 : byte >> 4) - 8);
+  const std::int64_t v = i % 32 / 4;
+  const bool is_q5 = format == Format::kQ5_0Superblock || format == Format::kQ5_1Superblock;
+  const bool has_minima = format == Format::kQ4_1Superblock || format == Format::kQ5_1Superblock;
+  const double scale = HalfAt(data + 2 * j);
+  const double minimum = has_minima ? HalfAt(data + 2 * (lanes + j)) : 0.0;
+  data += (has_minima ? 4 : 2) * lanes;
+  if (format == Format::kQ8_0Superblock) {
+    return scale * static_cast<std::int8_t>(data[4 * (lanes * v + j) + i % 4]);
+  }
+  int code = 0;
+  if (is_q5) {
+    code = 16 * ((data[4 * j + i % 4] >> v) & 1);
+    data += 4 * lanes;
+  }
+  const std::uint8_t low = data[4 * (lanes * (v % 4) + j) + i % 4];
+  code += v < 4 ? low & 15 : low >> 4;
+  if (has_minima) return scale * code + minimum;
+  return scale * (code - (is_q5 ? 16 : 8));
 }
 
 /// Q4_K and Q5_K.
@@ -138,7 +153,7 @@ double HalfValue(std::uint16_t half) {
   return sign * std::ldexp(1024 + mantissa, exponent - 25);
 }
 
-double WeightAt(Format format, const std::uint8_t* row, std::int64_t i) {
+double WeightAt(Format format, const std::uint8_t* row, std::int64_t i, std::int64_t columns) {
   const FormatInfo& info = InfoOf(format);
   const std::uint8_t* block = row + i / info.block_size * info.block_bytes;
   const std::int64_t at = i % info.block_size;
@@ -165,7 +180,13 @@ double WeightAt(Format format, const std::uint8_t* row, std::int64_t i) {
     case Format::kMXFP4:
       return Fp4Weight(block, at);
     case Format::kQ4_0Superblock:
-      return SuperblockWeight(block, at);
+    case Format::kQ4_1Superblock:
+    case Format::kQ5_0Superblock:
+    case Format::kQ5_1Superblock:
+    case Format::kQ8_0Superblock: {
+      const bool is_tail = columns > 0 && i / 256 == columns / 256;
+      return BlockSuperblockWeight(format, block, is_tail ? columns % 256 / 32 : 8, at);
+    }
     case Format::kQ4_KSuperblock:
     case Format::kQ5_KSuperblock:
       return KSuperblockWeight(format, block, at);

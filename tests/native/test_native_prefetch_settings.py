@@ -109,7 +109,7 @@ def test_a_way_that_cannot_be_is_refused(values: tuple[int, int, int, int]) -> N
 
 def test_every_format_has_a_kind() -> None:
     assert [read_kind(name) for name in ("f32", "f16", "bf16")] == ["floats"] * 3
-    assert read_kind("q8_0") == "bytes"
+    assert read_kind("q8_0") == read_kind("q8_0_superblock") == "bytes"
     packed = ("q4_0", "q4_0_superblock", "q6_k", "q6_k_superblock", "mxfp4")
     assert {read_kind(name) for name in packed} == {"packed"}
 

@@ -12,6 +12,7 @@ from powerinfer.gguf import Tensor
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.cpu.weights import REPACKED_FORMATS
 from powerinfer.ops.protocol import Linear, MatrixUse
+from powerinfer.quant import get_format
 from tolerances import assert_close
 
 
@@ -30,7 +31,8 @@ def mapped(path: Path, source: Tensor) -> Tensor:
 def test_repacked_matrices_give_the_same_products(
     kernels: str, num_tokens: int, format_name: str, is_prompt: bool
 ) -> None:
-    source, x = tensor(format_name, (131, 768), 1), numbers((num_tokens, 768), 2)
+    columns = 736 if get_format(format_name).block_size == 32 else 768
+    source, x = tensor(format_name, (131, columns), 1), numbers((num_tokens, columns), 2)
     marks = np.full(num_tokens, is_prompt)
     results = []
     native = NativeOps(2, kernels), NativeOps(2, kernels, repack=False)
@@ -42,18 +44,24 @@ def test_repacked_matrices_give_the_same_products(
     assert_close(results[0], results[2], "one operation, quantized")
 
 
-def test_whole_superblocks_are_repacked_unless_rows_are_looked_up() -> None:
+def test_rows_with_superblocks_are_repacked_unless_rows_are_looked_up() -> None:
     ops = NativeOps(1)
     for format_name, columns, use, expected in (
         ("q4_0", 512, MatrixUse.DENSE, "q4_0_superblock"),
-        ("q4_0", 288, MatrixUse.DENSE, "q4_0"),
+        ("q4_0", 288, MatrixUse.DENSE, "q4_0_superblock"),
+        ("q4_0", 224, MatrixUse.DENSE, "q4_0"),
+        ("q4_1", 576, MatrixUse.NEURONS, "q4_1_superblock"),
+        ("q5_0", 640, MatrixUse.DENSE, "q5_0_superblock"),
+        ("q5_1", 512, MatrixUse.DENSE, "q5_1_superblock"),
         ("q4_0", 512, MatrixUse.NEURONS, "q4_0_superblock"),
         ("q4_0", 512, MatrixUse.EMBEDDING, "q4_0"),
         ("q4_k", 512, MatrixUse.DENSE, "q4_k_superblock"),
         ("q5_k", 256, MatrixUse.NEURONS, "q5_k_superblock"),
         ("q6_k", 768, MatrixUse.DENSE, "q6_k_superblock"),
         ("q6_k", 768, MatrixUse.EMBEDDING, "q6_k"),
-        ("q8_0", 512, MatrixUse.DENSE, "q8_0"),
+        ("q8_0", 512, MatrixUse.DENSE, "q8_0_superblock"),
+        ("q8_0", 512, MatrixUse.EMBEDDING, "q8_0"),
+        ("mxfp4", 512, MatrixUse.DENSE, "mxfp4"),
     ):
         matrix = ops.matrix(tensor(format_name, (4, columns), 1), use)
         assert matrix.format == expected
@@ -67,7 +75,7 @@ def test_the_file_stays_readable_after_its_pages_were_released(tmp_path: Path) -
     assert np.array_equal(on_disk.data, source.data)
 
 
-@pytest.mark.parametrize("format_name", ["f32", "f16", "bf16", "q8_0", "q4_0", "q5_1"])
+@pytest.mark.parametrize("format_name", ["f32", "f16", "bf16", "mxfp4", "q4_0", "q5_1"])
 def test_copies_in_huge_pages_give_the_same_bits(tmp_path: Path, format_name: str) -> None:
     source, x = tensor(format_name, (131, 768), 1), numbers((2, 768), 2)
     on_disk = mapped(tmp_path / "weights", source)
@@ -122,6 +130,8 @@ def _resident_bytes(path: Path) -> int:
 
 
 def test_repack_refuses_other_matrices() -> None:
-    matrix = _core.Matrix(tensor("q8_0", (4, 256), 0).data, "q8_0", 4, 256)
-    with pytest.raises(ValueError, match="only q4_0, q4_k, q5_k and q6_k"):
-        _core.repack(_core.ThreadTeam(1), matrix, _core.Arena())
+    for format_name, columns in (("mxfp4", 256), ("q8_0", 224)):
+        data = tensor(format_name, (4, columns), 0).data
+        matrix = _core.Matrix(data, format_name, 4, columns)
+        with pytest.raises(ValueError, match=f"rows of {columns} weights in {format_name}"):
+            _core.repack(_core.ThreadTeam(1), matrix, _core.Arena())

@@ -54,7 +54,7 @@ class MatrixUse(StrEnum):
     EMBEDDING: a few rows are looked up: copying the matrix would cost more than it saves.
 
     The native backend treats DENSE and NEURONS alike: its superblocks keep rows whole, so it
-    repacks every matrix in Q4_0, Q4_K, Q5_K and Q6_K whose rows fill superblocks, and if it may not
+    repacks every quantized matrix of rows of 256 weights or more, except MXFP4, and if it may not
     work in place, it copies all others too. An EMBEDDING stays in the file.
     """
 

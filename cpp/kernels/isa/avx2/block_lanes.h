@@ -72,5 +72,22 @@ class BlockDots<8, kNatural> {
   BlockInts sum_;
 };
 
+/// Bytes as files have them: a pair of their products leaves no room in int16 for another one.
+class SignedDots {
+ public:
+  SignedDots() = default;
+  explicit SignedDots(BlockInts first) : sum_(first) {}
+  template <int kVector>
+  void Add(CodeVec codes, CodeVec x) {
+    const __m256i pairs = SignedProducts(codes, x);
+    sum_ = _mm256_add_epi32(sum_, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    KeepInRegister(sum_);
+  }
+  BlockInts Total() const { return sum_; }
+
+ private:
+  BlockInts sum_;
+};
+
 }  // namespace
 }  // namespace powerinfer::POWERINFER_ISA

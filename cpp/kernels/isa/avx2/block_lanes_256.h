@@ -45,6 +45,9 @@ inline GroupCodes Beside(const Codes& first, const Codes&) { return first; }
 inline GroupCodes LoadGroupCodes4(const std::uint8_t* first, const std::uint8_t*) {
   return LoadCodes4(first);
 }
+inline GroupCodes LoadGroupCodes8(const std::uint8_t* first, const std::uint8_t*) {
+  return LoadCodes8(first);
+}
 inline BlockFloats Beside(Scale8 first, Scale8) { return first; }
 
 inline BlockInts SumVectors(const std::int8_t* vectors) {

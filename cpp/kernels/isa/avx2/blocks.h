@@ -190,6 +190,11 @@ inline Codes LoadCodes6(const std::uint8_t* low, const std::uint8_t* high) {
   }
   return codes;
 }
+inline Codes LoadCodes8(const std::uint8_t* p) {
+  Codes codes;
+  for (int v = 0; v < 8; ++v) codes.vector[v] = LoadBytes32(p + 32 * v);
+  return codes;
+}
 inline void StoreCodes(std::int8_t* out, const Codes& codes, std::int32_t offset) {
   const __m256i bias = _mm256_set1_epi8(static_cast<char>(offset));
   for (int v = 0; v < 8; ++v) {

@@ -70,6 +70,8 @@ class BlockDots {
   BlockInts sum_;
 };
 
+using SignedDots = BlockDots<8, kInt8Bias>;
+
 inline BlockInts ZeroInts() { return _mm512_setzero_si512(); }
 inline BlockInts AddInts(BlockInts a, BlockInts b) { return _mm512_add_epi32(a, b); }
 template <int kFactor>
@@ -95,6 +97,14 @@ inline GroupCodes LoadGroupCodes4(const std::uint8_t* first, const std::uint8_t*
     const __m512i bytes = Beside(first + 32 * v, second + 32 * v);
     codes.vector[v] = _mm512_and_si512(bytes, mask);
     codes.vector[4 + v] = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), mask);
+  }
+  return codes;
+}
+inline GroupCodes LoadGroupCodes8(const std::uint8_t* first, const std::uint8_t* second) {
+  const __m512i bias = _mm512_set1_epi8(static_cast<char>(kInt8Bias));
+  GroupCodes codes;
+  for (int v = 0; v < 8; ++v) {
+    codes.vector[v] = _mm512_xor_si512(Beside(first + 32 * v, second + 32 * v), bias);
   }
   return codes;
 }

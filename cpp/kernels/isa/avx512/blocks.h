@@ -185,6 +185,14 @@ inline Codes LoadCodes6(const std::uint8_t* low, const std::uint8_t* high) {
   }
   return codes;
 }
+inline Codes LoadCodes8(const std::uint8_t* p) {
+  const __m512i bias = _mm512_set1_epi8(static_cast<char>(kInt8Bias));
+  Codes codes;
+  for (int v = 0; v < 4; ++v) {
+    codes.vector[v] = _mm512_xor_si512(_mm512_loadu_si512(p + 64 * v), bias);
+  }
+  return codes;
+}
 inline void StoreCodes(std::int8_t* out, const Codes& codes, std::int32_t offset) {
   for (int v = 0; v < 4; ++v) StorePair(out + 64 * v, codes.vector[v], offset);
 }

@@ -82,17 +82,19 @@ template <class Superblock>
   requires requires { Superblock::kCodesAt; }
 struct NibbleRows<Superblock> {
   static void Add(const std::uint8_t* row, std::int64_t columns, float factor, float* y) {
+    Room room;
     for (std::int64_t at = 0; at < columns; at += kSuperblockWeights, row += Superblock::kBytes) {
-      const NibbleBlocks<Superblock> blocks(row, factor);
-      AddBlocks(y + at, [&](int b, VecF(&sums)[2]) { blocks.Add(b, sums); });
+      const NibbleBlocks<Superblock> blocks(Whole(row, columns - at, room), factor);
+      AddBlocks(y + at, columns - at, [&](int b, VecF(&sums)[2]) { blocks.Add(b, sums); });
     }
   }
   static void AddTwo(const std::uint8_t* row0, const std::uint8_t* row1, std::int64_t columns,
                      float factor0, float factor1, float* y) {
+    Room room;
     for (std::int64_t at = 0; at < columns; at += kSuperblockWeights) {
-      const NibbleBlocks<Superblock> blocks0(row0, factor0);
-      const NibbleBlocks<Superblock> blocks1(row1, factor1);
-      AddBlocks(y + at, [&](int b, VecF(&sums)[2]) {
+      const NibbleBlocks<Superblock> blocks0(Whole(row0, columns - at, room), factor0);
+      const NibbleBlocks<Superblock> blocks1(Whole(row1, columns - at, room), factor1);
+      AddBlocks(y + at, columns - at, [&](int b, VecF(&sums)[2]) {
         blocks0.Add(b, sums);
         blocks1.Add(b, sums);
       });
@@ -117,10 +119,19 @@ struct NibbleRows<Superblock> {
   }
 
  private:
+  using Tail = TailSuperblock<Superblock>;
+  using Room = typename Tail::Room;
+
+  /// The superblock at `data`, of which the row has `count` weights or more.
+  [[gnu::always_inline]] static const std::uint8_t* Whole(const std::uint8_t* data,
+                                                          std::int64_t count, Room& room) {
+    return count < kSuperblockWeights ? Tail(count).Widen(data, room) : data;
+  }
   template <typename AddBlock>
-  [[gnu::always_inline]] static void AddBlocks(float* y, const AddBlock& add) {
+  [[gnu::always_inline]] static void AddBlocks(float* y, std::int64_t count, const AddBlock& add) {
 #pragma GCC unroll 8
     for (int b = 0; b < 8; ++b) {
+      if (32 * b >= count) break;
       VecF sums[2] = {Load(y + 32 * b), Load(y + 32 * b + kLanes)};
       add(b, sums);
       Store(y + 32 * b, sums[0]);

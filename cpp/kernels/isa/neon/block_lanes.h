@@ -66,6 +66,8 @@ class BlockDots {
   BlockInts sum_;
 };
 
+using SignedDots = BlockDots<8, 0>;
+
 inline BlockInts ZeroInts() { return {vdupq_n_s32(0), vdupq_n_s32(0)}; }
 inline BlockInts AddInts(const BlockInts& a, const BlockInts& b) {
   return {vaddq_s32(a.low, b.low), vaddq_s32(a.high, b.high)};
@@ -85,6 +87,10 @@ inline GroupCodes Beside(const Codes& first, const Codes&) {
 }
 inline GroupCodes LoadGroupCodes4(const std::uint8_t* first, const std::uint8_t*) {
   const Codes codes = LoadCodes4(first);
+  return Beside(codes, codes);
+}
+inline GroupCodes LoadGroupCodes8(const std::uint8_t* first, const std::uint8_t*) {
+  const Codes codes = LoadCodes8(first);
   return Beside(codes, codes);
 }
 inline BlockFloats Beside(const Scale8& first, const Scale8&) { return first; }

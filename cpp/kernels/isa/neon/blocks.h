@@ -193,6 +193,11 @@ inline Codes LoadCodes6(const std::uint8_t* low, const std::uint8_t* high) {
   }
   return codes;
 }
+inline Codes LoadCodes8(const std::uint8_t* p) {
+  Codes codes;
+  for (int i = 0; i < 16; ++i) codes.part[i] = vreinterpretq_s8_u8(vld1q_u8(p + 16 * i));
+  return codes;
+}
 inline void StoreCodes(std::int8_t* out, const Codes& codes, std::int32_t offset) {
   const int8x16_t bias = vdupq_n_s8(static_cast<std::int8_t>(offset));
   for (int i = 0; i < 16; ++i) vst1q_s8(out + 16 * i, vsubq_s8(codes.part[i], bias));

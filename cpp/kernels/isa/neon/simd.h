@@ -75,6 +75,33 @@ inline Scale8 F16Strided8(const std::uint8_t* p, std::int64_t stride) {
   for (int j = 0; j < 8; ++j) halves[j] = ReadU16(p + j * stride);
   return {LoadF16(halves), LoadF16(halves + 4)};
 }
+/// See portable/simd.h. Words are loaded so that no byte behind them is read, and moved down.
+class TailLanes {
+ public:
+  explicit TailLanes(std::int64_t count) : bytes_(4 * count) {
+    static constexpr std::uint8_t kPlaces[16] = {0, 1, 2,  3,  4,  5,  6,  7,
+                                                 8, 9, 10, 11, 12, 13, 14, 15};
+    const uint8x16_t places = vld1q_u8(kPlaces);
+    halves_ = vcltq_u8(places, vdupq_n_u8(static_cast<std::uint8_t>(2 * count)));
+    first_ = vaddq_u8(places, vdupq_n_u8(static_cast<std::uint8_t>(32 - bytes_)));
+    second_ = vaddq_u8(first_, vdupq_n_u8(16));
+  }
+  void CopyHalves(const std::uint8_t* in, std::uint8_t* out) const {
+    vst1q_u8(out, vandq_u8(vld1q_u8(in), halves_));
+  }
+  void CopyWords(const std::uint8_t* in, std::uint8_t* out) const {
+    const std::uint8_t* end = in + bytes_;
+    const uint8x16x2_t bytes = {{vld1q_u8(end - 32), vld1q_u8(end - 16)}};
+    // Places beyond the end are zero.
+    vst1q_u8(out, vqtbl2q_u8(bytes, first_));
+    vst1q_u8(out + 16, vqtbl2q_u8(bytes, second_));
+  }
+
+ private:
+  std::int64_t bytes_;
+  uint8x16_t halves_, first_, second_;
+};
+
 inline Scale8 FromBytes8(std::uint64_t bytes) {
   const uint16x8_t words = vmovl_u8(vcreate_u8(bytes));
   return {vcvtq_f32_u32(vmovl_u16(vget_low_u16(words))),

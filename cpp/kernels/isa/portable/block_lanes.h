@@ -84,6 +84,9 @@ class BlockDots {
   BlockInts sum_;
 };
 
+/// The same for signed codes of eight bits, to which LoadCodes8 has added its bias.
+using SignedDots = BlockDots<8, 0>;
+
 inline BlockInts ZeroInts() { return {}; }
 inline BlockInts AddInts(BlockInts a, const BlockInts& b) {
   for (int j = 0; j < 8; ++j) a.lane[j] += b.lane[j];
@@ -108,6 +111,10 @@ inline GroupCodes Beside(const Codes& first, const Codes&) {
 }
 inline GroupCodes LoadGroupCodes4(const std::uint8_t* first, const std::uint8_t*) {
   const Codes codes = LoadCodes4(first);
+  return Beside(codes, codes);
+}
+inline GroupCodes LoadGroupCodes8(const std::uint8_t* first, const std::uint8_t*) {
+  const Codes codes = LoadCodes8(first);
   return Beside(codes, codes);
 }
 /// The scales of a group's superblocks.

@@ -180,6 +180,12 @@ inline Codes LoadCodes6(const std::uint8_t* low, const std::uint8_t* high) {
   }
   return codes;
 }
+/// Signed bytes plus kInt8Bias.
+inline Codes LoadCodes8(const std::uint8_t* p) {
+  Codes codes;
+  std::memcpy(codes.code, p, sizeof codes.code);
+  return codes;
+}
 /// All codes minus the offset.
 inline void StoreCodes(std::int8_t* out, const Codes& codes, std::int32_t offset) {
   for (int i = 0; i < 256; ++i) out[i] = static_cast<std::int8_t>(codes.code[i] - offset);

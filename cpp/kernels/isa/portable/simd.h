@@ -75,6 +75,26 @@ inline Scale8 F16Strided8(const std::uint8_t* p, std::int64_t stride) {
   for (int j = 0; j < 8; ++j) result.lane[j] = F16ToF32(ReadU16(p + j * stride));
   return result;
 }
+/// Copies the first `count` of eight lanes and clears the others. `in` holds those lanes alone and
+/// has others of the row before it or behind it.
+class TailLanes {
+ public:
+  explicit TailLanes(std::int64_t count) : count_(static_cast<std::size_t>(count)) {}
+  /// Eight halves. Sixteen bytes of the row must follow `in`.
+  void CopyHalves(const std::uint8_t* in, std::uint8_t* out) const { Copy<2>(in, out); }
+  /// Eight words of four bytes. Sixteen bytes of the row must precede `in`.
+  void CopyWords(const std::uint8_t* in, std::uint8_t* out) const { Copy<4>(in, out); }
+
+ private:
+  template <std::size_t kBytes>
+  void Copy(const std::uint8_t* in, std::uint8_t* out) const {
+    std::memset(out, 0, 8 * kBytes);
+    std::memcpy(out, in, count_ * kBytes);
+  }
+
+  std::size_t count_;
+};
+
 inline Scale8 FromBytes8(std::uint64_t bytes) {
   Scale8 result;
   for (int j = 0; j < 8; ++j) {

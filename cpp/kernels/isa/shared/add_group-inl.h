@@ -69,8 +69,8 @@ struct SuperblockStretch {
   static void Unpack(const std::uint8_t* row, std::int64_t at, std::int64_t columns,
                      UnpackedRows& out, std::int64_t r) {
     if constexpr (kHasNibbleRows<Superblock>) {
-      const std::uint8_t* data = row + at / kSuperblockWeights * kBytes;
-      NibbleRows<Superblock>::Unpack(data, out.values[r], out.scales[r]);
+      const WholeGroup<SuperblockGroup<Superblock>> whole(row, at, columns);
+      NibbleRows<Superblock>::Unpack(whole.data, out.values[r], out.scales[r]);
     } else {
       Blocks::Unpack(row, at, columns, out, r);
     }

@@ -133,22 +133,44 @@ struct Decoder<SignGroup> {
   }
 };
 
+/// A group of 256 weights as it lies in a row, or a copy with zeros after the row's last blocks.
+template <class Group>
+struct WholeGroup {
+  const std::uint8_t* data;
+
+  WholeGroup(const std::uint8_t* row, std::int64_t at, std::int64_t columns)
+      : data(row + at / Group::kBlockWeights * Group::kBlockBytes) {
+    if (columns - at >= 256) return;
+    std::memset(padded_, 0, sizeof padded_);
+    std::memcpy(padded_, data, static_cast<std::size_t>((columns - at) / 32 * Group::kBlockBytes));
+    data = padded_;
+  }
+
+ private:
+  std::uint8_t padded_[kGroupBytes<Group>];
+};
+template <class Superblock>
+struct WholeGroup<SuperblockGroup<Superblock>> {
+  const std::uint8_t* data;
+
+  WholeGroup(const std::uint8_t* row, std::int64_t at, std::int64_t columns)
+      : data(row + at / kSuperblockWeights * Superblock::kBytes) {
+    if (columns - at < 256) data = TailSuperblock<Superblock>(columns).Widen(data, room_);
+  }
+
+ private:
+  typename TailSuperblock<Superblock>::Room room_;
+};
+
 /// Decodes the group at weight `at` of a row and returns the number of weights the row has in it.
 template <class Group>
 inline std::int64_t DecodeGroupAt(const std::uint8_t* row, std::int64_t at, std::int64_t columns,
                                   DecodedGroup& group) {
-  const std::uint8_t* data = row + at / Group::kBlockWeights * Group::kBlockBytes;
-  const std::int64_t count = columns - at < 256 ? columns - at : 256;
-  std::uint8_t padded[kGroupBytes<Group>];
-  if (count < 256) {
-    std::memset(padded, 0, sizeof padded);
-    std::memcpy(padded, data, static_cast<std::size_t>(count / 32 * Group::kBlockBytes));
-    data = padded;
-  }
-  Decoder<Group>::Decode(data, group);
+  const WholeGroup<Group> whole(row, at, columns);
+  Decoder<Group>::Decode(whole.data, group);
   // Keeps the group in memory: taking vectors apart in registers costs more than reading back.
   __asm__ volatile("" : : "r"(&group) : "memory");
-  return count;
+  return columns - at < 256 ? columns - at : 256;
 }
 
 /// Puts `count` weights (a multiple of the scale's width) of a decoded group at `at`.

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #include "kernels/isa/shared/dot_block-inl.h"
@@ -17,7 +18,31 @@ namespace {
 
 constexpr std::int64_t kGroupSuperblocks = kBlockLanes / 8;
 /// Stands for the superblock that an odd row lacks in its last group.
-constexpr std::uint8_t kZeroSuperblock[256] = {};
+constexpr std::uint8_t kZeroSuperblock[272] = {};
+
+/// Finds the superblocks of kRows rows, of which the last may lack blocks.
+template <class Superblock, int kRows>
+class RowSuperblocks {
+ public:
+  explicit RowSuperblocks(std::int64_t columns)
+      : num_whole_(columns / kSuperblockWeights),
+        count_((columns + kSuperblockWeights - 1) / kSuperblockWeights),
+        tail_(columns) {}
+
+  std::int64_t Count() const { return count_; }
+  /// Superblock `s` of a row, the tile's row r, or zeros beyond its end.
+  [[gnu::always_inline]] const std::uint8_t* At(const std::uint8_t* row, int r, std::int64_t s) {
+    const std::uint8_t* at = row + s * Superblock::kBytes;
+    if (s < num_whole_) [[likely]]
+      return at;
+    return s < count_ ? tail_.Widen(at, room_[r]) : kZeroSuperblock;
+  }
+
+ private:
+  std::int64_t num_whole_, count_;
+  TailSuperblock<Superblock> tail_;
+  typename TailSuperblock<Superblock>::Room room_[kRows];
+};
 
 /// kRows rows with kTokens tokens: codes are unpacked once for all tokens, activations are loaded
 /// once for all rows.
@@ -48,7 +73,15 @@ class SuperblockTile {
  private:
   static constexpr int kParts = Superblock::kParts;
   static constexpr int kVectors = 8 / kParts;  ///< of a part
-  using Dots = BlockDots<Superblock::kBits, static_cast<int>(Superblock::kOffset)>;
+  static constexpr bool kIsSigned = kIsSignedSuperblock<Superblock>;
+  using Dots =
+      std::conditional_t<kIsSigned, SignedDots,
+                         BlockDots<Superblock::kBits, static_cast<int>(Superblock::kOffset)>>;
+  static constexpr auto kWholeOffset = static_cast<int>(Superblock::kOffset);
+  /// How the offset of codes is removed: with two scales per block integer sums are the only place,
+  /// and eight-bit codes would lose digits as floats.
+  static constexpr bool kIsOffsetInSums = kWholeOffset != 0 && (kParts == 2 || kIsSigned);
+  static constexpr bool kHasFloatOffsets = Superblock::kOffset != 0.0F && !kIsOffsetInSums;
 
   /// The whole blocks, or one half of each.
   template <int kPart>
@@ -77,15 +110,16 @@ class SuperblockTile {
     Scale<kPart>(first, second, x, at, dots);
   }
 
-  /// The initial integer sums. They hold the offset: with two scales per block there is no other
-  /// place for it.
+  /// The initial integer sums.
   [[gnu::always_inline]] static BlockInts FirstSums(const QuantizedVector& x, std::int64_t at,
                                                     int part) {
-    if constexpr (kParts == 1) {
+    if constexpr (!kIsOffsetInSums) {
       return ZeroInts();
     } else {
-      constexpr auto kOffset = static_cast<int>(Superblock::kOffset);
-      return MinusTimes<kOffset>(LoadInts(x.half_sums + 16 * at + part * kBlockLanes));
+      const std::int32_t* sums = x.half_sums + 16 * at;
+      const BlockInts half = LoadInts(sums + part * kBlockLanes);
+      if constexpr (kParts == 2) return MinusTimes<kWholeOffset>(half);
+      return MinusTimes<kWholeOffset>(AddInts(half, LoadInts(sums + kBlockLanes)));
     }
   }
 
@@ -100,7 +134,7 @@ class SuperblockTile {
       scales[r] = Beside(Superblock::Scales(first[r], kPart), Superblock::Scales(second[r], kPart));
       if constexpr (Superblock::kHasMinima) {
         minima[r] = Beside(Superblock::Minima(first[r]), Superblock::Minima(second[r]));
-      } else {
+      } else if constexpr (kHasFloatOffsets) {
         minima[r] = MulFloats(scales[r], BroadcastFloats(-Superblock::kOffset));
       }
     }
@@ -112,7 +146,9 @@ class SuperblockTile {
       for (int r = 0; r < kRows; ++r) {
         BlockFloats& sum = sums_[t][r];
         sum = FmaFloats(ToFloats(dots[t][r].Total()), MulFloats(scales[r], x_scales), sum);
-        if constexpr (kParts == 1) sum = FmaFloats(minima[r], x_sums, sum);
+        if constexpr (Superblock::kHasMinima || kHasFloatOffsets) {
+          sum = FmaFloats(minima[r], x_sums, sum);
+        }
       }
     }
   }
@@ -163,14 +199,14 @@ template <class Superblock, int kRows, int kTokens>
 void DotSuperblockRows(const DotArguments& a) {
   constexpr std::int64_t kBytes = Superblock::kBytes;
   static_assert(kBytes <= static_cast<std::int64_t>(sizeof kZeroSuperblock));
-  const std::int64_t num_superblocks = a.columns / kSuperblockWeights;
-  const std::int64_t row_bytes = num_superblocks * kBytes;
+  const std::int64_t row_bytes = a.columns * kBytes / kSuperblockWeights;
+  RowSuperblocks<Superblock, kRows> superblocks(a.columns);
   NextRows next(a, row_bytes);
   for (std::int64_t row = 0; row < a.num_rows; row += kRows) {
     const std::int64_t num_bytes = a.BytesFrom(row, row_bytes);
     const TileRows<kRows> rows(a, row);
     SuperblockTile<Superblock, kRows, kTokens> tile;
-    for (std::int64_t s = 0; s < num_superblocks; s += kGroupSuperblocks) {
+    for (std::int64_t s = 0; s < superblocks.Count(); s += kGroupSuperblocks) {
       if (a.num_passes == 1) {
         PrefetchAhead<kBytes * kGroupSuperblocks>(rows.row[0], s * kBytes, a.ahead, num_bytes);
       } else {
@@ -180,8 +216,8 @@ void DotSuperblockRows(const DotArguments& a) {
       const std::uint8_t* second[kRows];
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
-        first[r] = rows.row[r] + s * kBytes;
-        second[r] = s + 1 < num_superblocks ? first[r] + kBytes : kZeroSuperblock;
+        first[r] = superblocks.At(rows.row[r], r, s);
+        second[r] = kGroupSuperblocks == 1 ? first[r] : superblocks.At(rows.row[r], r, s + 1);
       }
       tile.Add(first, second, a.x, s);
     }

@@ -94,11 +94,11 @@ struct GroupVectors<SuperblockGroup<Superblock>> {
   DecodedGroup scaled;  ///< scales and minima alone
   std::int8_t values[256];
 
-  GroupVectors(const std::uint8_t* row, std::int64_t at, std::int64_t) {
+  GroupVectors(const std::uint8_t* row, std::int64_t at, std::int64_t columns) {
     using Source = Decoder<SuperblockGroup<Superblock>>;
-    const std::uint8_t* data = row + at / kSuperblockWeights * Superblock::kBytes;
-    Source::DecodeVectors(data, values);
-    Source::DecodeScales(data, scaled);
+    const WholeGroup<SuperblockGroup<Superblock>> whole(row, at, columns);
+    Source::DecodeVectors(whole.data, values);
+    Source::DecodeScales(whole.data, scaled);
   }
 };
 

@@ -52,6 +52,27 @@ inline Scale8 F16Strided8(const std::uint8_t* p, std::int64_t stride) {
   return _mm256_cvtph_ps(halves);
 }
 
+/// See portable/simd.h.
+class TailLanes {
+ public:
+  explicit TailLanes(std::int64_t count) {
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    words_ = _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), lanes);
+    halves_ = _mm_packs_epi32(_mm256_castsi256_si128(words_), _mm256_extracti128_si256(words_, 1));
+  }
+  void CopyHalves(const std::uint8_t* in, std::uint8_t* out) const {
+    const __m128i halves = _mm_and_si128(LoadBytes16(in), halves_);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), halves);
+  }
+  void CopyWords(const std::uint8_t* in, std::uint8_t* out) const {
+    StoreBytes32(out, _mm256_maskload_epi32(reinterpret_cast<const int*>(in), words_));
+  }
+
+ private:
+  __m256i words_;
+  __m128i halves_;
+};
+
 inline Scale8 FromBytes8(std::uint64_t bytes) {
   const __m128i packed = _mm_cvtsi64_si128(static_cast<long long>(bytes));
   return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(packed));

@@ -4,7 +4,9 @@
 // weights; kOffset, subtracted from every code; Scales(block, part) (f32[8]); Load and LoadGroup,
 // the codes in eight vectors in which 4-byte lane j belongs to block j, so that block sums need no
 // horizontal additions. Vectors of sixteen lanes take two superblocks at once. Layouts with minima
-// add Minima (f32[8]): weight = scale * (code - kOffset) + minimum.
+// add Minima (f32[8]): weight = scale * (code - kOffset) + minimum. Layouts whose rows may end in
+// fewer blocks than eight add kNumHalves, the f16 of a block, and kNumWords, its words of four
+// bytes.
 #pragma once
 
 #include <cstdint>
@@ -36,16 +38,104 @@ struct HalfScales {
   static Scale8 Scales(const std::uint8_t* block, int) { return F16Strided8(block, 2); }
 };
 
-struct Q4_0Superblock : HalfScales {
-  static constexpr std::int64_t kBytes = kSuperblockBytes;
-  static constexpr std::int64_t kCodesAt = 16;
+/// Base of the formats with blocks of 32: eight f16 scales, in some eight f16 minima, and words.
+template <int kHalves, int kWords>
+struct BlockSuperblock : HalfScales {
+  static constexpr int kNumHalves = kHalves;
+  static constexpr int kNumWords = kWords;
+  static constexpr std::int64_t kWordsAt = 16 * kHalves;
+  static constexpr std::int64_t kBytes = kWordsAt + 32 * kWords;
+  static constexpr bool kHasMinima = kHalves == 2;
+  static Scale8 Minima(const std::uint8_t* block) { return F16Strided8(block + 16, 2); }
+};
+
+template <int kHalves>
+struct NibbleSuperblock : BlockSuperblock<kHalves, 4> {
+  static constexpr std::int64_t kCodesAt = NibbleSuperblock::kWordsAt;
   static constexpr int kBits = 4;
-  static constexpr float kOffset = 8.0F;
   static Codes Load(const std::uint8_t* block) { return LoadCodes4(block + kCodesAt); }
   static GroupCodes LoadGroup(const std::uint8_t* first, const std::uint8_t* second) {
     return LoadGroupCodes4(first + kCodesAt, second + kCodesAt);
   }
 };
+struct Q4_0Superblock : NibbleSuperblock<1> {
+  static constexpr float kOffset = 8.0F;
+};
+struct Q4_1Superblock : NibbleSuperblock<2> {
+  static constexpr float kOffset = 0.0F;
+};
+
+template <int kHalves>
+struct FiveBitSuperblock : BlockSuperblock<kHalves, 5> {
+  static constexpr std::int64_t kHighAt = FiveBitSuperblock::kWordsAt;
+  static constexpr int kBits = 5;
+  static Codes Load(const std::uint8_t* block) {
+    return LoadCodes5(block + kHighAt + 32, block + kHighAt);
+  }
+  static GroupCodes LoadGroup(const std::uint8_t* first, const std::uint8_t* second) {
+    return Beside(Load(first), Load(second));
+  }
+};
+struct Q5_0Superblock : FiveBitSuperblock<1> {
+  static constexpr float kOffset = 16.0F;
+};
+struct Q5_1Superblock : FiveBitSuperblock<2> {
+  static constexpr float kOffset = 0.0F;
+};
+
+struct Q8_0Superblock : BlockSuperblock<1, 8> {
+  static constexpr int kBits = 8;
+  static constexpr float kOffset = kInt8Bias;
+  static constexpr bool kIsSigned = true;
+  static Codes Load(const std::uint8_t* block) { return LoadCodes8(block + kWordsAt); }
+  static GroupCodes LoadGroup(const std::uint8_t* first, const std::uint8_t* second) {
+    return LoadGroupCodes8(first + kWordsAt, second + kWordsAt);
+  }
+};
+
+template <class Superblock>
+constexpr bool kIsSignedSuperblock = requires { Superblock::kIsSigned; };
+template <class Superblock>
+constexpr bool kHasTails = requires { Superblock::kNumHalves; };
+
+/// The last blocks of rows, fewer than eight, as superblocks whose other blocks are zero. Rows of
+/// layouts without tails have none.
+template <class Superblock>
+class TailSuperblock {
+ public:
+  struct Room {};
+  explicit TailSuperblock(std::int64_t) {}
+  static const std::uint8_t* Widen(const std::uint8_t* tail, Room&) { return tail; }
+};
+template <class Superblock>
+  requires kHasTails<Superblock>
+class TailSuperblock<Superblock> {
+ public:
+  struct Room {
+    alignas(32) std::uint8_t bytes[Superblock::kWordsAt % 32 + Superblock::kBytes];
+    /// Words begin at a multiple of 32: vectors are read soon after they were written.
+    std::uint8_t* Start() { return bytes + Superblock::kWordsAt % 32; }
+  };
+  explicit TailSuperblock(std::int64_t columns)
+      : count_(columns % kSuperblockWeights / 32), lanes_(count_) {}
+
+  /// The superblock, in `room`. tail: the blocks, after at least one whole superblock.
+  const std::uint8_t* Widen(const std::uint8_t* tail, Room& room) const {
+    std::uint8_t* out = room.Start();
+    for (int h = 0; h < Superblock::kNumHalves; ++h, tail += 2 * count_, out += 16) {
+      lanes_.CopyHalves(tail, out);
+    }
+    for (int v = 0; v < Superblock::kNumWords; ++v, tail += 4 * count_, out += 32) {
+      lanes_.CopyWords(tail, out);
+    }
+    return room.Start();
+  }
+
+ private:
+  std::int64_t count_;
+  TailLanes lanes_;
+};
+
 struct Lowbit2Superblock : HalfScales {
   static constexpr std::int64_t kBytes = kLowbit2Bytes;
   static constexpr int kBits = 4;  // as many are added at once

@@ -26,9 +26,6 @@ FORMATS = tuple(name for name in _core.formats() if type_of_name(name) is not No
 REPACKED_FORMATS = frozenset(_core.repacked_formats())
 """Formats that are converted to a faster layout at load (cpp/quant/superblock.h)."""
 
-# Weights per superblock of that layout.
-_SUPERBLOCK = 256
-
 
 class NativeWeights:
     """`powerinfer.ops.protocol.WeightLoader` of the native CPU backend; see there for shapes."""
@@ -147,8 +144,8 @@ class NativeWeights:
         return replace(predictor, native=native)
 
     def _is_packed(self, tensor: Tensor) -> bool:
-        is_packable = tensor.format in REPACKED_FORMATS and tensor.shape[-1] % _SUPERBLOCK == 0
-        return self._repack and is_packable
+        is_known = tensor.format in REPACKED_FORMATS
+        return self._repack and is_known and _core.can_repack(tensor.format, tensor.shape[-1])
 
 
 def _viewed(tensor: Tensor) -> _core.Matrix:
