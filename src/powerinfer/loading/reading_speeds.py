@@ -145,5 +145,5 @@ def _decode(field: Field) -> PrefetchSettings:
     )
 
 
-PREFETCH_SETTINGS = MeasurementFile("reads", asdict, _decode, version=3)
+PREFETCH_SETTINGS = MeasurementFile("reads", asdict, _decode, version=4)
 """Fastest settings of this machine by format, under the names of `prefetch_settings_name`."""

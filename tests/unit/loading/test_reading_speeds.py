@@ -207,7 +207,7 @@ def test_a_busy_machine_keeps_the_default_until_the_next_time(measuring: _Measur
         lambda text: text.replace('"ahead":512', '"ahead":-1'),
         lambda text: text.replace('"ahead":512', '"ahead":512.5'),
         lambda text: text.replace('"chunk_bytes":1048576', '"chunk_bytes":0'),
-        lambda text: text.replace('"version":3', '"version":1'),
+        lambda text: text.replace('"version":4', '"version":1'),
         lambda text: text.replace("f16 weights", "f32 weights"),
     ],
     ids=["torn", "negative", "broken", "no chunks", "old", "of something else"],
