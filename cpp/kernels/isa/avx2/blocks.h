@@ -192,7 +192,11 @@ inline Codes LoadCodes6(const std::uint8_t* low, const std::uint8_t* high) {
 }
 inline Codes LoadCodes8(const std::uint8_t* p) {
   Codes codes;
-  for (int v = 0; v < 8; ++v) codes.vector[v] = LoadBytes32(p + 32 * v);
+  for (int v = 0; v < 8; ++v) {
+    codes.vector[v] = LoadBytes32(p + 32 * v);
+    // Otherwise GCC copies them in halves, and vectors read from the copy wait for both.
+    __asm__("" : "+x"(codes.vector[v]));
+  }
   return codes;
 }
 inline void StoreCodes(std::int8_t* out, const Codes& codes, std::int32_t offset) {

@@ -66,15 +66,12 @@ inline void StoreVectors(const std::int8_t* __restrict vectors, std::uint8_t* __
 }
 
 /// The same eight vectors as words, see kWantsWords.
-inline void StoreWords(const std::int8_t* __restrict vectors, std::uint8_t* __restrict out) {
-  for (int v = 0; v < 8; ++v) {
-    for (int odd = 0; odd < 2; ++odd) {
-      std::int16_t words[16];
-      for (int i = 0; i < 16; ++i) {
-        words[i] = vectors[32 * v + 2 * i + odd];  // NOLINT(bugprone-signed-char-misuse): a code
-      }
-      std::memcpy(out + (2 * v + odd) * kVectorBytes, words, sizeof words);
-    }
+template <class Dots>
+inline void StoreWords(const std::int8_t* vectors, std::uint8_t* out) {
+  for (int v = 0; v < 8; ++v, out += 2 * kVectorBytes) {
+    const CodeVec codes = LoadCodeVec(vectors + kVectorBytes * v);
+    StoreInts(reinterpret_cast<std::int32_t*>(out), Dots::template Words<0>(codes));
+    StoreInts(reinterpret_cast<std::int32_t*>(out + kVectorBytes), Dots::template Words<1>(codes));
   }
 }
 
@@ -109,7 +106,7 @@ inline void UnpackSuperblockAt(const std::uint8_t* row, std::int64_t at, std::in
   GroupVectors<typename U::Group> decoded(row, at, columns);
   if constexpr (kWantsWords<typename U::Dots>) {
     static_assert(U::kStored == 0);
-    StoreWords(decoded.values, group);
+    StoreWords<typename U::Dots>(decoded.values, group);
   } else {
     StoreVectors<U::kStored>(decoded.values, group + 4 * lane);
   }
