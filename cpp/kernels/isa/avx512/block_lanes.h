@@ -108,6 +108,17 @@ inline GroupCodes LoadGroupCodes8(const std::uint8_t* first, const std::uint8_t*
   }
   return codes;
 }
+/// Adds the bits of 32 bytes of each superblock, bit v for vector v.
+template <int kPlace>
+inline void AddBitPlanes(GroupCodes& codes, const std::uint8_t* first, const std::uint8_t* second) {
+  const __m512i mask = _mm512_set1_epi8(1 << kPlace);
+  const __m512i bits = Beside(first, second);
+  for (int v = 0; v < 8; ++v) {
+    const __m512i moved =
+        v < kPlace ? _mm512_slli_epi16(bits, kPlace - v) : _mm512_srli_epi16(bits, v - kPlace);
+    codes.vector[v] = _mm512_or_si512(codes.vector[v], _mm512_and_si512(moved, mask));
+  }
+}
 inline GroupCodes Beside(const Codes& first, const Codes& second) {
   GroupCodes codes;
   for (int v = 0; v < 4; ++v) {

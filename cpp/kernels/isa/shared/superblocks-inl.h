@@ -30,6 +30,17 @@ inline Codes LoadCodes5(const std::uint8_t* low, const std::uint8_t* high) {
   AddBitPlanes<4>(codes, high);
   return codes;
 }
+/// Those of two superblocks, from their fifth bits, which the lower four follow.
+template <class Group = GroupCodes>
+inline Group LoadGroupCodes5(const std::uint8_t* first, const std::uint8_t* second) {
+  if constexpr (requires(Group& codes) { AddBitPlanes<4>(codes, first, second); }) {
+    Group codes = LoadGroupCodes4(first + 32, second + 32);
+    AddBitPlanes<4>(codes, first, second);
+    return codes;
+  } else {
+    return Beside(LoadCodes5(first + 32, first), LoadCodes5(second + 32, second));
+  }
+}
 
 /// Base of the layouts that begin with eight f16 scales.
 struct HalfScales {
@@ -73,7 +84,7 @@ struct FiveBitSuperblock : BlockSuperblock<kHalves, 5> {
     return LoadCodes5(block + kHighAt + 32, block + kHighAt);
   }
   static GroupCodes LoadGroup(const std::uint8_t* first, const std::uint8_t* second) {
-    return Beside(Load(first), Load(second));
+    return LoadGroupCodes5(first + kHighAt, second + kHighAt);
   }
 };
 struct Q5_0Superblock : FiveBitSuperblock<1> {
@@ -182,13 +193,14 @@ struct Q4_KSuperblock : SixBitMinima {
 };
 struct Q5_KSuperblock : SixBitMinima {
   static constexpr CodePlaces kPlaces = kQ5_KSuperblockPlaces;
+  static_assert(kPlaces.low_at == kPlaces.high_at + 32);
   static constexpr std::int64_t kBytes = Q5_KGroup::kBlockBytes;
   static constexpr int kBits = 5;
   static Codes Load(const std::uint8_t* block) {
     return LoadCodes5(block + kPlaces.low_at, block + kPlaces.high_at);
   }
   static GroupCodes LoadGroup(const std::uint8_t* first, const std::uint8_t* second) {
-    return Beside(Load(first), Load(second));
+    return LoadGroupCodes5(first + kPlaces.high_at, second + kPlaces.high_at);
   }
 };
 
