@@ -10,6 +10,7 @@ void BindHandles(nanobind::module_& module);      ///< handles: teams, matrices,
 void BindRows(nanobind::module_& module);         ///< embed, norms, sums
 void BindLinear(nanobind::module_& module);       ///< products
 void BindRecode(nanobind::module_& module);       ///< copies of matrices in other formats
+void BindLogits(nanobind::module_& module);       ///< what sampling asks of all logits
 void BindAttention(nanobind::module_& module);    ///< rotation, cache writes, attention
 void BindLazyExperts(nanobind::module_& module);  ///< matrices of experts
 void BindFFN(nanobind::module_& module);          ///< feed-forward blocks

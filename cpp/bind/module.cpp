@@ -36,6 +36,7 @@ NB_MODULE(_core, module) {
   powerinfer::BindRows(module);
   powerinfer::BindLinear(module);
   powerinfer::BindRecode(module);
+  powerinfer::BindLogits(module);
   powerinfer::BindAttention(module);
   powerinfer::BindLazyExperts(module);
   powerinfer::BindPredictor(module);

@@ -196,6 +196,17 @@ def copy_statistics(
     noise: FloatArray,
 ) -> None: ...
 def embed(team: ThreadTeam, table: Matrix, token_ids: IntArray, out: FloatArray) -> None: ...
+def all_finite(values: FloatArray) -> bool:
+    """Tell whether no number of an array of any shape is NaN or infinite."""
+    ...
+
+def write_largest(logits: FloatArray, ids: OffsetArray) -> None:
+    """Write the ids of as many of the largest logits as there is room for.
+
+    Largest first, lower id first among equals, NaN last.
+    """
+    ...
+
 def rms_norm(
     team: ThreadTeam, x: FloatArray, weight: Vector, eps: float, out: FloatArray
 ) -> None: ...

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from powerinfer.sampling.sampler import Sampler, largest
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.sampling.stop import StopMatcher
+from powerinfer.values import FloatArray
 
 logits_lists = st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=40)
 # Few letters, so that stop strings and their beginnings are frequent.
@@ -39,6 +40,49 @@ def test_largest_equals_a_stable_sort(values: list[float], count: int) -> None:
     np.testing.assert_array_equal(
         largest(logits, count), np.argsort(-logits, kind="stable")[:count]
     )
+
+
+def chosen_by_sorting(logits: FloatArray, params: SamplingParams, share: float) -> int:
+    """The choice among the k likeliest, in plain numpy."""
+    ids = np.argsort(-logits, kind="stable")[: params.top_k]
+    values = logits[ids].astype(np.float64)
+    if params.top_p < 1:
+        sums = np.cumsum(np.exp(values - values[0]))
+        values = values[: int(np.searchsorted(sums, params.top_p * sums[-1])) + 1]
+    if params.min_p > 0:
+        values = values[values >= values[0] + np.log(params.min_p)]
+    with np.errstate(over="ignore"):
+        total = np.cumsum(np.exp((values - values[0]) / params.temperature))
+    drawn = np.searchsorted(total, share * total[-1], side="right")
+    return int(ids[min(drawn, np.searchsorted(total, total[-1]))])
+
+
+@given(
+    values=st.lists(st.floats(-30, 30, width=32) | st.sampled_from((-0.0, 3e38, -3e38, 1e-45))),
+    repeats=st.integers(1, 3),
+    top_k=st.integers(1, 60),
+    top_p=st.floats(0.01, 1.0) | st.just(1.0),
+    min_p=st.floats(0.0, 1.0) | st.sampled_from((0.0, 1.0)),
+    temperature=st.floats(0.1, 3) | st.sampled_from((5e-324, 1e-300, 1e-30, 1e30, 1e300)),
+    seed=st.integers(0, 1000),
+)
+def test_the_choice_among_the_likeliest_has_the_bits_of_numpy(
+    values: list[float],
+    repeats: int,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    temperature: float,
+    seed: int,
+) -> None:
+    # At least one more than top_k, which then takes part.
+    logits = np.tile(np.array([*values, *[-50] * (top_k + 1)], np.float32), repeats)
+    params = SamplingParams(
+        top_k=top_k, top_p=top_p, min_p=min_p, temperature=temperature, seed=seed
+    )
+    sampler, random = Sampler(params), np.random.Generator(np.random.PCG64(seed))
+    for _ in range(5):
+        assert sampler.sample(logits) == chosen_by_sorting(logits, params, random.random())
 
 
 def cut_at_first_stop(text: str, stops: list[str]) -> str:

@@ -7,14 +7,18 @@ of their ids, so that a seed gives the same text everywhere.
 
 import math
 import secrets
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
+from itertools import accumulate
+from operator import neg
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from powerinfer.errors import NumericsError
+from powerinfer.ops.cpu.logits import all_finite, write_largest
 from powerinfer.sampling.logit_processors import LogitChanges
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.tokenizer import Tokenizer
@@ -37,8 +41,6 @@ Ids = npt.NDArray[np.intp]
 Sums = npt.NDArray[np.float64]
 # Weights are added up in groups of this size.
 _SUM_GROUP = 512
-# The search for the largest few logits compares groups of this size.
-_GROUP_SIZE = 64
 # Weights are rounded; the lower bound of candidates allows for more than that.
 _ROUNDED = 0.999
 # Picking more than this part (1 / _MANY) of the vocabulary costs more than computing with all.
@@ -135,7 +137,7 @@ class Sampler:
                 the text cannot follow its form.
         """
         self.softmax = Softmax(logits)
-        check_finite(logits, self.softmax.highest)
+        check_finite(logits)
         changed = logits
         if not self._changes.is_empty:
             changed = self._changes.apply(logits, recent_ids)
@@ -163,19 +165,23 @@ class Sampler:
 
     def _choose_sorted(self, row: FloatArray) -> int:
         """Choose among the k likeliest."""
-        ids = largest(row, self.params.top_k)
-        ids = ids[: _nucleus(row[ids], self.params.top_p)]
+        params = self.params
+        ids = largest(row, params.top_k)
         values = row[ids].astype(np.float64)
-        best = values[0]
-        if self.params.min_p > 0:
-            is_kept = values >= best + np.log(self.params.min_p)
-            ids, values = ids[is_kept], values[is_kept]
-        # With a very small temperature, quotients may be minus infinity, whose weight is 0.
-        with np.errstate(over="ignore"):
-            total = np.cumsum(np.exp((values - best) / self.params.temperature))
-        drawn = np.searchsorted(total, self._random.random() * total[-1], side="right")
+        differences, count = values - values[0], len(ids)
+        # Of few numbers, lists are faster than arrays, and add up to the same bits.
+        if params.top_p < 1:
+            sums = list(accumulate(np.exp(differences).tolist()))
+            count = bisect_left(sums, params.top_p * sums[-1]) + 1
+        if params.min_p > 0:
+            lowest = float(values[0] + np.log(params.min_p))
+            count = min(count, bisect_right(values.tolist(), -lowest, key=neg))
+        # At the least temperature everything but the best weighs 0, and no quotient overflows.
+        weights = np.exp(differences[:count] / max(params.temperature, 1e-200))
+        total = list(accumulate(weights.tolist()))
+        drawn = bisect_right(total, self._random.random() * total[-1])
         # A share just below 1 may round up to the total, after which there are only banned tokens.
-        return int(ids[min(drawn, np.searchsorted(total, total[-1], side="left"))])
+        return int(ids[min(drawn, bisect_left(total, total[-1]))])
 
     def _kept(self, softmax: Softmax) -> BoolArray | None:
         """Return a mask of the tokens that top-p and min-p keep; None without both."""
@@ -203,11 +209,9 @@ def new_sampler(tokenizer: Tokenizer, params: SamplingParams, prompt_ids: Sequen
     return Sampler(params, banned_ids, Constraint(tokenizer, params, begins_text=begins_text))
 
 
-def check_finite(logits: FloatArray, highest: float | None = None) -> None:
-    """Raise NumericsError if logits, whose `highest` may be known already, are not all finite."""
-    # NaN passes through both max and min.
-    high = logits.max() if highest is None else highest
-    if np.isfinite(high) and np.isfinite(logits.min()):
+def check_finite(logits: FloatArray) -> None:
+    """Raise NumericsError if logits are not all finite."""
+    if all_finite(logits):
         return
     bad = int(np.count_nonzero(~np.isfinite(logits)))
     raise NumericsError(f"{bad} of {logits.size} logits are NaN or infinite")
@@ -215,31 +219,9 @@ def check_finite(logits: FloatArray, highest: float | None = None) -> None:
 
 def largest(logits: FloatArray, count: int) -> Ids:
     """Return the ids of the `count` largest logits, largest first, lower id first among equals."""
-    if count == 1:
-        return np.array([logits.argmax()])
-    if count >= len(logits):
-        return np.argsort(-logits, kind="stable")
-    ids = np.flatnonzero(logits >= _lower_bound(logits, count))
-    order: Ids = ids[np.argsort(-logits[ids], kind="stable")]
-    return order[:count]
-
-
-def _lower_bound(logits: FloatArray, count: int) -> float:
-    """Return a number that `count` logits or somewhat more reach."""
-    num_groups = len(logits) // _GROUP_SIZE
-    if count >= num_groups:
-        return float(np.partition(logits, len(logits) - count)[len(logits) - count])
-    # The largest logits of `count` groups reach it, which takes one pass over the logits.
-    grouped = logits[: num_groups * _GROUP_SIZE].reshape(_GROUP_SIZE, num_groups)
-    return float(np.partition(grouped.max(axis=0), num_groups - count)[num_groups - count])
-
-
-def _nucleus(values: FloatArray, top_p: float) -> int:
-    """Return how many of the values, largest first, reach `top_p` of the total."""
-    if top_p >= 1:
-        return len(values)
-    sums = np.cumsum(np.exp(values.astype(np.float64) - float(values[0])))
-    return int(np.searchsorted(sums, top_p * sums[-1], side="left")) + 1
+    ids = np.empty(min(count, len(logits)), np.int64)
+    write_largest(logits, ids)
+    return ids
 
 
 def _nucleus_of_all(softmax: Softmax, min_p: float, top_p: float) -> BoolArray:
