@@ -332,6 +332,8 @@ def output_logits(
 
 def scale_logits(scales: Scales, logits: FloatArray) -> FloatArray:
     """Scale and cap the output of the head to the model's logits."""
+    if scales.logits == 1.0 and scales.logit_soft_cap is None:
+        return logits
     with np.errstate(all="ignore"):  # NaN of damaged models is reported elsewhere
         if scales.logits != 1.0:
             logits = logits / np.float32(scales.logits)
