@@ -85,6 +85,20 @@ def test_the_choice_among_the_likeliest_has_the_bits_of_numpy(
         assert sampler.sample(logits) == chosen_by_sorting(logits, params, random.random())
 
 
+@given(
+    num_draws=st.lists(st.integers(0, 5), min_size=1, max_size=4), top_k=st.sampled_from((0, 40))
+)
+def test_undone_draws_are_drawn_again(num_draws: list[int], top_k: int) -> None:
+    logits = np.zeros(100, np.float32)
+    sampler, other = (Sampler(SamplingParams(seed=3, top_k=top_k)) for _ in range(2))
+    for count in num_draws:
+        kept = sampler.state
+        undone = [sampler.sample(logits) for _ in range(count)]
+        sampler.state = kept
+        assert undone == [sampler.sample(logits) for _ in range(count)]
+        assert undone == [other.sample(logits) for _ in range(count)]
+
+
 def cut_at_first_stop(text: str, stops: list[str]) -> str:
     """The definition: read character by character, cut where first some stop string is complete."""
     for end in range(1, len(text) + 1):

@@ -8,7 +8,7 @@ of their ids, so that a seed gives the same text everywhere.
 import math
 import secrets
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from itertools import accumulate
 from operator import neg
@@ -100,7 +100,7 @@ class Sampler:
         """Make a sampler that never chooses `banned_ids` and follows `form`."""
         self.params = params
         self.seed = secrets.randbits(32) if params.seed is None else params.seed
-        self._random = np.random.Generator(np.random.PCG64(self.seed))
+        self._random, self._num_draws = _generator(self.seed), 0
         self._form = form
         self._changes = LogitChanges(params, banned_ids, form)
         self._is_greedy = params.is_greedy
@@ -111,16 +111,14 @@ class Sampler:
         return self._form is not None and self._form.is_complete
 
     @property
-    def state(self) -> tuple[Mapping[str, object] | None, object]:
-        """State of the random generator (None if nothing is drawn) and of the form, if any."""
-        draws = None if self._is_greedy else self._random.bit_generator.state
-        return draws, None if self._form is None else self._form.state
+    def state(self) -> tuple[int, object]:
+        """Number of draws so far, and state of the form, if any."""
+        return self._num_draws, None if self._form is None else self._form.state
 
     @state.setter
-    def state(self, kept: tuple[Mapping[str, object] | None, object]) -> None:
-        draws, form = kept
-        if draws is not None:
-            self._random.bit_generator.state = draws
+    def state(self, kept: tuple[int, object]) -> None:
+        self._num_draws, form = kept
+        self._random = _generator(self.seed, self._num_draws)
         if self._form is not None:
             self._form.state = form
 
@@ -154,7 +152,7 @@ class Sampler:
         if 0 < params.top_k < len(row):
             return self._choose_sorted(row)
         is_kept = self._kept(softmax)
-        share, temperature = self._random.random(), params.temperature
+        share, temperature = self._share(), params.temperature
         if is_kept is not None and np.count_nonzero(is_kept) < len(row) // _MANY:
             ids = np.flatnonzero(is_kept)
             return int(ids[draw(exponentials(row[ids], softmax.highest, temperature), share)])
@@ -179,9 +177,14 @@ class Sampler:
         # At the least temperature everything but the best weighs 0, and no quotient overflows.
         weights = np.exp(differences[:count] / max(params.temperature, 1e-200))
         total = list(accumulate(weights.tolist()))
-        drawn = bisect_right(total, self._random.random() * total[-1])
+        drawn = bisect_right(total, self._share() * total[-1])
         # A share just below 1 may round up to the total, after which there are only banned tokens.
         return int(ids[min(drawn, bisect_left(total, total[-1]))])
+
+    def _share(self) -> float:
+        """Draw a number from 0 to 1."""
+        self._num_draws += 1
+        return self._random.random()
 
     def _kept(self, softmax: Softmax) -> BoolArray | None:
         """Return a mask of the tokens that top-p and min-p keep; None without both."""
@@ -207,6 +210,12 @@ def new_sampler(tokenizer: Tokenizer, params: SamplingParams, prompt_ids: Sequen
 
     begins_text = all(map(tokenizer.is_special, prompt_ids))
     return Sampler(params, banned_ids, Constraint(tokenizer, params, begins_text=begins_text))
+
+
+def _generator(seed: int, num_draws: int = 0) -> np.random.Generator:
+    """Make a random generator that has drawn this many numbers."""
+    bits = np.random.PCG64(seed)
+    return np.random.Generator(bits.advance(num_draws))
 
 
 def check_finite(logits: FloatArray) -> None:
