@@ -64,7 +64,7 @@ def _never_recording(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("recipe", sorted(TINY_MODELS))
-@pytest.mark.parametrize("num_sequences", [1, 3])
+@pytest.mark.parametrize("num_sequences", [1, 3, MAX_RECORDED_TOKENS])
 def test_recorded_steps_have_the_same_bits(
     load: Load, monkeypatch: pytest.MonkeyPatch, recipe: str, num_sequences: int
 ) -> None:
@@ -136,6 +136,18 @@ def test_many_tokens_are_not_recorded(load: Load) -> None:
     for step in range(2):
         _step(model, cache, _tokens(step, count), step)
     assert len(ops._records) == 0
+
+
+def test_records_of_many_tokens_make_room_for_each_other(load: Load) -> None:
+    model, ops = load()
+    cache = model.new_cache(MAX_RECORDED_TOKENS * CONTEXT)
+    for count in (1, 2, MAX_RECORDED_TOKENS - 4):
+        _step(model, cache, _tokens(0, count), 0)
+    assert len(ops._records) == 3
+    _step(model, cache, _tokens(1, 1), 1)
+    # The record of 2 tokens was used least recently.
+    _step(model, cache, _tokens(0, 3), 0)
+    assert [count for _, count in ops._records._records] == [MAX_RECORDED_TOKENS - 4, 1, 3]
 
 
 def test_a_step_that_fails_leaves_no_record(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,12 +40,9 @@ from powerinfer.values import Batch, BoolArray, ByteArray, FloatArray, IntArray
 
 __all__ = ["MAX_RECORDED_TOKENS", "NativeOps", "weak_key"]
 
-MAX_RECORDED_TOKENS = 8
-"""A record holds all its activations, some 4 MB per token at 7B; with many tokens Python's share of
-a step is small."""
-
-# Records for this many caches and numbers of tokens; the least recently used one goes.
-_MAX_RECORDS = 4
+MAX_RECORDED_TOKENS = 32
+"""Most tokens of recorded steps, all records together: a record holds all its activations, some 4
+MB per token at 7B. With more tokens Python's share of a step is small."""
 
 
 class NativeOps(NativeWeights):
@@ -420,10 +417,10 @@ class StepRecords:
         return record
 
     def keep(self, key: Hashable, num_tokens: int, record: StepRecord) -> None:
-        """Keep a record while its key lives and it is among the most recently used."""
+        """Keep a record while its key lives; the least recently used ones make room for it."""
         reference = weak_key(key, self._forget)
         self._records[reference, num_tokens] = record
-        while len(self._records) > _MAX_RECORDS:
+        while sum(count for _, count in self._records) > MAX_RECORDED_TOKENS:
             self._records.popitem(last=False)
 
     def _forget(self, reference: Hashable) -> None:
