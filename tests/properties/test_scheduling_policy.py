@@ -145,6 +145,25 @@ def test_slices_keep_the_limit_where_no_chunk_would(num_streams: int) -> None:
     assert max(step.limit_share for step in beside.steps if step.decoded) < 1.05
 
 
+@pytest.mark.parametrize("slower", [1, 3])
+@pytest.mark.parametrize(("num_streams", "most_decodes"), [(1, 4), (8, 3), (16, 2), (32, 2)])
+def test_the_more_streams_wait_the_shorter_are_sliced_steps(
+    slower: int, num_streams: int, most_decodes: int
+) -> None:
+    """SmolLM2-135M on two threads, and a model that is three times as slow."""
+    machine = Machine(
+        decode=(0.006 * slower, 0.0032 * slower, 1e-7),
+        prompt=(0.006 * slower, 0.0007 * slower, 1e-7),
+        noise=0.03,
+    )
+    limits = Limits(parallel=33, batch_size=512, num_slices=30)
+    streams = [Job(0.0, 32, 9000) for _ in range(num_streams)]
+    simulation = Simulation([*streams, Job(inf, 1500, 1)], machine, limits)
+    _seconds_to_first_token(simulation)
+    steps = [step for step in simulation.steps if len(step.decoded) == num_streams]
+    assert max(s.seconds / max(most_decodes * s.decode_seconds, 0.12) for s in steps) < 1.05
+
+
 @pytest.mark.slow
 @given(machine=machines(), seed=st.integers(0, 100), num_streams=st.integers(1, 7))
 def test_a_long_prompt_among_streams_is_not_starved(

@@ -11,8 +11,13 @@ __all__ = ["Begun", "Limits", "Policy", "PolicyState", "Running", "StepPlan", "W
 
 _in_order = attrgetter("id")
 
-_LONGEST_STEP_SECONDS = 0.25
-_LONGEST_STEP_DECODES = 4
+# The longest step with streams in seconds, and in decode steps of one stream, whichever is longer.
+_LONGEST_STEP = (0.12, 4.0)
+# If a chunk is one slice, smaller chunks would read all weights for few tokens.
+_LONGEST_WHOLE_STEP = (0.25, 4.0)
+# The more streams wait for a step, the shorter it is: fewer decode steps by this for each of them.
+_DECODES_PER_STREAM = 0.125
+_FEWEST_DECODES = 2.0
 # Aim a little lower, as no two steps take the same time.
 _AIM = 0.95
 # Slices that miss the remaining time by this little count: estimates waver during a chunk.
@@ -135,8 +140,9 @@ class Policy:
 
     A text is admitted when there are blocks for all that it may come to need, so that nothing is
     preempted later; one that does not fit holds up all later ones, or it might wait forever. A step
-    with decoding sequences takes less than four decode steps or 0.25 s, whichever is longer; hidden
-    states are computed in one step, however many slices were planned.
+    with decoding sequences takes less than four decode steps (two if there are 16 sequences) or
+    0.12 s, whichever is longer, or four and 0.25 s if a chunk is one slice; hidden states are
+    computed in one step, however many slices were planned.
 
     A chunk reads all weights, so small ones are slow: if a chunk can be computed in slices, its
     size is the one that gives most tokens per second, and a step computes some of its slices.
@@ -181,21 +187,16 @@ def _num_tokens(state: PolicyState, prompts: _Prompts) -> int:
     decode_seconds = state.costs.decode_seconds(_decoding(state))
     if decode_seconds is None:
         return min(num_tokens, SMALLEST_CHUNK)
-    return _fastest(state, prompts, chunks, _seconds_left(decode_seconds))
+    return _fastest(state, prompts, chunks)
 
 
-def _fastest(
-    state: PolicyState,
-    prompts: _Prompts,
-    chunks: Sequence[tuple[int, int]],
-    seconds_left: float,
-) -> int:
+def _fastest(state: PolicyState, prompts: _Prompts, chunks: Sequence[tuple[int, int]]) -> int:
     """Return the number of tokens of `chunks` with (nearly) the most tokens per second."""
     decoding, num_slices = _decoding(state), state.limits.num_slices
     decode_seconds = state.costs.decode_seconds(decoding) or 0.0
     # Streams may end while slices are left, and one slice should fit with those that stay.
-    fewer = (state.costs.decode_seconds(decoding[:count]) for count in range(1, len(decoding)))
-    longest_slice = min((_seconds_left(each or 0.0) for each in fewer), default=seconds_left)
+    left = [_seconds_left(state, decoding[: count + 1]) or 0.0 for count in range(len(decoding))]
+    seconds_left, longest_slice = left[-1], min(left[:-1], default=left[-1])
     best, best_rate = 0, 0.0
     for per_step in _slicings(num_slices):
         seconds = seconds_left * num_slices / per_step
@@ -219,11 +220,11 @@ def _slicings(most: int) -> list[int]:
 def _num_slices(state: PolicyState, chunks: Sequence[tuple[int, int]], num_left: int) -> int:
     """Return how many of the remaining slices of `chunks` to compute; 0 for all."""
     decoding = _decoding(state)
-    decode_seconds = state.costs.decode_seconds(decoding) if decoding else None
+    seconds_left = _seconds_left(state, decoding) if decoding else None
     seconds = state.costs.prompt_seconds(chunks)
-    if decode_seconds is None or not seconds:
+    if seconds_left is None or not seconds:
         return 0
-    fitting = int(_seconds_left(decode_seconds) * state.limits.num_slices / seconds + _ROUNDING)
+    fitting = int(seconds_left * state.limits.num_slices / seconds + _ROUNDING)
     return 0 if fitting >= num_left else max(fitting, 1)
 
 
@@ -231,10 +232,16 @@ def _decoding(state: PolicyState) -> list[int]:
     return [sequence.position for sequence in state.running if sequence.is_decoding]
 
 
-def _seconds_left(decode_seconds: float) -> float:
-    """Return the time that a step with streams leaves for prompts."""
-    longest = max(_LONGEST_STEP_DECODES * decode_seconds, _LONGEST_STEP_SECONDS)
-    return _AIM * longest - decode_seconds
+def _seconds_left(state: PolicyState, decoding: Sequence[int]) -> float | None:
+    """Return the time that a step with `decoding` leaves for prompts; None if nothing is known."""
+    decode_seconds = state.costs.decode_seconds(decoding)
+    if decode_seconds is None:
+        return None
+    is_whole = state.limits.num_slices == 1
+    seconds, most_decodes = _LONGEST_WHOLE_STEP if is_whole else _LONGEST_STEP
+    if not is_whole:
+        most_decodes = max(most_decodes - _DECODES_PER_STREAM * len(decoding), _FEWEST_DECODES)
+    return _AIM * max(most_decodes * decode_seconds, seconds) - decode_seconds
 
 
 def _leading(prompts: _Prompts, num_tokens: int) -> list[tuple[int, int]]:
