@@ -19,6 +19,8 @@ __all__ = ["Reply", "answer"]
 
 T = TypeVar("T")
 
+# Made once: `json.dumps` would make one for every token.
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 # Proxies must not buffer events.
 _EVENT_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -159,4 +161,4 @@ async def _left(receive: Receive) -> None:
 
 
 def _dump(value: Mapping[str, object] | Sequence[object]) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    return _ENCODER.encode(value).encode("utf-8", "replace")
