@@ -1,10 +1,14 @@
 """What `bench serve` makes of what it measured."""
 
+import asyncio
+import socket
+import struct
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
-from powerinfer.bench.serving.client import Stream, random_prompt
+from powerinfer.bench.serving.client import Stream, complete, random_prompt
 from powerinfer.bench.serving.plan import PEER, ServingPlan
 from powerinfer.bench.serving.rounds import Load, byte_bound, p99, ratio
 from powerinfer.bench.serving.server import Server, missing_instruction_sets, running, system_info
@@ -43,6 +47,66 @@ def test_one_of_a_hundred_exceeds_p99() -> None:
     assert p99([float(i) for i in range(1000)]) == 990
     assert p99([2.0]) == 2.0
     assert p99([]) is None
+
+
+_EVENT = b'data: {"choices": [{"text": "a"}], "usage": {"completion_tokens": 2}}\n\n'
+
+
+def _completed(
+    answer: Callable[[asyncio.StreamWriter], Awaitable[None]], *, is_stopped: bool = False
+) -> Stream:
+    """Complete a prompt at a server that answers so."""
+
+    async def go() -> Stream:
+        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            await answer(writer)
+            writer.close()
+            ended.set()
+
+        ended = asyncio.Event()
+        server = await asyncio.start_server(handle, "127.0.0.1")
+        stop = asyncio.Event() if is_stopped else None
+        if stop is not None:
+            stop.set()
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            try:
+                return await complete(f"http://127.0.0.1:{port}", [1], 2, stop=stop)
+            finally:
+                await ended.wait()
+
+    return asyncio.run(go())
+
+
+def test_a_client_reads_until_the_server_closes_the_connection() -> None:
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(_EVENT)
+        await asyncio.sleep(0.02)
+        writer.write(_EVENT + b"data: [DONE]\n\n")
+
+    stream = _completed(answer)
+    assert (len(stream.arrivals_s), stream.num_tokens) == (2, 2)
+    assert stream.gaps_s[0] > 0
+
+
+def test_a_client_leaves_a_stream_once_it_is_told_to() -> None:
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        for _ in range(3):
+            writer.write(_EVENT)
+            await asyncio.sleep(0.02)
+
+    assert len(_completed(answer, is_stopped=True).arrivals_s) == 1
+
+
+def test_a_connection_that_breaks_is_an_error() -> None:
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        connection: socket.socket = writer.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+
+    with pytest.raises(PowerInferError, match="did not answer completely"):
+        _completed(answer)
 
 
 def test_ratios_are_taken_round_by_round() -> None:

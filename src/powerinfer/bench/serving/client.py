@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 from urllib.parse import urlsplit
 
 from powerinfer.errors import PowerInferError
@@ -17,7 +18,6 @@ from powerinfer.errors import PowerInferError
 __all__ = ["Stream", "complete", "complete_all", "random_prompt"]
 
 _LONGEST_S = 600.0
-_READ_BYTES = 1 << 16
 
 
 @dataclass(slots=True)
@@ -61,18 +61,49 @@ async def _receive(
     address: str, request: bytes, stop: asyncio.Event | None
 ) -> list[tuple[float, bytes]]:
     """Read until the server closes the connection; return chunks with their arrival times."""
-    where = urlsplit(address)
-    reader, writer = await asyncio.open_connection(where.hostname, where.port)
-    received: list[tuple[float, bytes]] = []
+    where, loop = urlsplit(address), asyncio.get_running_loop()
+    receiver = _Receiver(request, stop, loop.create_future())
+    host, port = where.hostname or "127.0.0.1", where.port or 80
+    transport, _ = await loop.create_connection(lambda: receiver, host, port)
     try:
-        writer.write(request)
-        while data := await reader.read(_READ_BYTES):
-            received.append((time.perf_counter(), data))
-            if stop is not None and stop.is_set():
-                break
+        await receiver.over
     finally:
-        writer.close()
-    return received
+        transport.close()
+    return receiver.received
+
+
+class _Receiver(asyncio.Protocol):
+    """Notes what arrives; through a `StreamReader` each token would wake a task, too.
+
+    Attributes:
+        received: chunks with their arrival times.
+        over: done when the connection has ended.
+    """
+
+    def __init__(
+        self, request: bytes, stop: asyncio.Event | None, over: asyncio.Future[None]
+    ) -> None:
+        self._request = request
+        self._stop = stop
+        self.over = over
+        self.received: list[tuple[float, bytes]] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self.received.append((time.perf_counter(), data))
+        if self._stop is not None and self._stop.is_set():
+            self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.over.done():
+            return
+        if exc is None:
+            self.over.set_result(None)
+        else:
+            self.over.set_exception(exc)
 
 
 def _request(address: str, prompt: Sequence[int], max_tokens: int) -> bytes:
