@@ -261,22 +261,23 @@ def test_inspect_machine_names_products_and_reads(
     assert found["read_ways"] == [default]
     faster = PrefetchSettings(ahead=512)
     PREFETCH_SETTINGS.keep(
-        prefetch_settings_name(threads, "portable", "q8_0", in_place=True), faster
+        prefetch_settings_name(threads, "portable", "mxfp4", in_place=True), faster
     )
     PREFETCH_SETTINGS.keep(
         prefetch_settings_name(threads, "portable", "f16", in_place=True), PrefetchSettings()
     )
     measured = _machine("--kernels", "portable")["read_ways"]
-    assert {"format": "q8_0", "threads": threads, "is_measured": True, **asdict(faster)} in measured
-    assert [each["format"] for each in measured] == ["f16", "q8_0", None]
+    of_mxfp4 = {"format": "mxfp4", "threads": threads, "is_measured": True, **asdict(faster)}
+    assert of_mxfp4 in measured
+    assert [each["format"] for each in measured] == ["f16", "mxfp4", None]
     lines = invoke("inspect", "--machine", "--kernels", "portable").stdout.splitlines()
     assert any("f32 portable for prompts of F16, BF16 and F32 weights" in line for line in lines)
     start = next(i for i, line in enumerate(lines) if line.startswith("read_ways"))
     # One line for each; what was measured and is the default is no news.
     assert lines[start].split(None, 1)[1] == f"{PrefetchSettings()} (default)"
     assert lines[start + 1].strip() == (
-        f"q8_0: {faster} (measured with {threads} threads, for models of 1 GiB or more whose "
-        "weights are mostly q8_0)"
+        f"mxfp4: {faster} (measured with {threads} threads, for models of 1 GiB or more whose "
+        "weights are mostly mxfp4)"
     )
     assert not lines[start + 2].startswith(" ")
     assert any(line.startswith("plain_read") and "GB/s, measured now" in line for line in lines)

@@ -72,6 +72,6 @@ def source_of(name: str) -> str:
     if name in catalogue():
         return catalogue()[name].source
     raise HubError(
-        f"{name:.200}: not in the catalogue (powerinfer list --catalogue); expected such a name, "
+        f"{name:.200}: not in the catalogue; expected a name that is, such as smollm2, or "
         "hf:ORG/NAME[:QUANT][@REVISION] or pypi:NAME==VERSION/FILE"
     )

@@ -173,7 +173,7 @@ def test_references_with_mistakes_are_no_files(name: str) -> None:
 def test_pull_says_what_models_are_called() -> None:
     assert_error(
         invoke("pull", "llama3"),
-        "llama3: not in the catalogue (powerinfer list --catalogue); ",
+        "llama3: not in the catalogue; expected a name that is, such as smollm2, ",
         "hf:ORG/NAME[:QUANT][@REVISION] or pypi:NAME==VERSION/FILE",
     )
     assert_error(invoke("download", "llama3"), "powerinfer pull hf:ORG/NAME")
