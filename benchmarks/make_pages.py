@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 # The modules of tables register their parts.
-from figures import models, quality, serving, sparsify, speed  # noqa: F401
+from figures import models, quality, real_models, serving, sparsify, speed  # noqa: F401
 from figures.parts import fill
 from figures.pictures import PICTURES
 from figures.terminal import draw_terminal
@@ -26,6 +26,7 @@ IMAGES = ROOT / "docs" / "images"
 PAGES = (
     "README.md",
     "docs/models/README.md",
+    "docs/real-models.md",
     "docs/serving/speed.md",
     "docs/sparsify/experiment.md",
     "docs/sparsify/quality.md",
