@@ -88,13 +88,14 @@ GPU_CHECK = (
     *("env", "DEVICE=cpu", "SKIP_BUILD=1", "PYTHON=.venv/bin/python"),
     *("scripts/gpu-check", "build/gpu-check", "steps", "peers", "rest"),
 )
+# The longest first: two run at a time, and both lanes should end at about the same time.
 CHECKS = (
     Check("arm64", ["scripts/test-arm64"], tools=("aarch64-linux-gnu-g++ --version",)),
-    Check("threads", ["scripts/sanitize", "threads"], tools=(CXX,)),
     Check("sanitizers", ["scripts/sanitize", "address"], tools=(CXX, PYTHON)),
-    Check("container", ["scripts/container-check"]),
     Check("newest-python", NEWEST_PYTHON, tools=("python3.13 --version",)),
     Check("gpu-check", GPU_CHECK, tools=(PYTHON,)),
+    Check("container", ["scripts/container-check"]),
+    Check("threads", ["scripts/sanitize", "threads"], tools=(CXX,)),
 )
 ON_REQUEST = (Step("gpu-ahead", ["scripts/gpu-ahead"]),)
 """What only `scripts/ci all` runs besides."""

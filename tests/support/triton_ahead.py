@@ -1,11 +1,12 @@
-"""Compiles every Triton kernel for a GPU that is not here; run by tests/unit/test_triton_compiles.
+"""Compiles every Triton kernel for a GPU that is not here; run by scripts/gpu-ahead.
 
 Launchers run as they are, on tensors of torch's cpu device whose contents do not matter, with
 shapes of real models; in place of a launch the kernel is compiled for the types, the divisibility
 and the constants that it was launched with. Argument: compute capability, for example 90.
 
 Prints a line for each, separated by tabs: name, registers of a thread, bytes of a thread's stack
-(spilled registers), bytes of shared memory, constants. Fails where one is above the limits below.
+(spilled registers), bytes of shared memory, constants. Fails where one is above the limits below,
+and where nothing here launches a kernel.
 """
 
 import os
@@ -29,6 +30,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from powerinfer.ops.gpu import kernels
 from powerinfer.ops.gpu.ffn import (
     HotNeurons,
     hot_ffn,
@@ -88,6 +90,7 @@ class Compiler:
     def __init__(self, capability: int) -> None:
         self._target = GPUTarget("cuda", capability, 32)
         self._seen: set[Any] = set()
+        self.names: set[str] = set()
         self.too_large: list[str] = []
 
     def launch(self, kernel: Any, arguments: dict[str, Any]) -> None:
@@ -107,6 +110,7 @@ class Compiler:
         if key in self._seen:
             return
         self._seen.add(key)
+        self.names.add(kernel.__name__)
         source = ASTSource(kernel, types, constexprs=constants, attrs=attributes)
         compiled = triton.compile(source, target=self._target, options=options)
         if not compiled.asm["cubin"]:
@@ -121,6 +125,12 @@ class Compiler:
         allowed = _STACK_BYTES.get((name, arch), _STACK_BYTES.get((name, None), 0))
         if stack > allowed or shared > _SHARED_BYTES:
             self.too_large.append(line)
+
+
+def _written() -> set[str]:
+    """Names of all kernels, by their definitions."""
+    texts = [path.read_text("utf-8") for path in Path(kernels.__file__).parent.glob("*.py")]
+    return {name for text in texts for name in re.findall(r"^def (\w+_kernel)\(", text, re.M)}
 
 
 def _usage(cubin: bytes) -> tuple[int, int]:
@@ -314,6 +324,9 @@ def main() -> None:
     JITFunction.run = run
     for work in _everything():
         work()
+    written = _written()
+    if not written or written - compiler.names:
+        raise SystemExit(f"kernels that nothing here launches: {sorted(written - compiler.names)}")
     if compiler.too_large:
         raise SystemExit(
             "above the limits of tests/support/triton_ahead.py for stack or shared memory:\n"
