@@ -81,15 +81,17 @@ def _percent(share: float | None, error: float | None) -> str:
 
 @table(
     "real_speed",
-    "what | ours, tokens/s | llama.cpp | ik_llama.cpp | / llama.cpp | / ik_llama.cpp",
+    "model, our kernels | what | ours, tokens/s | llama.cpp | ik_llama.cpp | / llama.cpp "
+    "| / ik_llama.cpp",
 )
 def _speed() -> Iterator[Row]:
-    for each in _all("speed.json").values():
+    for each in _all("speed*.json").values():
         (result,) = each["results"]
         for what, row in result["against"]["llama.cpp"].items():
             better = result["better"]["better ik"][what]
             ik = result["against"][better][what]
             yield (
+                f"{result['model'].removesuffix('.gguf')}, {result['kernels']}",
                 what.replace("prefill", "prompt of"),
                 f"{row['ours']:.1f}",
                 f"{row['peer']:.1f}",
