@@ -8,10 +8,11 @@ import os
 import sys
 import time
 from typing import Any
+from unittest.mock import patch
 
 from api_client import embedded_tokenizer
 from fake_engine import FakeEngine
-from powerinfer.cli.commands import serve
+from powerinfer.cli import model
 from powerinfer.cli.main import main
 from powerinfer.serve.context import ServedModel
 
@@ -33,5 +34,6 @@ def fake_model(_model: Any, options: Any) -> ServedModel:
 
 
 if __name__ == "__main__":
-    setattr(serve, "_load", fake_model)  # noqa: B010
-    main(["serve", *sys.argv[1:]], prog_name="powerinfer")
+    # Fails where nothing has that name.
+    with patch.object(model, "load_for_serving", fake_model):
+        main(["serve", *sys.argv[1:]], prog_name="powerinfer")
