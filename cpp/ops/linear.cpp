@@ -5,6 +5,7 @@
 #include <functional>
 #include <vector>
 
+#include "base/chunk_spans.h"
 #include "base/rounding.h"
 #include "ops/blocked_product.h"
 #include "ops/int8_linear.h"
@@ -12,11 +13,11 @@
 namespace powerinfer {
 namespace {
 
-// Weight bytes handed out at a time: at least these, at most those of ReadWay. Long chunks let the
-// processor's prefetchers run, short ones keep many threads equally busy. No result depends on the
-// choice: a row is one thread's.
-constexpr std::int64_t kMinChunkBytes = 48 * 1024;
-constexpr std::int64_t kWeightChunksPerThread = 16;
+// Weight bytes handed out at a time, at most those of ReadWay. Long chunks let the processor's
+// prefetchers run, short ones keep many threads equally busy: a thread gets from four to sixteen,
+// where these sizes allow it. No result depends on the choice: a row is one thread's.
+constexpr std::int64_t kMinChunkBytes = 8 * 1024;
+constexpr std::int64_t kLongChunkBytes = 48 * 1024;
 // Below this many numbers, quantizing on the calling thread is faster than waking the team.
 constexpr std::int64_t kParallelQuantizeSize = 32 * 1024;
 
@@ -109,10 +110,11 @@ struct PreparedLayout {
 std::int64_t ChunkBytes(std::span<const LinearItem> items, std::int64_t num_tokens,
                         std::int32_t num_threads) {
   // Read once for every kMaxDotTokens tokens: data that is read again should still be in the cache.
-  if (num_tokens > kMaxDotTokens) return kMinChunkBytes;
+  if (num_tokens > kMaxDotTokens) return kLongChunkBytes;
   std::int64_t bytes = 0;
   for (const LinearItem& item : items) bytes += item.matrix.NumBytes();
-  return std::max(bytes / (kWeightChunksPerThread * num_threads), kMinChunkBytes);
+  const std::int64_t own = bytes / num_threads;
+  return std::max(own / 16, std::clamp(own / 4, kMinChunkBytes, kLongChunkBytes));
 }
 
 /// Cuts matrices into chunks of about `bytes` bytes.
@@ -153,14 +155,14 @@ void DotLinear(const OpContext& context, RowsView<const float> x,
   const Chunks chunks{ChunkBytes(items, x.rows, context.team.NumThreads()), context.ways};
   std::int64_t num_chunks = 0;
   for (const LinearItem& item : items) num_chunks += chunks.Count(item.matrix);
-  const auto run = [&](std::int64_t chunk, std::int32_t) {
+  const auto run = [&](std::int64_t chunk) {
     const LinearItem* item = items.data();
     for (; chunk >= chunks.Count(item->matrix); ++item) chunk -= chunks.Count(item->matrix);
     const std::int64_t num_rows = chunks.Rows(item->matrix);
     const std::int64_t first = chunk * num_rows;
     DotRows(context, *item, first, std::min(num_rows, item->matrix.rows - first), rows, x.rows);
   };
-  context.team.ParallelFor(num_chunks, std::ref(run));
+  ForChunksInSpans(context.team, num_chunks, run);
 }
 
 /// Items grouped by the product of their prompt rows.

@@ -150,6 +150,37 @@ TEST_CASE("LinearMatchesDoublePrecisionOnAnyTeam") {
   }
 }
 
+TEST_CASE("DecodeRowsHaveTheSameBitsOnTeamsOfAnySize") {
+  constexpr std::int64_t kColumns = 512;
+  for (const Format format : {Format::kQ4_0, Format::kQ8_0, Format::kF16}) {
+    Random random(16);
+    const TestMatrix wide(format, 700, kColumns, random);
+    const TestMatrix narrow(format, 90, kColumns, random);
+    const MatrixView empty{format, wide.view.data, 0, kColumns, wide.view.row_bytes};
+    const TestRows x(2, kColumns, random);
+    std::vector<float> before;
+    for (std::int32_t threads = 1; threads <= 16; ++threads) {
+      TestTeam team(threads);
+      TestRows out1(2, 700);
+      TestRows none(2, 0);
+      TestRows out2(2, 90);
+      const std::array<LinearItem, 4> items = {
+          LinearItem{empty, nullptr, none.view}, LinearItem{wide.view, nullptr, out1.view},
+          LinearItem{empty, nullptr, none.view}, LinearItem{narrow.view, nullptr, out2.view}};
+      Linear(team.context, x.ReadOnly(), items);
+      std::vector<float> both = out1.data;
+      both.insert(both.end(), out2.data.begin(), out2.data.end());
+      if (threads == 1) before = both;
+      REQUIRE_MESSAGE(SameBits(before, both), std::string(InfoOf(format).name), ", ", threads,
+                      " threads");
+      Linear(team.context, x.ReadOnly(), std::span(items.data(), 1));  // nothing to do
+    }
+    for (std::int64_t r = 0; r < 700; ++r) {
+      REQUIRE_MESSAGE(std::isfinite(before[static_cast<std::size_t>(r)]), "row ", r, " was left");
+    }
+  }
+}
+
 TEST_CASE("TransposedProductMatchesDoublePrecision") {
   for (const KernelTable* table : AvailableKernels()) {
     for (const Format format : AllFormats()) {
