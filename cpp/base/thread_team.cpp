@@ -24,7 +24,7 @@ using Clock = std::chrono::steady_clock;
 
 // A worker that found no work spins this long before it sleeps: longer than the Python code between
 // two operations of a decode step (5-20 us), far shorter than a scheduler's time slice, so another
-// process loses next to nothing. Sleeping costs a futex wake of 5-50 us at the next region.
+// process loses next to nothing. Sleeping costs a futex wake of 12-50 us at the next region.
 constexpr std::chrono::microseconds kSpinTime{50};
 // The same while the team is held awake: longer than what another device does between two layers.
 constexpr std::chrono::milliseconds kAwakeSpinTime{2};

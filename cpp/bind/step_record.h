@@ -14,7 +14,7 @@
 namespace powerinfer {
 
 /// Between two calls from Python the threads of a team fall asleep and memory is idle: in a decode
-/// step with nine calls per layer that is a tenth of the time.
+/// step of 7B in Q4_K, with nine calls a layer, that is 6 % of the time.
 ///
 /// A call keeps everything it works on alive: arrays, weights, the batch. Arrays therefore keep
 /// their addresses, and every run leaves its results where the first one did. All but destruction

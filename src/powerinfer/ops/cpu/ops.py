@@ -382,7 +382,7 @@ class StepRecord:
     """A decode step that was run once from Python, to be run again as one native call.
 
     Between two native calls the threads fall asleep and memory is idle, while weights push Python's
-    own data out of the caches: in a step of nine calls a layer that is a tenth of the time.
+    own data out of the caches: with nine calls a layer that is 6 % of a step of 7B in Q4_K.
 
     Attributes:
         calls: its calls; not complete if Python looked at numbers, so that it must not run again.
