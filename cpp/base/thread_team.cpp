@@ -97,6 +97,8 @@ struct ThreadTeam::State {
   bool AreAllOut(std::uint32_t now);
   void AwaitWorkers(std::uint32_t now);
   bool PinWorkers(const CpuSet& cpus);
+  void Start();
+  void Stop();
 };
 
 /// Changes a seat from "out of the region before" to `wanted` (inside or out of this one); at most
@@ -192,6 +194,25 @@ bool ThreadTeam::State::PinWorkers(const CpuSet& cpus) {
                      [&](std::thread& worker) { return SetCpusOf(worker.native_handle(), cpus); });
 }
 
+void ThreadTeam::State::Start() {
+  try {
+    for (std::int32_t i = 1; i < num_threads; ++i) {
+      workers.emplace_back([this, i] { WorkerMain(i); });
+    }
+  } catch (...) {
+    Stop();
+    throw;
+  }
+}
+
+/// Ends the workers that were started.
+void ThreadTeam::State::Stop() {
+  is_stopping.store(true, std::memory_order_seq_cst);
+  generation.value.fetch_add(kGenerationOne, std::memory_order_seq_cst);
+  generation.WakeAll();
+  for (std::thread& worker : workers) worker.join();
+}
+
 ThreadTeam::ThreadTeam(std::int32_t num_threads) {
   if (num_threads < 1 || num_threads > kMaxThreads) {
     throw std::invalid_argument("num_threads must be between 1 and 512, got " +
@@ -199,9 +220,7 @@ ThreadTeam::ThreadTeam(std::int32_t num_threads) {
   }
   state_ = std::make_unique<State>(num_threads);
   state_->process_id = ProcessId();
-  for (std::int32_t i = 1; i < num_threads; ++i) {
-    state_->workers.emplace_back([state = state_.get(), i] { state->WorkerMain(i); });
-  }
+  state_->Start();
 }
 
 ThreadTeam::~ThreadTeam() {
@@ -209,10 +228,7 @@ ThreadTeam::~ThreadTeam() {
     for (std::thread& worker : state_->workers) worker.detach();
     return;
   }
-  state_->is_stopping.store(true, std::memory_order_seq_cst);
-  state_->generation.value.fetch_add(kGenerationOne, std::memory_order_seq_cst);
-  state_->generation.WakeAll();
-  for (std::thread& worker : state_->workers) worker.join();
+  state_->Stop();
 }
 
 std::int32_t ThreadTeam::NumThreads() const { return state_->num_threads; }

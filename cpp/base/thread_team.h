@@ -20,7 +20,8 @@ inline constexpr std::int32_t kMaxThreads = 512;
 /// a forked child there are no workers: regions run on the caller alone.
 class ThreadTeam {
  public:
-  /// Throws std::invalid_argument unless 1 <= num_threads <= kMaxThreads.
+  /// Throws std::invalid_argument unless 1 <= num_threads <= kMaxThreads, std::system_error if the
+  /// system refuses a thread.
   explicit ThreadTeam(std::int32_t num_threads);
   ~ThreadTeam();
   ThreadTeam(const ThreadTeam&) = delete;

@@ -1,13 +1,37 @@
 """Where the threads of a backend run."""
 
 import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from exchange_cases import share
+from patience import PATIENCE_S
 from powerinfer.ops.cpu.ops import NativeOps
 
 TASKS = Path("/proc/self/task")
+# Leaves 64 MiB of addresses; the stack of a thread takes 2 MiB or more.
+REFUSED = """
+import os, resource
+import numpy as np
+from powerinfer.errors import DeviceError
+from powerinfer.ops.cpu.ops import NativeOps
+with open("/proc/self/statm") as statm:
+    used = int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+before = resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), before[1]))
+try:
+    NativeOps(512)
+except DeviceError as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_AS, before)
+x = np.ones((64, 4096), np.float32)
+NativeOps(3).add(x, x.copy())
+assert (x == 2).all()
+"""
 
 
 def affinities() -> Counter[frozenset[int]]:
@@ -48,3 +72,17 @@ def test_the_thread_of_signalled_steps_follows_the_team() -> None:
     wanted = Counter(before)
     wanted[frozenset({cpu})] += 1
     assert affinities() == wanted
+
+
+@pytest.mark.skipif(
+    # AddressSanitizer ends a process that finds no room for a thread.
+    not Path("/proc/self/statm").exists() or "asan" in os.environ.get("LD_PRELOAD", ""),
+    reason="memory cannot be limited here",
+)
+def test_threads_that_the_system_refuses_are_an_error() -> None:
+    command = [sys.executable, "-c", REFUSED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("cannot start 512 threads: ")
+    assert done.stdout.endswith(": take fewer (threads)\n")
+    assert done.stdout.count("\n") == 1

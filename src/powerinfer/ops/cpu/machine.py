@@ -53,8 +53,8 @@ def start_team(threads: int, kernels: str | None = None) -> _core.ThreadTeam:
         kernels: name from `machine_info().available_kernels`; None takes the best of them.
 
     Raises:
-        DeviceError: this machine or build has no such kernels, or the number of threads is out of
-            range.
+        DeviceError: this machine or build has no such kernels, the number of threads is out of
+            range, or the system refuses that many.
     """
     if not 1 <= threads <= MAX_THREADS:
         raise DeviceError(f"threads must be between 1 and {MAX_THREADS}, got {threads}")
@@ -63,4 +63,9 @@ def start_team(threads: int, kernels: str | None = None) -> _core.ThreadTeam:
         raise DeviceError(
             f"kernels {kernels!r} do not run on this machine; available: {', '.join(available)}"
         )
-    return _core.ThreadTeam(threads, kernels)
+    try:
+        return _core.ThreadTeam(threads, kernels)
+    except RuntimeError as error:  # std::system_error
+        raise DeviceError(
+            f"cannot start {threads} threads: {error}", remedy="take fewer ({threads})"
+        ) from None
