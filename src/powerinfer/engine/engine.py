@@ -381,6 +381,8 @@ class Engine:
 
     def _begin_prefill(self, plan: StepPlan) -> Prefill | None:
         counts, loaded = dict(plan.chunks), self._loaded
+        if not counts:
+            return None
         texts = [text for text in self._queue.running if text.id in counts and not text.is_over]
         vocab_size = loaded.model.config.vocab_size
         found = [next_chunk(text, counts[text.id], vocab_size) for text in texts]

@@ -353,12 +353,13 @@ class KVCache:
         for sequence, token_ids, start in parts:
             self.allocate(sequence, start + len(token_ids), start)
         lengths = [len(token_ids) for _, token_ids, _ in parts]
+        # Most steps have few tokens, and numpy joins few slower than it takes a list.
+        positions = [start + n for _, token_ids, start in parts for n in range(len(token_ids))]
+        sequences = [number for number, length in enumerate(lengths) for _ in range(length)]
         return Batch(
-            token_ids=np.concatenate([np.asarray(ids, np.int32) for _, ids, _ in parts]),
-            positions=np.concatenate(
-                [np.arange(start, start + len(ids), dtype=np.int32) for _, ids, start in parts]
-            ),
-            sequences=np.repeat(np.arange(len(parts), dtype=np.int32), lengths),
+            token_ids=np.array([each for _, token_ids, _ in parts for each in token_ids], np.int32),
+            positions=np.array(positions, np.int32),
+            sequences=np.array(sequences, np.int32),
             block_tables=self._block_tables([sequence for sequence, _, _ in parts]),
             is_prompt=np.repeat(are_prompts, lengths) if any(are_prompts) else None,
         )

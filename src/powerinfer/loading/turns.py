@@ -4,7 +4,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
@@ -69,11 +69,9 @@ class FairLock:
         if first is not None and first.thread_id == threading.get_ident():
             raise PowerInferError(self._reentered)
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> AbstractContextManager[bool]:
         """Wait for the lock and hold it until the block ends."""
-        with self.held_until(lambda: False):
-            yield
+        return self.held_until(lambda: False)
 
     @contextmanager
     def held_until(self, is_done: Callable[[], bool]) -> Iterator[bool]:
@@ -85,7 +83,8 @@ class FairLock:
         Raises:
             PowerInferError: this thread holds it already.
         """
-        self.check_not_held_here()
+        if self._line:  # holds a place of this thread if it holds the lock
+            self.check_not_held_here()
         place = _Place()
         try:
             with self._guard:

@@ -1,11 +1,11 @@
 """Cost of a generation: seconds, tokens, bytes read, neurons computed."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, fields
-from operator import add
+from operator import add, attrgetter, sub
 from typing import NamedTuple
 
 from powerinfer.kvcache import KVCache
@@ -21,6 +21,11 @@ __all__ = [
     "has_predictors",
     "uncounted",
 ]
+
+# One call, as every step copies them.
+_COUNTED: Callable[[FFNCounters], tuple[int, ...]] = attrgetter(
+    "active", "predicted", "total", "bytes_read", "predictor_bytes"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,16 +124,18 @@ class NeuronTally:
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Count the steps run in this context."""
-        before = copy(self._counters)
+        before = _COUNTED(self._counters)
         yield
-        counters = self._counters
-        total = _candidates(self._config, counters.total - before.total)
+        active, predicted, total, bytes_read, of_predictors = map(
+            sub, _COUNTED(self._counters), before
+        )
+        total = _candidates(self._config, total)
         # The backend's counters tell which neurons were not zero, even if none was skipped.
-        self.active += total if self._uses_all else counters.active - before.active
+        self.active += total if self._uses_all else active
         self.total += total
-        self.bytes_read += counters.bytes_read - before.bytes_read
-        self.predictor_bytes += counters.predictor_bytes - before.predictor_bytes
-        self._predicted += counters.predicted - before.predicted
+        self.bytes_read += bytes_read
+        self.predictor_bytes += of_predictors
+        self._predicted += predicted
 
     @property
     def predicted(self) -> int | None:
@@ -206,23 +213,19 @@ class StepMeter(NeuronTally):
     def shares(self, lengths: Sequence[int]) -> list[StepCost]:
         """Return the cost of the counted step for sequences of these lengths, and reset."""
         whole = (self.bytes_read + self._dense_bytes, self.active, self.predicted or 0, self.total)
-        parts = zip(*(_divided(amount, len(lengths)) for amount in whole), strict=True)
+        parts = [divmod(amount, len(lengths)) for amount in whole]
         self.reset()
-        return [
-            StepCost(weight_bytes + self._kv_bytes(length), *others)
-            for length, (weight_bytes, *others) in zip(lengths, parts, strict=True)
-        ]
+        costs = []
+        for number, length in enumerate(lengths):
+            # Integers that differ by at most 1.
+            weight_bytes, *others = [part + (number < rest) for part, rest in parts]
+            costs.append(StepCost(weight_bytes + self._kv_bytes(length), *others))
+        return costs
 
     def _kv_bytes(self, length: int) -> int:
         """Bytes of keys and values that a token reads, see `ModelConfig.num_attended`."""
-        attended = (min(length, window or length) * n for window, n in self._windows.items())
+        attended = [min(length, window or length) * n for window, n in self._windows.items()]
         return self._layer_bytes * sum(attended)
-
-
-def _divided(amount: int, count: int) -> list[int]:
-    """Divide an amount into integers that differ by at most 1."""
-    part, rest = divmod(amount, count)
-    return [part + (number < rest) for number in range(count)]
 
 
 def _candidates(config: ModelConfig, total: int) -> int:
