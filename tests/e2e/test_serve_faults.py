@@ -202,6 +202,30 @@ def test_a_reader_that_does_not_read(server: Server) -> None:
     assert b"[DONE]" not in received
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_how_events_are_framed(server: Server, version: str) -> None:
+    body = json.dumps({"prompt": "Once", "stream": True, "max_tokens": 3, "ignore_eos": True})
+    connection = server.send(
+        f"POST /v1/completions HTTP/{version}",
+        body.encode(),
+        Content_Length=str(len(body)),
+        Connection="close",
+        **JSON,
+    )
+    head, _, rest = b"".join(iter(lambda: connection.recv(1 << 16), b"")).partition(b"\r\n\r\n")
+    assert (b"chunked" in head.lower()) == (version == "1.1")
+    events = rest
+    if version == "1.1":
+        events = b""
+        while (size := int(rest.partition(b"\r\n")[0], 16)) > 0:
+            part = rest.partition(b"\r\n")[2]
+            events, rest = events + part[:size], part[size:].removeprefix(b"\r\n")
+        assert rest == b"0\r\n\r\n"
+    assert events.endswith(b"data: [DONE]\n\n")
+    assert events.count(b"data: {") == 3
+
+
 def _end() -> bytes:
     raise ConnectionError
 

@@ -9,6 +9,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from powerinfer.serve.errors import bad_request, error_body
+from powerinfer.serve.responding import SEND_PART
 
 __all__ = ["protocol_class"]
 
@@ -24,6 +25,7 @@ class _LimitedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start waiting for a request head."""
         super().connection_made(transport)
+        self.app_state = {**self.app_state, SEND_PART: self._send_part}
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._discard_timer: asyncio.TimerHandle | None = None
@@ -60,6 +62,19 @@ class _LimitedProtocol(H11Protocol):
         for timer in (self._head_timer, self._write_timer, self._discard_timer):
             _cancel(timer)
         super().connection_lost(exc)
+
+    async def _send_part(self, part: bytes) -> None:
+        """Send a part of a body that has begun and goes on; `part` is not empty.
+
+        Framed as h11 frames it, without its checks and the layers around the application, which
+        are a third of the calls that a streamed token takes.
+        """
+        if self.flow.write_paused:
+            await self.flow.drain()
+        if self.transport.is_closing():
+            return
+        is_chunked = self.scope["http_version"] >= "1.1"
+        self.transport.write(b"%x\r\n%b\r\n" % (len(part), part) if is_chunked else part)
 
     def send_400_response(self, msg: str) -> None:
         """Refuse invalid HTTP, in the form of all errors."""

@@ -15,9 +15,15 @@ from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import ApiError, ErrorBody, from_engine
 from powerinfer.values import JSONObject
 
-__all__ = ["Reply", "answer"]
+__all__ = ["SEND_PART", "Reply", "answer"]
 
 T = TypeVar("T")
+
+SEND_PART = "powerinfer.send_part"
+"""Name in an ASGI scope's `state` of a shorter way to the client, where the server has one."""
+
+SendPart = Callable[[bytes], Awaitable[None]]
+"""Sends a part of a body, that is not empty, once the answer's head was sent."""
 
 # Made once: `json.dumps` would make one for every token.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
@@ -36,8 +42,9 @@ class Reply:
         is_started: the status was sent, so that an error must be an event.
     """
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, scope: Scope, send: Send) -> None:
         self._send = send
+        self._send_part: SendPart | None = scope.get("state", {}).get(SEND_PART)
         self.is_started = False
 
     async def json(self, value: Mapping[str, object] | Sequence[object]) -> None:
@@ -67,6 +74,9 @@ class Reply:
         await self._send({"type": "http.response.start", "status": 200, "headers": pairs})
 
     async def _write(self, body: bytes, *, more: bool) -> None:
+        if more and self._send_part is not None:
+            await self._send_part(body)
+            return
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
 
@@ -116,7 +126,7 @@ class _Answer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer, unless the client disconnects."""
         body = self._context.error_body(scope["path"])
-        working = asyncio.create_task(self._answer(Reply(send), body))
+        working = asyncio.create_task(self._answer(Reply(scope, send), body))
         leaving = asyncio.create_task(_left(receive))
         try:
             await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)

@@ -29,13 +29,15 @@ class Streams:
             ApiError: a text was cancelled, because the server shuts down.
         """
         numbers = {stream: number for number, stream in enumerate(self.streams)}
-        while not self._unread.empty() or not all(stream.is_over for stream in self.streams):
+        num_open = sum(stream.handle.request.params.n for stream in self.streams)
+        while num_open:
             stream, output = await self._unread.get()
             if output.error is not None:
                 raise output.error
             if output.finish_reason is FinishReason.CANCELLED:
                 raise ApiError("the answer was cancelled", status=503)
             self.num_tokens += len(output.token_ids)
+            num_open -= output.is_last
             yield numbers[stream], output
 
     @property
