@@ -1,7 +1,8 @@
 """Give a checkpoint an activation that makes neurons zero, and continue its training.
 
-CHECKPOINT is the folder of a Llama- or Mistral-shaped SwiGLU checkpoint, or hf:ORG/NAME[@REVISION]
-on the Hugging Face Hub. Needs the extra `train`. This is the recipe of TurboSparse.
+CHECKPOINT is the folder of a Llama- or Mistral-shaped SwiGLU checkpoint, hf:ORG/NAME[@REVISION] on
+the Hugging Face Hub, or a GGUF file of a Llama, quantized or not. Needs the extra `train`. This is
+the recipe of TurboSparse, with a first part of our own.
 """
 
 from pathlib import Path
@@ -31,14 +32,16 @@ Examples:
   powerinfer sparsify Llama-3.2-1B -f text.txt -o sparse --tokens 100000000
   powerinfer sparsify Mistral-7B -f web.txt.zst -f books.txt -o sparse --tokens 1000000000
   powerinfer sparsify small -f text.txt -o sparse --tokens 3000000 --density-penalty 0.3
+  powerinfer sparsify smollm2.gguf -f text.txt -o sparse --tokens 4000000 --layer-tokens 2000000
   powerinfer convert sparse -o sparse.gguf
 
 \b
 A neuron's value becomes relu(gate) * relu(up) (dReLU) or relu(gate) * up (ReGLU), so
 that most are exactly zero and need not be computed. At first that hurts the model;
 training on text like what it was trained on repairs it: AdamW, a warm-up, then a
-cosine. A twentieth of the text, taken from all over it, is held out; at the end you
-see its perplexity before and after, and the share of zeros in each layer.
+cosine. With --layer-tokens each new FFN first learns alone to give what the old one
+gave. A twentieth of the text, taken from all over it, is held out; at the end you see
+its perplexity before and after, and the share of zeros in each layer.
 
 \b
 DIR then holds a checkpoint for `powerinfer convert`: with dReLU one of type `bamboo`,
@@ -84,6 +87,19 @@ result is the same to the bit.
     click.FloatRange(min=0, min_open=True),
     default=5e-5,
 )
+@option(
+    "--layer-tokens N",
+    "Tokens on which each FFN first learns alone to give what the old one gave; 0 for none. The "
+    "unchanged model must fit into memory too.",
+    click.IntRange(min=0),
+    default=0,
+)
+@option(
+    "--layer-rate X",
+    "Peak learning rate of that; it ends at a tenth.",
+    click.FloatRange(min=0, min_open=True),
+    default=1e-3,
+)
 @option("--seq-len N", "Tokens in a training sequence.", click.IntRange(min=1), default=512)
 @option("--batch-tokens N", "Tokens in one optimizer step.", click.IntRange(min=1), default=16384)
 @option("--seed N", "Seed of the order of the sequences.", click.IntRange(0, 1 << 31), default=1)
@@ -99,10 +115,11 @@ def sparsify(
     activation: Literal["drelu", "relu"],
     device: str,
     as_json: bool,
+    layer_tokens: int,
+    layer_rate: float,
     **numbers: float,
 ) -> None:
     """Continue training CHECKPOINT with an activation that makes most neurons zero."""
-    from powerinfer.convert.source import checkpoint_folder
     from powerinfer.train.devices import training_device
 
     found = training_device(device, command="sparsify")
@@ -111,9 +128,8 @@ def sparsify(
 
     recipe = _recipe(numbers)
     check_folder(output)
-    with ProgressBar("downloading", unit="bytes") as fetching:
-        folder = checkpoint_folder(checkpoint, fetching)
-    plan = SparsifyPlan(folder, files, output, recipe, activation, found)
+    path = _path_of(checkpoint)
+    plan = SparsifyPlan(path, files, output, recipe, activation, found, layer_tokens, layer_rate)
     try:
         with ProgressBar("training") as bar:
             report = train(plan, bar)
@@ -124,6 +140,17 @@ def sparsify(
         print_json({key: value for key, value in report.items() if key != "run"})
     else:
         _print(report)
+
+
+def _path_of(checkpoint: str) -> Path:
+    """A GGUF file, or the folder of a checkpoint, which is downloaded if need be."""
+    from powerinfer.convert.source import checkpoint_folder
+
+    path = Path(checkpoint)
+    if path.suffix == ".gguf" and path.is_file():
+        return path
+    with ProgressBar("downloading", unit="bytes") as fetching:
+        return checkpoint_folder(checkpoint, fetching)
 
 
 def _recipe(numbers: dict[str, float]) -> "Recipe":
@@ -144,6 +171,12 @@ def _print(report: dict[str, object]) -> None:
         f"{report['path']}: {report['activation']}, trained on {tokens} tokens in "
         f"{values['steps']} steps, {seconds:.0f} s, {tokens / seconds:.0f} tokens/s"
     )
+    if "layer_tokens" in values:
+        click.echo(
+            f"before that each layer alone on {values['layer_tokens']} tokens, "
+            f"{values['layer_seconds']:.0f} s: perplexity {values['layer_perplexity']:.3f}, zeros "
+            f"{percent(values['layer_zeros'])}"
+        )
     click.echo(
         f"perplexity on {values['held_out_tokens']} held-out tokens: {before:.3f} before, "
         f"{after:.3f} now ({after / before - 1:+.1%})"

@@ -9,7 +9,6 @@ from pathlib import Path
 from powerinfer._files import read_small_file, write_atomically
 from powerinfer.errors import PowerInferError
 from powerinfer.train.folder_lock import lock_folder
-from powerinfer.train.sparsify.log import LOG_FILE
 
 __all__ = ["REPORT_FILE", "OutputFolder"]
 
@@ -86,10 +85,10 @@ class OutputFolder:
         data = json.dumps(values, indent=2).encode() + b"\n"
         write_atomically(path, data, error=PowerInferError)
 
-    def keep_log(self) -> None:
-        """Copy the log of the training to its final place."""
-        data = (self.work / LOG_FILE).read_bytes()
-        write_atomically(self.path / LOG_FILE, data, error=PowerInferError)
+    def keep_log(self, name: str) -> None:
+        """Copy a log of the training to its final place."""
+        data = (self.work / name).read_bytes()
+        write_atomically(self.path / name, data, error=PowerInferError)
 
     def clean(self) -> None:
         """Remove files that only the training needed."""

@@ -12,7 +12,7 @@ from powerinfer.errors import CheckpointError, NumericsError
 from powerinfer.train.sparsify.model import SparseModel
 from powerinfer.train.sparsify.source import BAMBOO
 
-__all__ = ["TOKENIZER_FILES", "save"]
+__all__ = ["TOKENIZER_FILES", "save", "write_tensors"]
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -39,7 +39,7 @@ def save(model: SparseModel, tokenizer: Path | None, folder: Path) -> None:
     tokenizer files of the folder `tokenizer` are copied. Files in `folder` are replaced.
     """
     make_folder_of(folder / "config.json", error=CheckpointError)
-    _write_tensors(folder / "model.safetensors", _tensors(model))
+    write_tensors(folder / "model.safetensors", _tensors(model))
     for name in TOKENIZER_FILES:
         if tokenizer is not None and (tokenizer / name).is_file():
             content = (tokenizer / name).read_bytes()
@@ -75,7 +75,7 @@ def _tensors(model: SparseModel) -> dict[str, Tensor]:
     return {name: tensor.to(model.dtype) for name, tensor in found.items()}
 
 
-def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     """Write a safetensors file: length of the header, header, data."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0

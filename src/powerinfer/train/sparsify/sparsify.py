@@ -2,19 +2,23 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from powerinfer.errors import CheckpointError, UnsupportedError
 from powerinfer.train.checkpoint import keep_freed_memory
 from powerinfer.train.sparsify.ffn import ActivationName
+from powerinfer.train.sparsify.from_gguf import write_checkpoint
+from powerinfer.train.sparsify.layers import LAYERS_LOG, LayerRun
+from powerinfer.train.sparsify.log import LOG_FILE
 from powerinfer.train.sparsify.model import SparseModel, load_model, set_activation
 from powerinfer.train.sparsify.output import REPORT_FILE, OutputFolder
 from powerinfer.train.sparsify.recipe import Recipe
 from powerinfer.train.sparsify.run import SparsifyRun
 from powerinfer.train.sparsify.saving import TOKENIZER_FILES, save
-from powerinfer.train.sparsify.scoring import score
+from powerinfer.train.sparsify.scoring import Score, score
 from powerinfer.train.sparsify.source import read_source
+from powerinfer.train.sparsify.steps import ResumableSteps
 from powerinfer.train.sparsify.text import load_tokenizer, open_text, store_text
 from powerinfer.train.stored_windows import StoredWindows
 from powerinfer.train.token_windows import text_identity
@@ -28,12 +32,19 @@ Progress = Callable[[int, int, str], None]
 _SAVE_S = 30.0
 _SAVE_RATIO = 30.0
 _TEXT_FILE = "text.ids"
-_BEFORE_FILE = "before.json"
+_CHECKPOINT = "checkpoint"
+_BEFORE_FILE, _LAYERS_FILE = "before.json", "layers.json"
 
 
 @dataclass(frozen=True)
 class SparsifyPlan:
-    """A Llama- or Mistral-shaped checkpoint, texts to train on, and the folder to write."""
+    """A Llama- or Mistral-shaped checkpoint, texts to train on, and the folder to write.
+
+    Attributes:
+        checkpoint: a folder, or a GGUF file, which may be quantized.
+        layer_tokens: tokens on which each new FFN first learns what the old one gives; 0 for none.
+        layer_rate: highest learning rate of that.
+    """
 
     checkpoint: Path
     texts: Sequence[Path]
@@ -41,6 +52,23 @@ class SparsifyPlan:
     recipe: Recipe
     activation: ActivationName = "drelu"
     device: str = "cpu"
+    layer_tokens: int = 0
+    layer_rate: float = 1e-3
+
+    @property
+    def layer_recipe(self) -> Recipe | None:
+        """The recipe of the training of single layers, which reads rows in an order of its own."""
+        if not self.layer_tokens:
+            return None
+        return replace(
+            self.recipe,
+            tokens=self.layer_tokens,
+            learning_rate=self.layer_rate,
+            min_rate=self.layer_rate / 10,
+            weight_decay=0.0,
+            distill=0.0,
+            seed=self.recipe.seed + 1,
+        )
 
 
 def sparsify(plan: SparsifyPlan, progress: Progress) -> dict[str, object]:
@@ -50,13 +78,16 @@ def sparsify(plan: SparsifyPlan, progress: Progress) -> dict[str, object]:
 
     Raises:
         CheckpointError: the checkpoint is damaged or incomplete.
-        UnsupportedError: it has another architecture, experts or biases, or is quantized.
+        GGUFError: it is a GGUF file that is damaged.
+        UnsupportedError: it has another architecture, experts or biases, or is a folder of
+            quantized weights.
         NumericsError: the loss is no longer finite.
         DeviceError: a library of the extra `train` is missing.
         PowerInferError: a text cannot be read or is too short, the output holds something else, or
             it cannot be written.
     """
-    read_source(plan.checkpoint)
+    if not plan.checkpoint.is_file():
+        read_source(plan.checkpoint)
     keep_freed_memory()
     output = OutputFolder(plan.output)
     identity = _identity(plan)
@@ -71,30 +102,46 @@ def sparsify(plan: SparsifyPlan, progress: Progress) -> dict[str, object]:
 
 def _identity(plan: SparsifyPlan) -> dict[str, object]:
     """Values that identify this run."""
-    names = ("config.json", *TOKENIZER_FILES)
-    files = [plan.checkpoint / name for name in names if (plan.checkpoint / name).is_file()]
-    for pattern in ("*.safetensors", "*.bin"):
-        files += sorted(plan.checkpoint.glob(pattern))
+    layers = {"layer_tokens": plan.layer_tokens, "layer_rate": plan.layer_rate}
     return {
-        "checkpoint": text_identity(files),
+        "checkpoint": text_identity(_files_of(plan.checkpoint)),
         "text": text_identity(plan.texts),
         "activation": plan.activation,
         **asdict(plan.recipe),
+        # Runs of versions without it go on.
+        **(layers if plan.layer_tokens else {}),
     }
+
+
+def _files_of(checkpoint: Path) -> list[Path]:
+    """The files that a checkpoint consists of."""
+    if checkpoint.is_file():
+        return [checkpoint]
+    names = ("config.json", *TOKENIZER_FILES)
+    files = [checkpoint / name for name in names if (checkpoint / name).is_file()]
+    for pattern in ("*.safetensors", "*.bin"):
+        files += sorted(checkpoint.glob(pattern))
+    return files
 
 
 def _train(
     plan: SparsifyPlan, output: OutputFolder, identity: dict[str, object], progress: Progress
 ) -> dict[str, object]:
+    if plan.checkpoint.is_file():
+        plan = replace(plan, checkpoint=_unpacked(plan.checkpoint, output.work / _CHECKPOINT))
     text = _read_text(plan, output, progress)
     model = load_model(plan.checkpoint, plan.device)
     _check_sizes(plan, model, text)
-    before = _score_before(model, text, output, progress)
-    teacher = load_model(plan.checkpoint, plan.device) if plan.recipe.distill else None
+    before = _score_once(_BEFORE_FILE, model, text, output, progress)
+    has_teacher = bool(plan.recipe.distill or plan.layer_tokens)
+    teacher = load_model(plan.checkpoint, plan.device) if has_teacher else None
     set_activation(model, plan.activation)
+    layers = {} if teacher is None else _teach_layers(plan, model, teacher, text, output, progress)
+    if not plan.recipe.distill:
+        teacher = None
     run = SparsifyRun(model, text.train.reshape(-1), plan.recipe, output.work, teacher)
-    _finish(run, progress)
-    after = score(model, text.held_out, lambda done, all_: progress(done, all_, "scoring"))
+    _finish(run, "training", progress)
+    after = _score(model, text, progress)
     tokens = run.recipe.steps * run.recipe.step_tokens
     report: dict[str, object] = {
         "path": str(plan.output),
@@ -108,17 +155,25 @@ def _train(
         "perplexity": after.perplexity,
         "zeros": after.mean_zeros,
         "layers": [{"zeros": share} for share in after.zeros],
+        **layers,
         "run": identity,
     }
-    output.keep_log()
+    output.keep_log(LOG_FILE)
     output.write(output.path / REPORT_FILE, report)
     save(model, plan.checkpoint, plan.output)
     return report
 
 
+def _unpacked(file: Path, folder: Path) -> Path:
+    """The checkpoint of a GGUF file, made once."""
+    if not (folder / "config.json").exists():
+        write_checkpoint(file, folder)
+    return folder
+
+
 def _read_text(plan: SparsifyPlan, output: OutputFolder, progress: Progress) -> StoredWindows:
     """Read the text as token ids, made once."""
-    path = output.work / _TEXT_FILE
+    path, layers = output.work / _TEXT_FILE, plan.layer_recipe
     if not path.exists():
         tokenizer = load_tokenizer(plan.checkpoint)
         store_text(
@@ -127,6 +182,7 @@ def _read_text(plan: SparsifyPlan, output: OutputFolder, progress: Progress) -> 
             tokenizer,
             plan.recipe,
             lambda done, all_: progress(done, all_, "reading text"),
+            more_rows=0 if layers is None else layers.steps * layers.rows,
         )
     return open_text(path, plan.recipe)
 
@@ -147,28 +203,58 @@ def _check_sizes(plan: SparsifyPlan, model: SparseModel, text: StoredWindows) ->
         )
 
 
-def _score_before(
-    model: SparseModel, text: StoredWindows, output: OutputFolder, progress: Progress
+def _score(model: SparseModel, text: StoredWindows, progress: Progress) -> Score:
+    return score(model, text.held_out, lambda done, all_: progress(done, all_, "scoring"))
+
+
+def _score_once(
+    name: str, model: SparseModel, text: StoredWindows, output: OutputFolder, progress: Progress
 ) -> dict[str, object]:
-    """Score the unchanged model, once."""
-    path = output.work / _BEFORE_FILE
+    """Score a model between two parts of the work; the file `name` keeps what came of it."""
+    path = output.work / name
     found = output.read(path)
     if found is None:
-        before = score(model, text.held_out, lambda done, all_: progress(done, all_, "scoring"))
-        found = {"perplexity": before.perplexity}
+        scored = _score(model, text, progress)
+        found = {"perplexity": scored.perplexity, "zeros": scored.mean_zeros}
         output.write(path, found)
     return found
 
 
-def _finish(run: SparsifyRun, progress: Progress) -> None:
-    """Make the remaining steps; save from time to time."""
+def _teach_layers(
+    plan: SparsifyPlan,
+    model: SparseModel,
+    teacher: SparseModel,
+    text: StoredWindows,
+    output: OutputFolder,
+    progress: Progress,
+) -> dict[str, object]:
+    """Train each FFN alone, if the plan says so; return what the report says about it."""
+    recipe = plan.layer_recipe
+    if recipe is None:
+        return {}
+    run = LayerRun(model, text.train.reshape(-1), recipe, output.work, teacher)
+    _finish(run, "training layers", progress)
+    found = _score_once(_LAYERS_FILE, model, text, output, progress)
+    output.keep_log(LAYERS_LOG)
+    return {
+        "layer_tokens": recipe.steps * recipe.step_tokens,
+        "layer_seconds": round(run.seconds, 1),
+        "layer_perplexity": found["perplexity"],
+        "layer_zeros": found["zeros"],
+    }
+
+
+def _finish(run: ResumableSteps, what: str, progress: Progress) -> None:
+    """Make the remaining steps; save from time to time, and in the end if there were any."""
     recipe = run.recipe
+    if run.is_done:
+        return
     next_save = time.monotonic() + _SAVE_S
     while not run.is_done:
         figures = run.advance()
         zeros = sum(figures.zeros) / len(figures.zeros)
-        what = f"training, loss {figures.loss:.3f}, zeros {zeros:.0%}"
-        progress(run.step * recipe.step_tokens, recipe.steps * recipe.step_tokens, what)
+        now = f"{what}, loss {figures.loss:.3f}, zeros {zeros:.0%}"
+        progress(run.step * recipe.step_tokens, recipe.steps * recipe.step_tokens, now)
         if time.monotonic() >= next_save:
             began = time.monotonic()
             run.save()

@@ -62,14 +62,16 @@ def store_text(
     tokenizer: CheckpointTokenizer,
     recipe: Recipe,
     progress: Callable[[int, int], None],
+    *,
+    more_rows: int = 0,
 ) -> None:
     """Write the rows that a run needs: first those to train on, then those held out.
 
-    A longer text is not read to its end, a shorter one is trained on more than once. `progress` is
-    called with (bytes of text done, bytes).
+    `more_rows` are added to those of the recipe. A longer text is not read to its end, a shorter
+    one is trained on more than once. `progress` is called with (bytes of text done, bytes).
     """
     windows = TokenWindows(texts, tokenizer.encode, recipe.seq_len + 1, tokenizer.bos_id)
-    needed = recipe.steps * recipe.rows
+    needed = recipe.steps * recipe.rows + more_rows
     needed += -(-needed // (_HELD_OUT - 1))
     in_order = path.with_suffix(".in-order")
     store_windows(
