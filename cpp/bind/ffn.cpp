@@ -228,7 +228,8 @@ RouterHandle::RouterHandle(nb::object matrix, nb::object bias, const std::string
 }
 
 FFNHandle::FFNHandle(Part gate, Part up, Part down, const std::string& activation, float threshold,
-                     bool is_down_transposed, bool is_exact_sparse, nb::object router)
+                     bool is_down_transposed, bool is_exact_sparse, nb::object router,
+                     std::tuple<float, float> dip)
     : router_object(std::move(router)), parts{std::move(gate), std::move(up), std::move(down)} {
   view.gate = ViewOf(std::get<0>(parts[0]));
   view.up = ViewOf(std::get<0>(parts[1]));
@@ -254,7 +255,7 @@ FFNHandle::FFNHandle(Part gate, Part up, Part down, const std::string& activatio
   view.gate_bias = BiasOf("bias of gate", std::get<1>(parts[0]), neurons);
   view.up_bias = BiasOf("bias of up", std::get<1>(parts[1]), neurons);
   view.down_bias = BiasOf("bias of down", std::get<1>(parts[2]), outputs);
-  view.activation = {ActivationByName(activation), threshold};
+  view.activation = {ActivationByName(activation), threshold, std::get<0>(dip), std::get<1>(dip)};
   view.is_down_transposed = is_down_transposed;
   view.is_exact_sparse = is_exact_sparse;
   for (const Part& part : parts) lazy.Add(std::get<0>(part));
@@ -278,9 +279,10 @@ void BindFFN(nb::module_& module) {
       .def(nb::init<nb::object, nb::object, const std::string&, std::int64_t, bool>(), "matrix"_a,
            "bias"_a.none(), "rule"_a, "num_used"_a, "is_normalized"_a);
   nb::class_<FFNHandle>(module, "FFN")
-      .def(nb::init<Part, Part, Part, const std::string&, float, bool, bool, nb::object>(),
+      .def(nb::init<Part, Part, Part, const std::string&, float, bool, bool, nb::object,
+                    std::tuple<float, float>>(),
            "gate"_a, "up"_a, "down"_a, "activation"_a, "threshold"_a, "is_down_transposed"_a,
-           "is_exact_sparse"_a, "router"_a.none() = nb::none())
+           "is_exact_sparse"_a, "router"_a.none() = nb::none(), "dip"_a = std::tuple(1.0F, 0.0F))
       .def_prop_ro("last_decode", [](const FFNHandle& ffn) { return ffn.last_decode.Numbers(); });
   module.def("ffn", &BoundFFN, "team"_a, "x"_a.noconvert(), "ffn"_a, "out"_a.noconvert(),
              "predictor"_a.none() = nb::none(), "predictor_input"_a.noconvert() = nb::none(),

@@ -50,9 +50,10 @@ class LastDecode {
 };
 
 struct FFNHandle {
-  /// router: None, or a RouterHandle, which makes this a mixture of experts.
+  /// router: None, or a RouterHandle, which makes this a mixture of experts. dip: see Activation.
   FFNHandle(Part gate, Part up, Part down, const std::string& activation, float threshold,
-            bool is_down_transposed, bool is_exact_sparse, nanobind::object router);
+            bool is_down_transposed, bool is_exact_sparse, nanobind::object router,
+            std::tuple<float, float> dip);
 
   FFNView view;
   LazyExperts lazy;

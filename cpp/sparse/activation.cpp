@@ -66,11 +66,25 @@ std::int64_t CountFiring(const Activation& activation, std::int64_t n, const flo
   return n;
 }
 
+/// Sets values that do not fire to 0, which silu and gelu keep; returns how many fire.
+std::int64_t ClearSilent(const Activation& activation, std::int64_t n, float* gate) {
+  std::int64_t count = 0;
+  VisitFires(activation, [&](const auto& fires) {
+    for (std::int64_t i = 0; i < n; ++i) {
+      const bool is_firing = fires(gate[i]);
+      gate[i] = is_firing ? gate[i] : 0.0F;
+      count += is_firing ? 1 : 0;
+    }
+  });
+  return count;
+}
+
 }  // namespace
 
 std::int64_t Activate(const KernelTable& kernels, const Activation& activation, std::int64_t n,
                       float* gate, const float* up) {
-  const std::int64_t active = CountFiring(activation, n, gate, up);
+  const std::int64_t active =
+      activation.IsCut() ? ClearSilent(activation, n, gate) : CountFiring(activation, n, gate, up);
   switch (activation.kind) {
     case ActivationKind::kSilu:
       kernels.gemm.silu(n, gate, up);

@@ -23,12 +23,20 @@ enum class ActivationKind : std::int32_t {
 
 struct Activation {
   ActivationKind kind = ActivationKind::kSilu;
-  float threshold = 0.0F;  ///< FatReLU's
+  /// The least z that fires, of FatReLU. Of silu and gelu: 0, or above it if small values count as
+  /// zero; then those z in [dip_begin, dip_end] fire, too, where the function dips below zero.
+  float threshold = 0.0F;
+  float dip_begin = 1.0F;
+  float dip_end = 0.0F;
 
+  /// True for silu or gelu of which small values count as zero.
+  bool IsCut() const {
+    return (kind == ActivationKind::kSilu || kind == ActivationKind::kGelu) && threshold > 0.0F;
+  }
   /// True if neurons may be exactly zero.
   bool IsSparse() const {
-    return kind != ActivationKind::kSilu && kind != ActivationKind::kGelu &&
-           kind != ActivationKind::kClampedSwiGlu;
+    return IsCut() || (kind != ActivationKind::kSilu && kind != ActivationKind::kGelu &&
+                       kind != ActivationKind::kClampedSwiGlu);
   }
 };
 
@@ -38,6 +46,10 @@ template <typename Visitor>
 void VisitFires(const Activation& activation, const Visitor& visit) {
   if (!activation.IsSparse()) {
     visit([](float) { return true; });
+  } else if (activation.IsCut()) {
+    visit([cut = activation](float z) {
+      return !(z < cut.threshold) || (cut.dip_begin <= z && z <= cut.dip_end);
+    });
   } else if (activation.kind == ActivationKind::kFatRelu) {
     const float threshold = activation.threshold;
     visit([threshold](float z) { return !(z < threshold); });
@@ -47,7 +59,8 @@ void VisitFires(const Activation& activation, const Visitor& visit) {
 }
 
 /// gate[i] = activation(gate[i]) * up[i], or activation(gate[i]) if up is null; DRELU also clips
-/// up. Returns how many neurons fired, n for functions that are never exactly zero.
+/// up, and what a cut function leaves out is 0 * up[i]. Returns how many neurons fired, n for
+/// functions that are never exactly zero.
 std::int64_t Activate(const KernelTable& kernels, const Activation& activation, std::int64_t n,
                       float* gate, const float* up);
 

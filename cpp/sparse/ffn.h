@@ -26,7 +26,7 @@ struct FFNView {
   const float* down_bias = nullptr;  ///< f32[hidden_size]
   Activation activation;
   bool is_down_transposed = false;
-  bool is_exact_sparse = false;  ///< skip neurons that do not fire; ignored for silu and gelu
+  bool is_exact_sparse = false;  ///< skip neurons that do not fire, if the activation has any
   /// With data: a mixture of experts, whose matrices and biases are concatenated, all of one size.
   /// Expert e owns neurons [e * ExpertSize(), (e + 1) * ExpertSize()); down that is not transposed
   /// is [num_experts * hidden_size, ExpertSize()], its bias f32[num_experts * hidden_size]. Only
@@ -52,7 +52,7 @@ struct FFNView {
 
 /// Counts of a call, summed over tokens; a call adds to them. Python sees the same struct.
 struct FFNStats {
-  std::int64_t active = 0;  ///< neurons that fired (silu, gelu: were computed)
+  std::int64_t active = 0;  ///< neurons that fired; all computed ones if none is ever zero
   /// Neurons that the predictor let pass or the list named; without either, all.
   std::int64_t predicted = 0;
   std::int64_t total = 0;  ///< all neurons

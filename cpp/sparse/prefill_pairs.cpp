@@ -45,6 +45,16 @@ std::int64_t FindFiring(const KernelTable& kernels, const Activation& activation
     std::iota(ids, ids + num_neurons, 0);
     return num_neurons;
   }
+  if (activation.IsCut()) {
+    std::int64_t count = 0;
+    VisitFires(activation, [&](const auto& fires) {
+      for (std::int64_t id = 0; id < num_neurons; ++id) {
+        ids[count] = static_cast<std::int32_t>(id);
+        count += fires(gate[id]) ? 1 : 0;
+      }
+    });
+    return count;
+  }
   if (activation.kind == ActivationKind::kFatRelu) {
     return kernels.list_from(gate, num_neurons, activation.threshold, ids);
   }

@@ -86,6 +86,20 @@ TEST_CASE("ExpertsMatchDoublePrecisionForEveryActivationAndLayout") {
   }
 }
 
+TEST_CASE("CutExpertsMatchDoublePrecisionDenseAndExact") {
+  for (const KernelTable* table : AvailableKernels()) {
+    for (int bits = 0; bits < 8; ++bits) {
+      ExpertsOptions o;
+      o.ffn.kernels = table;
+      o.ffn.kind = (bits & 1) != 0 ? ActivationKind::kSilu : ActivationKind::kGelu;
+      o.ffn.is_cut = true;
+      o.ffn.is_transposed = (bits & 2) != 0;
+      o.ffn.is_exact = (bits & 4) != 0;
+      CheckKinds(o);
+    }
+  }
+}
+
 TEST_CASE("ExpertsMatchDoublePrecisionForEveryFormat") {
   for (const KernelTable* table : AvailableKernels()) {
     for (const Format format :

@@ -71,6 +71,24 @@ TEST_CASE("FFNMatchesDoublePrecisionForEveryActivationAndLayout") {
   }
 }
 
+TEST_CASE("CutFFNMatchesDoublePrecisionDenseAndExact") {
+  for (const KernelTable* table : AvailableKernels()) {
+    for (int bits = 0; bits < 16; ++bits) {
+      FFNOptions o;
+      o.kernels = table;
+      o.kind = (bits & 1) != 0 ? ActivationKind::kSilu : ActivationKind::kGelu;
+      o.is_cut = true;
+      o.is_gated = (bits & 2) != 0;
+      o.is_transposed = (bits & 4) != 0;
+      o.is_exact = (bits & 8) != 0;
+      for (const std::int64_t num_tokens : {1, 13, 40}) {
+        CheckBlock(o, num_tokens, RowKind::kDecode);
+      }
+      for (const std::int64_t num_tokens : {1, 40}) CheckBlock(o, num_tokens, RowKind::kPrompt);
+    }
+  }
+}
+
 TEST_CASE("FFNMatchesDoublePrecisionForEveryFormat") {
   for (const KernelTable* table : AvailableKernels()) {
     for (const Format format : AllFormats()) {

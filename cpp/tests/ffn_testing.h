@@ -8,6 +8,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "sparse/ffn.h"
@@ -21,9 +22,17 @@ inline constexpr std::array<ActivationKind, 7> kKinds = {
     ActivationKind::kDRelu,        ActivationKind::kFatRelu, ActivationKind::kRelu2,
     ActivationKind::kClampedSwiGlu};
 
+/// FatReLU with a threshold, silu and gelu cut where `is_cut`, other kinds as they are.
+inline Activation TestActivation(ActivationKind kind, bool is_cut) {
+  if (kind == ActivationKind::kFatRelu) return {kind, 0.25F};
+  if (is_cut) return {kind, 0.75F, -4.25F, -3.5F};
+  return {kind};
+}
+
 struct FFNOptions {
   const KernelTable* kernels = &BestKernels();
   ActivationKind kind = ActivationKind::kRelu;
+  bool is_cut = false;
   bool is_gated = true;
   bool is_transposed = true;
   bool is_exact = true;
@@ -37,7 +46,8 @@ struct FFNOptions {
   std::string Name() const {
     return std::string(kernels->name) + " " + std::string(InfoOf(rest).name) + " activation " +
            std::to_string(static_cast<int>(kind)) + (is_gated ? " gated" : " ungated") +
-           (is_transposed ? " transposed" : " plain") + (is_exact ? " exact" : " dense");
+           (is_transposed ? " transposed" : " plain") + (is_exact ? " exact" : " dense") +
+           (is_cut ? " cut" : "");
   }
 };
 
@@ -68,13 +78,20 @@ struct FFNBlock {
     view.gate_bias = o.is_gated ? gate_bias.data() : nullptr;
     view.up_bias = up_bias.data();
     view.down_bias = down_bias.data();
-    view.activation = {o.kind, o.kind == ActivationKind::kFatRelu ? 0.25F : 0.0F};
+    view.activation = TestActivation(o.kind, o.is_cut);
     view.is_down_transposed = o.is_transposed;
     view.is_exact_sparse = o.is_exact;
   }
 };
 
+/// Of a cut function, whether z counts.
+inline bool IsKept(const Activation& activation, double z) {
+  const auto [begin, end] = std::pair<double, double>(activation.dip_begin, activation.dip_end);
+  return z >= static_cast<double>(activation.threshold) || (begin <= z && z <= end);
+}
+
 inline double Apply(const Activation& activation, double z) {
+  if (activation.IsCut() && !IsKept(activation, z)) return 0.0;
   switch (activation.kind) {
     case ActivationKind::kSilu:
       return z / (1.0 + std::exp(-z));

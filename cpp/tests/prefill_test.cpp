@@ -59,9 +59,10 @@ void CheckBlock(const Options& options, bool is_masked, Random& random) {
   }
 }
 
-constexpr std::array<ActivationKind, 4> kSparseKinds = {
-    ActivationKind::kRelu, ActivationKind::kDRelu, ActivationKind::kFatRelu,
-    ActivationKind::kRelu2};
+// kSilu is cut.
+constexpr std::array<ActivationKind, 5> kSparseKinds = {
+    ActivationKind::kRelu, ActivationKind::kDRelu, ActivationKind::kFatRelu, ActivationKind::kRelu2,
+    ActivationKind::kSilu};
 
 }  // namespace
 
@@ -77,6 +78,7 @@ TEST_CASE("PrefillEqualsLoops") {
           options.kind = kind;
           options.is_gated = is_gated;
           options.is_transposed = is_transposed;
+          options.is_cut = kind == ActivationKind::kSilu;
           CheckBlock(options, false, random);
           CheckBlock(options, true, random);
         }

@@ -20,6 +20,7 @@ namespace powerinfer::testing::prefill {
 struct Options {
   const KernelTable* kernels = &BestKernels();
   ActivationKind kind = ActivationKind::kRelu;
+  bool is_cut = false;
   bool is_gated = true;
   bool is_transposed = true;
   Format format = Format::kF32;
@@ -30,7 +31,7 @@ struct Options {
   std::string Name() const {
     return std::string(kernels->name) + " " + std::string(InfoOf(format).name) + " activation " +
            std::to_string(static_cast<int>(kind)) + (is_gated ? " gated" : " ungated") +
-           (is_transposed ? " transposed" : " plain");
+           (is_transposed ? " transposed" : " plain") + (is_cut ? " cut" : "");
   }
 };
 
@@ -73,6 +74,7 @@ struct Block {
     view.up_bias = up_bias.data();
     view.down_bias = down_bias.data();
     view.activation = {o.kind, o.kind == ActivationKind::kFatRelu ? 0.25F : 0.0F};
+    if (o.is_cut) view.activation = {o.kind, 0.75F, -4.25F, -3.75F};
     view.is_down_transposed = o.is_transposed;
     view.is_exact_sparse = true;
   }
@@ -82,6 +84,9 @@ struct Block {
 };
 
 inline double Activated(const Activation& activation, double z) {
+  bool fires = true;
+  VisitFires(activation, [&](const auto& test) { fires = test(static_cast<float>(z)); });
+  if (activation.IsCut() && !fires) return 0.0;
   if (activation.kind == ActivationKind::kSilu) return z / (1.0 + std::exp(-z));
   if (activation.kind == ActivationKind::kFatRelu) {
     return z >= static_cast<double>(activation.threshold) ? z : 0.0;

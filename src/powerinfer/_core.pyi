@@ -97,6 +97,7 @@ class FFN:
         is_down_transposed: bool,
         is_exact_sparse: bool,
         router: Router | None = None,
+        dip: tuple[float, float] = (1.0, 0.0),
     ) -> None: ...
     @property
     def last_decode(self) -> tuple[int, int, int, int]:

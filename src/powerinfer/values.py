@@ -39,19 +39,35 @@ class ActivationKind(StrEnum):
 
 
 _DENSE = (ActivationKind.SILU, ActivationKind.GELU, ActivationKind.CLAMPED_SWIGLU)
+_CUTTABLE = (ActivationKind.SILU, ActivationKind.GELU)
 
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """Activation of an FFN; `threshold` is that of FatReLU and 0 for others."""
+    """Activation of an FFN.
+
+    Attributes:
+        threshold: that of FatReLU. Of SILU and GELU: a function value (of gate; of up in an ungated
+            FFN) of a smaller magnitude counts as zero; 0 leaves the function as it is.
+    """
 
     kind: ActivationKind
     threshold: float = 0.0
 
     @property
+    def is_cuttable(self) -> bool:
+        """True if small values may be made zero."""
+        return self.kind in _CUTTABLE
+
+    @property
+    def is_cut(self) -> bool:
+        """True if small values count as zero."""
+        return self.is_cuttable and self.threshold > 0.0
+
+    @property
     def is_sparse(self) -> bool:
         """True if a neuron whose gate does not fire contributes exactly zero."""
-        return self.kind not in _DENSE
+        return self.kind not in _DENSE or self.is_cut
 
     def __str__(self) -> str:
         if self.kind is ActivationKind.FATRELU:

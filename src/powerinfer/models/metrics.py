@@ -239,7 +239,7 @@ def _candidates(config: ModelConfig, total: int) -> int:
 
 def has_predictors(model: Model) -> bool:
     """Return whether any layer has a predictor."""
-    return any(kind not in ("off", "exact") for kind in model.layer_kinds)
+    return any(layer.predictor is not None for layer in model.weights.layers)
 
 
 @contextmanager

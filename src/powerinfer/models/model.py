@@ -26,6 +26,7 @@ from powerinfer.models.paused_step import PausedStep
 from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
 from powerinfer.ops.backend import Activations, Backend, SomeFFN
 from powerinfer.ops.protocol import KVType, LayerProgram, RopeTable
+from powerinfer.predictors.kind import THRESHOLD
 from powerinfer.quant import get_format
 from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
 
@@ -81,11 +82,10 @@ class Model:
 
     @property
     def layer_kinds(self) -> tuple[str, ...]:
-        """Selection in each layer: `off`, `exact` or a predictor kind."""
+        """Selection in each layer: `off`, `exact`, `threshold` or a predictor kind."""
         if self.sparsity == "off":
             return ("off",) * self.config.num_layers
-        predictors = (layer.predictor for layer in self.weights.layers)
-        return tuple("exact" if p is None else p.kind for p in predictors)
+        return tuple(map(_kind, self.weights.layers))
 
     def layer_shares(self) -> LayerShares | None:
         """Shares of the last decode step on any cache; None if the backend does not count them."""
@@ -306,3 +306,9 @@ def _always_read(ops: Backend, layer: LayerWeights) -> int:
     router = layer.ffn.router
     shared = 0 if layer.shared_ffn is None else _bytes_of_ffn(ops, layer.shared_ffn)
     return shared + (0 if router is None else ops.matrix_bytes(router.linear.matrix))
+
+
+def _kind(layer: LayerWeights) -> str:
+    if layer.predictor is not None:
+        return layer.predictor.kind
+    return THRESHOLD if layer.ffn.activation.is_cut else "exact"

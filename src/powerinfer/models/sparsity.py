@@ -17,11 +17,13 @@ __all__ = [
     "EXACT",
     "OFF",
     "InputStatistics",
+    "check_is_cuttable",
     "check_is_sparse",
     "default_sparsity",
     "layer_source",
     "uniform",
     "with_predictors",
+    "with_thresholds",
 ]
 
 OFF, EXACT, MLP = "off", "exact", "mlp"
@@ -55,6 +57,32 @@ def check_is_sparse(activation: Activation, sparsity: str) -> None:
             f"{activation}",
             remedy="if that is wrong, set the right one with {activation}, or use {sparsity='off'}",
         )
+
+
+def check_is_cuttable(activation: Activation, option: str) -> None:
+    """Raise UnsupportedError, which names the option, unless small values may count as zero."""
+    if not activation.is_cuttable:
+        raise UnsupportedError(
+            f"{option} sets thresholds on silu and gelu; this model runs {activation}",
+            remedy="leave {" + option + "} out",
+        )
+
+
+def with_thresholds(model: Model, thresholds: Sequence[float], *, name: str) -> Model:
+    """Copy a model whose activations count as zero below a threshold per layer; weights are shared.
+
+    A threshold of 0 leaves a layer as it is. Shared experts are computed whole.
+    """
+
+    def cut(layer: LayerWeights, threshold: float) -> LayerWeights:
+        activation = replace(layer.ffn.activation, threshold=threshold)
+        if not activation.is_cut:
+            return layer
+        ffn = replace(layer.ffn, activation=activation, is_exact_sparse=True)
+        return replace(layer, ffn=model.ops.ffn_weights(ffn))
+
+    layers = tuple(map(cut, model.weights.layers, thresholds))
+    return replace(model, weights=replace(model.weights, layers=layers), sparsity=name)
 
 
 def with_predictors(

@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 from powerinfer.ops.backend import Backend
 from powerinfer.predictors.predictor import AsksNeurons, LayerSource, PredictorInput, Scorer
 
-__all__ = ["PredictorKind"]
+__all__ = ["THRESHOLD", "PredictorKind"]
+
+THRESHOLD = "threshold"
+"""Name of thresholds on activations among the kinds of a calibration; no predictor has it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from powerinfer import _plugins
 from powerinfer.errors import UnsupportedError
-from powerinfer.predictors.kind import PredictorKind
+from powerinfer.predictors.kind import THRESHOLD, PredictorKind
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -39,7 +39,7 @@ GROUP = "powerinfer.predictors"
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,29}")
 _VARIANT = re.compile(r"[a-z0-9_]{0,29}")
 _LONGEST_REASON = 300
-_RESERVED = ("auto", "calibrated", "off")
+_RESERVED = ("auto", "calibrated", "off", THRESHOLD)
 
 _log = logging.getLogger(__name__)
 

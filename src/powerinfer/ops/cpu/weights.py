@@ -12,6 +12,7 @@ import numpy as np
 from powerinfer import _core
 from powerinfer.errors import ShapeError, UnsupportedError
 from powerinfer.gguf import Tensor
+from powerinfer.ops.cpu.cut_activation import silent_below
 from powerinfer.ops.cpu.handles import NativeFFN, NativePredictor
 from powerinfer.ops.cpu.mapped_pages import copy_to_huge_pages, release_pages
 from powerinfer.ops.expert_tensors import as_rows, check_expert_biases, check_expert_tensors
@@ -165,15 +166,17 @@ def _viewed(tensor: Tensor) -> _core.Matrix:
 
 def _native_ffn(ffn: NativeFFN) -> _core.FFN:
     """Create a handle of the weights of a block."""
+    threshold, dip = silent_below(ffn.activation)
     return _core.FFN(
         (None, None) if ffn.gate is None else (ffn.gate.matrix, ffn.gate.bias),
         (ffn.up.matrix, ffn.up.bias),
         (ffn.down.matrix, ffn.down.bias),
         ffn.activation.kind.value,
-        ffn.activation.threshold,
+        threshold,
         ffn.is_down_transposed,
         ffn.is_exact_sparse,
         None if ffn.router is None else _native_router(ffn.router),
+        dip,
     )
 
 

@@ -59,6 +59,8 @@ def activate(activation: Activation, gate: DoubleArray | None, up: DoubleArray) 
         fired = np.maximum(first, 0.0)
     if kind is ActivationKind.RELU2:
         fired = fired * fired
+    if activation.is_cut:
+        fired = np.where(np.abs(fired) < activation.threshold, 0.0, fired)
     if gate is None:
         return fired
     if kind is ActivationKind.CLAMPED_SWIGLU:
@@ -121,7 +123,7 @@ def _listed(
     """Use the deciding matrix for listed neurons, up if it fires, down if neither is zero."""
     decider = ffn.up if ffn.gate is None else ffn.gate
     scores = product(x, decider)
-    firing = mask if not ffn.activation.is_sparse else mask & fires(ffn.activation, scores)
+    firing = mask & fires(ffn.activation, scores)
     uses_down = np.zeros_like(mask)
     out = np.empty((len(x), hidden_size(ffn)))
     for token, token_fires in enumerate(firing):
@@ -174,11 +176,16 @@ def mask_of_ids(active: ActiveIds, num_tokens: int, num_neurons: int) -> Mask:
 def fires(activation: Activation, scores: DoubleArray | FloatArray) -> Mask:
     """Test which neurons can contribute; NaN fires, so that skipping does not hide it.
 
+    All can if none is ever exactly zero.
+
     `scores` are those of gate, or of up in an ungated block: [num_tokens, intermediate_size].
     """
     if activation.kind is ActivationKind.FATRELU:
         return ~(scores < activation.threshold)
-    return ~(scores <= 0.0)
+    if activation.is_cuttable:
+        values = activate(Activation(activation.kind), None, scores.astype(np.float64))
+        return ~(np.abs(values) < activation.threshold)
+    return ~(activation.is_sparse & (scores <= 0.0))
 
 
 @ignore_float_errors
