@@ -288,9 +288,15 @@ def test_the_page_names_every_column(model: Path, text: Path, folder: Path) -> N
 def test_the_page_names_every_field_of_the_file(model: Path, text: Path, folder: Path) -> None:
     found = set()
     experts = write_model(folder / "experts.gguf", TINY_EXPERTS["mixtral-relu-biases"])
-    for path, dial in ((model, ("--max-ffn-error", "0.3")), (experts, ("--recall", "0.9"))):
+    silu = write_model(folder / "silu.gguf", TINY_MODELS["llama"])
+    cases = (
+        (model, (*KINDS, "--max-ffn-error", "0.3")),
+        (experts, (*KINDS, "--recall", "0.9")),
+        (silu, ("--zeros", "0.5")),
+    )
+    for path, flags in cases:
         target = folder / f"{path.stem}.json"
-        run_json("calibrate", "-m", path, "-f", text, *KINDS, *dial, "-o", target)
+        run_json("calibrate", "-m", path, "-f", text, *flags, "-o", target)
         found |= set(_fields(json.loads(target.read_text())))
     named = _columns(PAGE.read_text(encoding="utf-8").partition("## MODEL.gguf")[2])
     assert sorted(named) == sorted(found)

@@ -24,7 +24,6 @@ from powerinfer.loading.loader import LoadedModel
 from powerinfer.loading.settings import Setting, read_setting
 from powerinfer.models import Model
 from powerinfer.models.metrics import NeuronTally
-from powerinfer.models.sparsity import check_is_sparse
 from powerinfer.options.options import EngineOptions
 
 __all__ = ["DecodeTimer", "Decoded", "Measured", "Progress", "Reference", "measure_quality"]
@@ -34,7 +33,6 @@ Progress = Callable[[str, int, int], None]
 
 # No common tokenizer averages longer tokens than this; text beyond that is not read.
 _BYTES_PER_TOKEN = 16
-_WITHOUT_DIAL = ("off", "exact", "default", "oracle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +172,8 @@ def measure_quality(
     token_ids = _tokens(dense, plan, text)
     settings = _settings(dense.model, plan)
     for setting in settings:
-        if setting.sparsity is not None:
-            # Check before the dense model is measured, which may take long.
-            check_is_sparse(dense.model.config.activation, setting.sparsity)
+        # Before the dense model is measured, which may take long.
+        setting.check(dense.model.config.activation)
     job = _Job(plan, token_ids, DecodeTimer(LLM.of(dense), token_ids, plan), progress)
     if reference is None:
         reference = _measure(job, dense, "off", None)
@@ -184,7 +181,10 @@ def measure_quality(
     settings = [setting for setting in settings if str(setting) not in done]
     if not settings:
         return
-    sparse = loader.load(opened, replace(options, sparsity="exact"), None)
+    if dense.model.config.activation.is_sparse:
+        sparse = loader.load(opened, replace(options, sparsity="exact"), None)
+    else:
+        sparse = dense
     for setting in settings:
         loaded = setting.attached(sparse, options)
         if setting.sparsity is None and loaded.model.sparsity in ("off", "exact"):
@@ -197,11 +197,11 @@ def _settings(dense: Model, plan: QualityPlan) -> list[Setting]:
     names = [name for name in plan.settings if name != "off"]
     if not plan.settings and dense.config.activation.is_sparse:
         names = ["exact", "default", *kinds_to_measure(dense), "oracle"]
-    dialled = [name for name in names if name not in _WITHOUT_DIAL]
+    dialled = [name for name in names if read_setting(name).has_dial]
     if None in plan.errors:
         # Without a calibration the row without a dial would be the same; with one it would be that
         # of the calibration's own dial.
-        names = [name for name in names if name in _WITHOUT_DIAL]
+        names = [name for name in names if name not in dialled]
     return [
         *(read_setting(name) for name in names),
         *(_dialled(name, error) for name in dialled for error in plan.errors),

@@ -16,12 +16,15 @@ from powerinfer.calibration.ffn_inputs import FFNInputs
 from powerinfer.calibration.ground_truth import GroundTruth, count_active
 from powerinfer.calibration.scores import ScoreCache
 from powerinfer.calibration.text import CalibrationText
+from powerinfer.calibration.thresholds import measure_thresholds
 from powerinfer.calibration.window_pass import LayersDone, measure_layers
 from powerinfer.errors import NumericsError
 from powerinfer.models import Model
 from powerinfer.models.sparsity import (
     EXACT,
     InputStatistics,
+    check_is_cuttable,
+    check_is_sparse,
     layer_source,
     uniform,
     with_predictors,
@@ -36,8 +39,9 @@ from powerinfer.predictors import (
 )
 from powerinfer.predictors.calibration import Calibration, Dial, LayerCalibration, six_digits
 from powerinfer.predictors.choosing import FFNBytes, choose
+from powerinfer.predictors.kind import THRESHOLD
 from powerinfer.quant import QuantFormat, get_format
-from powerinfer.values import FloatArray
+from powerinfer.values import Activation, FloatArray
 
 __all__ = ["calibrate", "kinds_to_measure"]
 
@@ -49,6 +53,8 @@ def kinds_to_measure(model: Model) -> tuple[str, ...]:
 
     Kinds of other packages are measured only if named: installing one changes no calibration.
     """
+    if not model.config.activation.is_sparse:
+        return (THRESHOLD,)
     return tuple(
         name
         for name in (*packaged_kind_names(), *_CASCADES)
@@ -86,14 +92,19 @@ def calibrate(
 ) -> Calibration:
     """Measure every layer and choose for each what is fastest within the dial.
 
-    The model's own predictors are not used. Without `kinds`, all that make sense are measured.
+    The model's own predictors are not used. Without `kinds`, all that make sense are measured; of
+    an activation that is never zero, thresholds on it.
 
     Raises:
         UnsupportedError: the activation is never zero, or a kind does not fit the model.
         NumericsError: the model produced NaN or infinity.
     """
-    exact = with_predictors(model, uniform(EXACT, model.config.num_layers), name=EXACT)
+    if model.config.activation.is_sparse:
+        exact = with_predictors(model, uniform(EXACT, model.config.num_layers), name=EXACT)
+    else:
+        exact = model
     chosen_kinds = tuple(kinds_to_measure(model) if kinds is None else kinds)
+    _check_fits(model.config.activation, chosen_kinds, dial)
     for kind in chosen_kinds:
         if "+" in kind:
             # Parts that do not go together are scored one by one, and would show at the end.
@@ -123,6 +134,14 @@ def calibrate(
     )
 
 
+def _check_fits(activation: Activation, kinds: Sequence[str], dial: Dial) -> None:
+    """Refuse thresholds for activations that are zero anyway, and predictors for the others."""
+    if dial.zeros is not None or THRESHOLD in kinds:
+        check_is_cuttable(activation, "kinds" if dial.zeros is None else "zeros")
+    if tuple(kinds) != (THRESHOLD,):
+        check_is_sparse(activation, ", ".join(kinds))
+
+
 def _measure(
     model: Model,
     number: int,
@@ -146,7 +165,12 @@ def _measure(
     inputs = {source.mlp_input: test.raw, PredictorInput.FFN_INPUT: truth.x}
     scores = ScoreCache(ops, source, inputs, kinds, truth.routing)
     num_bytes = FFNBytes.of(ops, source.ffn)
-    curves = {kind: measure_curve(scores.of(kind), truth, num_bytes, dial) for kind in kinds}
+    curves = {
+        kind: measure_thresholds(ops, source.ffn, truth, dial)
+        if kind == THRESHOLD
+        else measure_curve(scores.of(kind), truth, num_bytes, dial)
+        for kind in kinds
+    }
     return LayerCalibration(
         num_active=count_active(ops, source.ffn, fit.x, fit.router) + truth.num_active,
         mean=statistics.mean,

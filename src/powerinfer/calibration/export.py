@@ -168,6 +168,7 @@ def _layers(calibration: Calibration) -> Table:
         "tokens": np.full(count, calibration.num_tokens, np.int64),
         "dial_max_ffn_error": _doubles([dial.max_ffn_error] * count),
         "dial_recall": _doubles([dial.recall] * count),
+        "dial_zeros": _doubles([dial.zeros] * count),
     }
 
 

@@ -17,6 +17,7 @@ __all__ = [
     "FFNError",
     "GroundTruth",
     "Mask",
+    "activated",
     "count_active",
     "firing_neurons",
     "neuron_values",
@@ -71,7 +72,7 @@ class GroundTruth:
         firsts: npt.NDArray[np.bool_] | None = None,
         router_input: FloatArray | None = None,
     ) -> None:
-        """Run a block with a sparse activation on x f32[num_tokens, hidden_size], without loss.
+        """Run a block on x f32[num_tokens, hidden_size], without loss.
 
         `firsts` are none by default; `router_input` is what the router sees if that is not `x`.
         """
@@ -178,8 +179,6 @@ def firing_neurons(activation: Activation, gate: FloatArray | None, up: FloatArr
 
     `gate` and `up` are products before the activation; `gate` is None without a gate.
     """
-    if not activation.is_sparse:
-        return np.ones(up.shape, bool)
     firing = fires(activation, up if gate is None else gate)
     if gate is not None and activation.kind is ActivationKind.DRELU:
         firing &= fires(activation, up)
@@ -207,7 +206,8 @@ def _as_prompt(x: FloatArray) -> BoolArray:
 
 
 def _exact(ops: Backend, ffn: SomeFFN) -> SomeFFN:
-    return ops.ffn_weights(replace(ffn, is_exact_sparse=True, predictor=None))
+    is_sparse = ffn.activation.is_sparse
+    return ops.ffn_weights(replace(ffn, is_exact_sparse=is_sparse, predictor=None))
 
 
 def neuron_values(
@@ -224,6 +224,17 @@ def neuron_values(
     gate = None if ffn.gate is None else wide[0]
     values = activate(ffn.activation, gate, wide[-1])
     return fires(ffn.activation, wide[0]), narrow(values)
+
+
+def activated(ops: Backend, ffn: SomeFFN, x: FloatArray, routing: Routing) -> FloatArray:
+    """Activation of the deciding products, without up: f32[num_tokens, num_candidates]."""
+    decider = ffn.up if ffn.gate is None else ffn.gate
+    parts = []
+    for chunk in token_chunks(len(x)):
+        (product,) = ops.linear(x[chunk], (decider,), _as_prompt(x[chunk]))
+        own = routing.rows(chunk).take(ops.to_host(product)).astype(np.float64)
+        parts.append(narrow(activate(ffn.activation, None, own)))
+    return np.concatenate(parts)
 
 
 @ignore_float_errors

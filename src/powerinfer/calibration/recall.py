@@ -18,8 +18,9 @@ from powerinfer.calibration.routing import Routing
 from powerinfer.models import LayerWeights, Model, layer_source
 from powerinfer.models.blocks import Observer, Stage, StepObserver, marks_of
 from powerinfer.models.metrics import uncounted
-from powerinfer.ops.backend import Backend, SomeFFN
+from powerinfer.ops.backend import SomeFFN
 from powerinfer.predictors import get_kind
+from powerinfer.predictors.predictor import AsksNeurons
 from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
 
 __all__ = ["LayerRecall", "RecallMeter", "recall_meter", "with_recall_meter"]
@@ -94,7 +95,7 @@ class RecallMeter(StepObserver):
         self._ops = model.ops
         self._kinds = model.layer_kinds
         self._watched = tuple(
-            _Watched(layer, _without_predictor(model.ops, layer.ffn), _truth(model, number))
+            _Watched(layer, _full(model, layer.ffn), _truth(model, number), _kept(model, number))
             for number, layer in enumerate(model.weights.layers)
         )
         self.layers: tuple[LayerRecall, ...] = ()
@@ -130,12 +131,15 @@ class RecallMeter(StepObserver):
         sums.firing += int(fires.sum())
         sums.total += fires.size
         sums.output_square += float((y * y).sum())
-        predictor = watched.layer.predictor
-        if predictor is None:
+        predictor, ffn = watched.layer.predictor, watched.layer.ffn
+        if predictor is not None:
+            active = predictor.select(self._ops, ffn, x, inputs.raw, is_prompt)
+        elif watched.kept is not None:
+            active = watched.kept(x, is_prompt)
+        else:
             sums.predicted += fires.size
             sums.found += int(fires.sum())
             return
-        active = predictor.select(self._ops, watched.layer.ffn, x, inputs.raw, is_prompt)
         passes = routing.mask(active)
         sums.predicted += int(passes.sum())
         sums.found += int((fires & passes).sum())
@@ -146,11 +150,16 @@ class RecallMeter(StepObserver):
 
 @dataclass(frozen=True, slots=True)
 class _Watched:
-    """A layer with its block as computed without a predictor, and which neurons really fire."""
+    """A layer with its block as computed without a predictor, and which neurons really fire.
+
+    Attributes:
+        kept: neurons that a threshold on the activation keeps; None without one.
+    """
 
     layer: LayerWeights
     full: SomeFFN
     truth: _Truth
+    kept: AsksNeurons | None
 
 
 def with_recall_meter(model: Model) -> Model:
@@ -163,14 +172,27 @@ def recall_meter(model: Model) -> RecallMeter | None:
     return model.observer if isinstance(model.observer, RecallMeter) else None
 
 
-def _without_predictor(ops: Backend, ffn: SomeFFN) -> SomeFFN:
-    return ffn if ffn.predictor is None else ops.ffn_weights(replace(ffn, predictor=None))
+def _full(model: Model, ffn: SomeFFN) -> SomeFFN:
+    activation = model.config.activation
+    if ffn.predictor is None and ffn.activation == activation:
+        return ffn
+    ffn = replace(ffn, predictor=None, activation=activation, is_exact_sparse=activation.is_sparse)
+    return model.ops.ffn_weights(ffn)
+
+
+def _kept(model: Model, number: int) -> AsksNeurons | None:
+    is_cut = model.weights.layers[number].ffn.activation.is_cut
+    return _firing(model, number) if is_cut else None
+
+
+def _firing(model: Model, number: int) -> AsksNeurons | None:
+    find = get_kind(_TRUTH).active_ids
+    return None if find is None else find(model.ops, layer_source(model, number, None), "")
 
 
 def _truth(model: Model, number: int) -> _Truth:
     num_neurons = model.config.num_neurons
-    find = get_kind(_TRUTH).active_ids
-    if find is None or not model.config.activation.is_sparse:
+    active_ids = _firing(model, number) if model.config.activation.is_sparse else None
+    if active_ids is None:
         return lambda x, _: np.ones((len(x), num_neurons), bool)
-    active_ids = find(model.ops, layer_source(model, number, None), "")
     return lambda x, is_prompt: active_ids(x, is_prompt).mask(num_neurons)

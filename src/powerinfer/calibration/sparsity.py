@@ -19,14 +19,17 @@ from powerinfer.models import (
 from powerinfer.models.sparsity import (
     EXACT,
     OFF,
+    check_is_cuttable,
     check_is_sparse,
     default_sparsity,
     layer_source,
+    with_thresholds,
 )
 from powerinfer.options.options import AUTO, EngineOptions
 from powerinfer.predictors import LayerChoice, build_predictor, parse_kind
-from powerinfer.predictors.calibration import DEFAULT_DIAL, Calibration, Dial
+from powerinfer.predictors.calibration import Calibration, Dial, default_dial
 from powerinfer.predictors.choosing import choose_for_model, closest_point
+from powerinfer.predictors.kind import THRESHOLD
 from powerinfer.predictors.missing import missing_kind
 from powerinfer.tokenizer import Tokenizer
 from powerinfer.values import Activation
@@ -79,7 +82,7 @@ class _Request:
             self.model,
             self.file,
             self.tokenizer,
-            dial=self.dial or DEFAULT_DIAL,
+            dial=self.dial or default_dial(self.model.config.activation),
             kinds=kinds,
             progress=self.progress,
         )
@@ -89,8 +92,12 @@ def may_skip_neurons(activation: Activation, options: EngineOptions) -> bool:
     """Return whether weights must be prepared so that neurons can be skipped.
 
     Raises:
-        UnsupportedError: the activation is never zero and neurons were to be skipped.
+        UnsupportedError: the activation is never zero and neurons were to be skipped, or thresholds
+            were asked for and it is not silu or gelu.
     """
+    if options.activation_threshold is not None:
+        check_is_cuttable(activation, "activation_threshold")
+        return False
     if options.sparsity is None and options.has_dial and not activation.is_sparse:
         raise UnsupportedError(
             "max_ffn_error and recall need an activation of the ReLU family; this model runs "
@@ -136,6 +143,8 @@ def attach_uncalibrated(model: Model, kind: str) -> Sparsity:
 
 def _attached(asked: _Request) -> Sparsity:
     model, options = asked.model, asked.options
+    if options.activation_threshold is not None:
+        return _with_thresholds(asked, options.activation_threshold)
     if model.sparsity == OFF:
         return Sparsity(model, "off: every neuron is computed")
     if options.sparsity == EXACT:
@@ -156,6 +165,27 @@ def _by_default(asked: _Request) -> Sparsity:
     has_predictors = model.weights.has_predictors
     name = default_sparsity(model.config, asked.file.magic, has_predictors=has_predictors)
     return _exact(model) if name == EXACT else _uncalibrated(model, name)
+
+
+def _with_thresholds(asked: _Request, threshold: float | str) -> Sparsity:
+    """Run thresholds on the activation: one for all layers, or those of a calibration."""
+    model, calibration = asked.model, None
+    chosen_for = ""
+    if threshold != AUTO:
+        thresholds = [float(threshold)] * model.config.num_layers
+    else:
+        calibration = asked.stored() or asked.brief()
+        if asked.dial is not None:
+            calibration = choose_for_model(calibration, asked.dial)
+        thresholds = [sum(choice.thresholds) for choice in calibration.choices]
+        chosen_for = f", calibrated for {calibration.dial}{_source(calibration)}"
+    cut = with_thresholds(model, thresholds, name=f"{THRESHOLD}:{threshold}")
+    low, high = min(thresholds), max(thresholds)
+    shown = f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
+    summary = (
+        f"lossy: neurons with |{model.config.activation}| below {shown} are skipped{chosen_for}"
+    )
+    return Sparsity(cut, summary, calibration)
 
 
 def _exact(model: Model) -> Sparsity:

@@ -8,12 +8,18 @@ from powerinfer.errors import CalibrationError, GGUFError, UnsupportedError
 from powerinfer.gguf import GGUFFile, keys, open_gguf
 from powerinfer.models import architecture_of, read_config
 from powerinfer.predictors.calibration_json import CALIBRATION
+from powerinfer.values import Activation
 
 __all__ = ["check_activation", "check_target"]
 
 
-def check_activation(file: GGUFFile, activation: str | None, *, purpose: str = "calibrate") -> None:
+def check_activation(
+    file: GGUFFile, activation: str | None, *, purpose: str = "calibrate", may_cut: bool = False
+) -> Activation:
     """Check that a model has neurons that can be skipped; `activation` overrides the file's.
+
+    Args:
+        may_cut: small values of its activation may count as zero.
 
     Raises:
         GGUFError: the file's configuration is damaged.
@@ -21,12 +27,15 @@ def check_activation(file: GGUFFile, activation: str | None, *, purpose: str = "
     """
     architecture = architecture_of(file)
     found = read_config(file, architecture, activation).activation
-    if not found.is_sparse:
+    if not found.is_sparse and not (may_cut and found.is_cuttable):
+        is_offered = found.is_cuttable and purpose == "calibrate"
         raise UnsupportedError(
             f"there is nothing to {purpose}: neurons are skipped under activations of the ReLU "
             f"family, and this model runs {found}",
-            remedy="if that is wrong, name the right one with {activation}",
+            remedy="if that is wrong, name the right one with {activation}"
+            + ("; {zeros} finds thresholds on it, with loss" if is_offered else ""),
         )
+    return found
 
 
 def check_target(file: GGUFFile, output: Path | None, *, is_inside: bool) -> None:

@@ -13,7 +13,7 @@ from powerinfer.evaluation.local_task import LocalTask
 from powerinfer.evaluation.task import Task
 from powerinfer.loading import loader
 from powerinfer.loading.settings import read_setting
-from powerinfer.models.sparsity import EXACT, OFF, check_is_sparse
+from powerinfer.models.sparsity import EXACT, OFF
 from powerinfer.options.options import EngineOptions
 
 __all__ = ["EvalPlan", "SettingResult", "TextRow", "evaluate_settings"]
@@ -87,22 +87,25 @@ def evaluate_settings(
         # Raises for unknown names before anything is measured.
         setting.options(options)
     job = _Job(plan, progress)
-    dense_model = _load(path, replace(options, sparsity=OFF), progress)
+    off = replace(options, sparsity=OFF, activation_threshold=None)
+    dense_model = _load(path, off, progress)
     activation = dense_model.model.config.activation
     for setting in settings:
-        if setting.sparsity is not None:
-            # Before the dense model is measured, which may take hours.
-            check_is_sparse(activation, setting.sparsity)
+        # Before the dense model is measured, which may take hours.
+        setting.check(activation)
     dense = job.measure(dense_model, OFF)
     yield _result(OFF, OFF, dense, None)
     # Its weights may be in other layouts, and two models may not fit the memory.
     del dense_model
     sparse = None
     for setting in settings:
-        if not activation.is_sparse:
+        wanted = setting.options(options)
+        if not activation.is_sparse and wanted.activation_threshold is None:
             yield _result(str(setting), OFF, dense, dense)
             continue
-        sparse = sparse or _load(path, replace(options, sparsity=EXACT), progress)
+        sparse = sparse or _load(
+            path, replace(off, sparsity=EXACT if activation.is_sparse else OFF), progress
+        )
         loaded = setting.attached(sparse, options)
         yield _result(str(setting), loaded.model.sparsity, job.measure(loaded, str(setting)), dense)
 

@@ -20,6 +20,7 @@ class LLMOptions(TypedDict, total=False):
     kv_type: Literal["f16", "q8_0"]
     activation: str | None
     sparsity: str | None
+    activation_threshold: float | str | None
     max_ffn_error: float | None
     recall: float | None
     measure_recall: bool

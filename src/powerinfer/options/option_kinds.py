@@ -23,6 +23,7 @@ __all__ = [
     "WholeNumber",
     "as_python",
     "read_activation",
+    "read_activation_threshold",
     "read_device",
     "read_functions",
     "read_kernels",
@@ -208,6 +209,18 @@ def read_activation(value: object) -> str:
 
     parse_activation(str(value))
     return str(value)
+
+
+def read_activation_threshold(value: object) -> float | str:
+    """Check for `auto` or a threshold of an activation, which texts may give, too."""
+    name = str(value).strip().lower()
+    try:
+        return name if name == "auto" else _THRESHOLD(float(name))
+    except ValueError:
+        raise ValueError(_THRESHOLD.wanted) from None
+
+
+_THRESHOLD = Number(0.0, 1e9, "auto, or a number from 0 to 1e9")
 
 
 def read_kernels(value: object) -> str | None:

@@ -80,13 +80,23 @@ class EngineOptions(OptionTable):
             "exact for other ReLU-family models; off if the activation is never zero]",
         ),
     ] = None
+    activation_threshold: Annotated[
+        float | str | None,
+        Option(
+            kinds.read_activation_threshold,
+            "--activation-threshold X",
+            "Skip FFN neurons whose activated gate is smaller than X in magnitude; for models with "
+            "silu or gelu. Lossy. auto: a threshold per layer, as `powerinfer calibrate` chose, or "
+            "after a short calibration now. [default: compute all neurons]",
+        ),
+    ] = None
     max_ffn_error: Annotated[
         float | None,
         Option(
             kinds.read_share,
             "--max-ffn-error X",
-            "Largest relative error that predictors may cause in each layer's FFN output, such "
-            "as 0.01, according to the calibration. [default: as calibrated]",
+            "Largest relative error that predictors or thresholds may cause in each layer's FFN "
+            "output, such as 0.01, according to the calibration. [default: as calibrated]",
         ),
     ] = None
     recall: Annotated[
@@ -221,7 +231,8 @@ class EngineOptions(OptionTable):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_dials(self.max_ffn_error, self.recall)
+        check_dials(max_ffn_error=self.max_ffn_error, recall=self.recall)
+        self._check_threshold()
         if self.has_dial and self.sparsity in _WITHOUT_DIAL:
             raise PromptError(
                 f"sparsity {self.sparsity} misses no neuron, so there is nothing to set",
@@ -257,9 +268,32 @@ class EngineOptions(OptionTable):
         return self.device not in (CPU, AUTO) or bool(self.gpu_requests)
 
     @property
+    def _cpu_wish(self) -> str | None:
+        """An option that the CPU alone can run, in braces for a remedy."""
+        if self.measure_recall:
+            return "{measure_recall}"
+        if self.activation_threshold is not None:
+            return "{activation_threshold}"
+        return "{kernels='reference'}" if self.kernels == REFERENCE else None
+
+    @property
     def may_use_gpu(self) -> bool:
         """No option rules a GPU out."""
-        return self.device != CPU and not self.measure_recall and self.kernels != REFERENCE
+        return self.device != CPU and self._cpu_wish is None
+
+    def _check_threshold(self) -> None:
+        if self.activation_threshold is None:
+            return
+        if self.sparsity is not None:
+            raise PromptError(
+                remedy="{activation_threshold} decides which neurons run: leave it or {sparsity} "
+                "out"
+            )
+        if self.has_dial and self.activation_threshold != AUTO:
+            raise PromptError(
+                remedy="{max_ffn_error} and {recall} choose a threshold: give {activation_threshold"
+                "='auto'} with them"
+            )
 
     def _check_device(self) -> None:
         wish = self.gpu_wish
@@ -268,18 +302,20 @@ class EngineOptions(OptionTable):
                 remedy=f"{wish} is about a GPU, but {{device}} is cpu: leave one of them out"
             )
         if self.wants_gpu and not self.may_use_gpu:
-            alone = "{measure_recall}" if self.measure_recall else "{kernels='reference'}"
-            raise PromptError(remedy=f"{alone} runs on the CPU alone: leave it or {wish} out")
+            raise PromptError(
+                remedy=f"{self._cpu_wish} runs on the CPU alone: leave it or {wish} out"
+            )
 
 
-def check_dials(max_ffn_error: float | None, recall: float | None) -> None:
-    """Refuse two limits of the same loss.
+def check_dials(**dials: float | None) -> None:
+    """Refuse two limits of the same loss, given by their names.
 
     Raises:
-        PromptError: both were given.
+        PromptError: two were given.
     """
-    if max_ffn_error is not None and recall is not None:
-        raise PromptError(remedy="give {max_ffn_error} or {recall}, not both")
+    given = ["{" + name + "}" for name, value in dials.items() if value is not None]
+    if len(given) > 1:
+        raise PromptError(remedy=f"give {' or '.join(given)}, not both")
 
 
 def engine_options(**given: Unpack[LLMOptions]) -> EngineOptions:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from powerinfer.predictors.build import LayerChoice
-from powerinfer.values import FloatArray
+from powerinfer.values import Activation, FloatArray
 
 __all__ = [
     "DEFAULT_DIAL",
@@ -16,6 +16,7 @@ __all__ = [
     "CurvePoint",
     "Dial",
     "LayerCalibration",
+    "default_dial",
     "hot_share",
     "six_digits",
 ]
@@ -28,23 +29,32 @@ def six_digits(value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """Limit on the loss of each layer; exactly one of the two is given.
+    """Limit on the loss of each layer; exactly one is given.
 
     Attributes:
         max_ffn_error: largest relative error of the FFN output, see `CurvePoint`.
         recall: smallest share of the active neurons that must be predicted.
+        zeros: largest share of the neurons that a threshold on the activation may make zero.
     """
 
     max_ffn_error: float | None = None
     recall: float | None = None
+    zeros: float | None = None
 
     def __str__(self) -> str:
+        if self.zeros is not None:
+            return f"zeros {self.zeros:g}"
         if self.recall is not None:
             return f"recall {self.recall:g}"
         return f"FFN error {self.max_ffn_error:g}"
 
 
 DEFAULT_DIAL = Dial(max_ffn_error=0.01)
+
+
+def default_dial(activation: Activation) -> Dial:
+    """Return the limit where nobody names one."""
+    return DEFAULT_DIAL if activation.is_sparse else Dial(zeros=0.5)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from powerinfer.predictors.calibration import (
     six_digits,
 )
 from powerinfer.predictors.choosing import EXACT
+from powerinfer.predictors.kind import THRESHOLD
 from powerinfer.predictors.missing import missing_kind
 from powerinfer.predictors.names import parse_kind
 from powerinfer.sidecar import Field, Sidecar
@@ -77,8 +78,8 @@ def _experts_from_json(top: Field) -> tuple[int, int]:
 
 def _dial_from_json(field: Field) -> Dial:
     fields = field.fields()
-    if len(fields) != 1 or next(iter(fields)) not in ("max_ffn_error", "recall"):
-        field.fail("must have either max_ffn_error or recall")
+    if len(fields) != 1 or next(iter(fields)) not in ("max_ffn_error", "recall", "zeros"):
+        field.fail("must have either max_ffn_error, recall or zeros")
     ((name, value),) = fields.items()
     return Dial(**{name: value.number(0.0, 1.0)})
 
@@ -133,6 +134,8 @@ def _curve(name: str, field: Field) -> Curve:
 def _kind(field: Field) -> str:
     """Read the name of a kind with thresholds or `exact`: no other kinds are calibrated."""
     name = field.text()
+    if name == THRESHOLD:
+        return name
     try:
         parts = parse_kind(name)
     except UnsupportedError as error:
@@ -161,8 +164,8 @@ def _error_high(field: Field) -> float:
 
 def _thresholds(kind: str, field: Field) -> tuple[float, ...]:
     found = _numbers(field)
-    parts = parse_kind(kind)
-    wanted = len(parts) if parts[0].kind.scorer is not None else 0
+    parts = () if kind in (EXACT, THRESHOLD) else parse_kind(kind)
+    wanted = 1 if kind == THRESHOLD else len(parts)
     if len(found) != wanted:
         field.fail(f"has {len(found)} thresholds; {kind} takes {wanted}")
     return found

@@ -27,6 +27,8 @@ EXACT = "exact"
 GATHER_SPEED = 0.6
 # A recall dial must hold on other text too, where slightly more is missed than was measured.
 _SAFETY = 0.9
+# Shares have six digits.
+_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,8 @@ def choose_for_model(calibration: Calibration, dial: Dial) -> Calibration:
 
 
 def _is_within(point: CurvePoint, dial: Dial) -> bool:
+    if dial.zeros is not None:
+        return 1.0 - point.density <= dial.zeros + _ROUNDING
     if dial.recall is not None:
         return 1.0 - point.recall <= _SAFETY * (1.0 - dial.recall)
     # The bound for other text, but never less than was measured.

@@ -276,7 +276,11 @@ def test_predictors_that_are_already_small_are_not_encoded_again(tmp_path: Path)
 
 def test_dense_activations_and_odd_kinds_are_refused(tmp_path: Path, bamboo: Model) -> None:
     with pytest.raises(UnsupportedError, match="ReLU family"):
-        calibrate(_load(tmp_path, "llama"), TEXT, identity=IDENTITY, dial=DIAL)
+        calibrate(_load(tmp_path, "llama"), TEXT, identity=IDENTITY, dial=DIAL, kinds=("sign",))
+    with pytest.raises(UnsupportedError, match="ReLU family"):
+        calibrate(_load(tmp_path, "gpt-oss"), TEXT, identity=IDENTITY, dial=DIAL)
+    with pytest.raises(UnsupportedError, match="zeros sets thresholds on silu and gelu"):
+        calibrate(bamboo, TEXT, identity=IDENTITY, dial=Dial(zeros=0.5))
     with pytest.raises(UnsupportedError, match="'oracle' has no threshold"):
         calibrate(bamboo, TEXT, identity=IDENTITY, dial=DIAL, kinds=("oracle",))
     relu = _load(tmp_path, "llama-relu")

@@ -41,6 +41,7 @@ Examples:
   powerinfer bench --quality
   powerinfer bench --quality -f text.txt --settings off,exact,auto,lowbit:3
   powerinfer bench --quality -f text.txt --settings sign,lowbit:2 --errors 0.005,0.01,0.02
+  powerinfer bench --quality -f text.txt --settings threshold:0.05,threshold:0.1
   powerinfer bench --quality -f text.txt --tasks copa,./mine.jsonl --data tasks/ -o table.json
   powerinfer bench serve -m model.gguf --clients 1,4,16
 
@@ -108,8 +109,9 @@ def _errors(
 )
 @option(
     "--settings S,S",
-    "Sparsity settings for --quality: off, exact, default, auto or predictor kinds. "
-    "[default: off, exact, default, oracle, and each built-in kind that the model can run]",
+    "Sparsity settings for --quality: off, exact, default, auto, predictor kinds, or threshold:X "
+    "for --activation-threshold X. [default: off, exact, default, oracle, and each built-in kind "
+    "that the model can run]",
     default="",
     callback=read_names,
 )

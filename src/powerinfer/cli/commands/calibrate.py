@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from powerinfer import LLM
     from powerinfer.calibration.text import CalibrationText
     from powerinfer.predictors.calibration import Calibration, Dial
+    from powerinfer.values import Activation
 
 __all__ = ["COMMAND"]
 
@@ -35,6 +36,7 @@ Examples:
   powerinfer calibrate -m model.gguf --max-ffn-error 0.02 --plot plots
   powerinfer calibrate -m model.gguf --export measured.npz
   powerinfer calibrate -m model.gguf --kinds lowbit:2,lowbit:3 --recall 0.99
+  powerinfer calibrate -m silu-model.gguf --zeros 0.4        thresholds on silu
   powerinfer run -m model.gguf -p 'Hello'                    uses it
   powerinfer run -m model.gguf -p 'Hello' --sparsity exact   does not
 
@@ -68,7 +70,10 @@ def _kinds(
 
 def _kind(text: str) -> str:
     from powerinfer.predictors import get_kind, kind_names, parse_kind
+    from powerinfer.predictors.kind import THRESHOLD
 
+    if text.lower() == THRESHOLD:
+        return THRESHOLD
     if text.lower() not in ("off", "auto"):
         parts = parse_kind(text)
         if parts[0].kind.scorer is not None:
@@ -102,6 +107,13 @@ def _kind(text: str) -> str:
 @flag(
     "recall",
     help="Share of the firing neurons that predictors must find; instead of --max-ffn-error.",
+)
+@option(
+    "--zeros S",
+    "Of silu or gelu: find thresholds for --activation-threshold auto that make this share of the "
+    "neurons zero in each layer, with loss. For an error instead: --kinds threshold "
+    "--max-ffn-error X.",
+    click.FloatRange(0, 1, min_open=True, max_open=True),
 )
 @option(
     "--kinds K,K",
@@ -141,6 +153,7 @@ def calibrate(
     num_tokens: int | None,
     max_ffn_error: float | None,
     recall: float | None,
+    zeros: float | None,
     kinds: tuple[str, ...] | None,
     is_inside: bool,
     output: Path | None,
@@ -150,17 +163,24 @@ def calibrate(
     **flags: object,
 ) -> None:
     """Measure which neurons fire, and choose a predictor for each layer."""
-    check_dials(max_ffn_error, recall)
+    check_dials(max_ffn_error=max_ffn_error, recall=recall, zeros=zeros)
     options = llm_options(flags)
     content = None if file is None else read_text(file)
     _check_more(export, plots, output)
-    _check_target(model, options.get("activation"), output, is_inside=is_inside)
-    from powerinfer.cli.model import open_llm
-    from powerinfer.predictors.calibration import DEFAULT_DIAL, Dial
+    from powerinfer.predictors.kind import THRESHOLD
 
-    has_dial = max_ffn_error is not None or recall is not None
-    dial = Dial(max_ffn_error, recall) if has_dial else DEFAULT_DIAL
-    options["sparsity"], options["device"] = "exact", "cpu"
+    if zeros is not None and kinds is None:
+        kinds = (THRESHOLD,)
+    may_cut = kinds == (THRESHOLD,)
+    activation = _check_target(
+        model, options.get("activation"), output, is_inside=is_inside, may_cut=may_cut
+    )
+    from powerinfer.cli.model import open_llm
+    from powerinfer.predictors.calibration import Dial, default_dial
+
+    dial = Dial(max_ffn_error, recall, zeros)
+    dial = default_dial(activation) if dial == Dial() else dial
+    options["sparsity"], options["device"] = "exact" if activation.is_sparse else "off", "cpu"
     with open_llm(model, options) as llm:
         text = None if content is None or file is None else (text_name(file), content)
         found = _measure(llm, _windows(llm, text, num_tokens), dial, kinds)
@@ -224,19 +244,25 @@ def _report(
 
 
 def _check_target(
-    model: Path | None, activation: str | None, output: Path | None, *, is_inside: bool
-) -> None:
-    """Check before measuring that the result can be stored."""
+    model: Path | None,
+    activation: str | None,
+    output: Path | None,
+    *,
+    is_inside: bool,
+    may_cut: bool,
+) -> "Activation":
+    """Check before measuring that the result can be stored; return the model's activation."""
     from powerinfer.calibration.targets import check_activation, check_target
     from powerinfer.gguf import open_gguf
 
     file = open_gguf(model_file(model))
-    check_activation(file, activation)
+    found = check_activation(file, activation, may_cut=may_cut)
     check_target(file, output, is_inside=is_inside)
     if is_inside and output is None:
         _check_is_own(file.path)
     if output is not None or is_inside:
         check_folder((output or file.path).parent)
+    return found
 
 
 def _check_is_own(path: Path) -> None:

@@ -47,8 +47,8 @@ have the standard error of paired answers. Needs lm-eval: the extra `eval`.
 @task_options
 @option(
     "--settings S,S",
-    "Sparsity settings to compare: off, exact, default, auto or predictor kinds. off always "
-    "comes first.",
+    "Sparsity settings to compare: off, exact, default, auto, predictor kinds, or threshold:X "
+    "for --activation-threshold X. off always comes first.",
     default="off,default",
     callback=read_names,
 )
@@ -56,7 +56,10 @@ have the standard error of paired answers. Needs lm-eval: the extra `eval`.
     "-f --file PATH", "Also measure the perplexity of this text, UTF-8; - is stdin.", PathType()
 )
 @model_option
-@flags("context_length", "threads", "kv_type", "activation", "mmap", "kernels")
+@flags(
+    *("context_length", "threads", "kv_type", "activation", "activation_threshold"),
+    *("mmap", "kernels"),
+)
 @json_option
 def evaluate(
     model: Path | None,

@@ -123,9 +123,10 @@ def _useless(path: Path) -> list[str]:
     activation = read_config(file, architecture_of(file)).activation
     if activation.is_sparse:
         return []
+    lossy = ", or skip small values with --activation-threshold" if activation.is_cuttable else ""
     return [
         f"no neuron can be skipped with the FFN activation {activation}; if the model was trained "
-        "with another one, name it with --activation"
+        f"with another one, name it with --activation{lossy}"
     ]
 
 

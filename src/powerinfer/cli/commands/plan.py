@@ -88,7 +88,7 @@ def plan(
 ) -> None:
     """Plan which neurons go to the GPU, and predict the speed; generates no text."""
     options = llm_options(flags)
-    check_dials(options.get("max_ffn_error"), options.get("recall"))
+    check_dials(max_ffn_error=options.get("max_ffn_error"), recall=options.get("recall"))
     if gpu_index is not None and (output is not None or write_gpu_index):
         raise click.UsageError(
             "--gpu-index explains an existing plan and writes nothing: leave -o and "

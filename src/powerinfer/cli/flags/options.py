@@ -193,12 +193,14 @@ def read_names(_context: click.Context, _parameter: click.Parameter, text: str) 
     """Parse `off,exact,lowbit:2`; a callback of click.
 
     Raises:
-        UnsupportedError: there is no such setting.
+        PowerInferError: there is no such setting.
     """
     names = tuple(part.strip().lower() for part in text.split(",") if part.strip())
     for name in names:
         if name not in ("off", "auto", "default"):
+            from powerinfer.loading.settings import read_setting
             from powerinfer.predictors import parse_kind
 
-            parse_kind(name)
+            if read_setting(name).sparsity is not None:
+                parse_kind(name)
     return names

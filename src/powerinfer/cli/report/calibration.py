@@ -78,6 +78,7 @@ def as_report(
         "tokens": calibration.num_tokens,
         "max_ffn_error": calibration.dial.max_ffn_error,
         "recall": calibration.dial.recall,
+        "zeros": calibration.dial.zeros,
         "time": _time(calibration),
         "layers": [_layer(calibration, number) for number in range(len(calibration.layers))],
         "kinds": _kinds(calibration),

@@ -129,8 +129,9 @@ def _say_what_is_kept(results: QualityResults, job: QualityJob) -> None:
 
 def _checked(given: LLMOptions) -> EngineOptions:
     """Engine options, none of which may be varied by the settings."""
-    for name in ("sparsity", "max_ffn_error", "recall", "measure_recall"):
-        if given.get(name):
+    for name in ("sparsity", "activation_threshold", "max_ffn_error", "recall", "measure_recall"):
+        # A threshold of 0 is given, too.
+        if given.get(name) is not None and given.get(name) is not False:
             raise click.UsageError(
                 f"--quality measures --settings at --errors; leave --{name.replace('_', '-')} out"
             )
