@@ -34,7 +34,7 @@ class FFNObservation:
 
     Attributes:
         layer: its number, from 0.
-        kind: what decided which neurons ran: `off`, `exact` or a predictor kind.
+        kind: what decided which neurons ran: `off`, `exact`, `threshold` or a predictor kind.
         token_ids: i32[num_tokens], what went in. The last layer computes only tokens whose logits
             are wanted: of a prompt the last one.
         positions: i32[num_tokens], their positions, each in its sequence.

@@ -39,7 +39,7 @@ class LayerRecall:
     """Sums over all tokens of one layer; of experts, over the neurons of those chosen alone.
 
     Attributes:
-        kind: what decides in this layer: `off`, `exact` or a predictor kind.
+        kind: what decides in this layer: `off`, `exact`, `threshold` or a predictor kind.
         firing: neurons that fired.
         predicted: neurons that the predictor let pass; all of them where there is none.
         found: neurons that did both.

@@ -177,8 +177,13 @@ def _with_thresholds(asked: _Request, threshold: float | str) -> Sparsity:
         calibration = asked.stored() or asked.brief()
         if asked.dial is not None:
             calibration = choose_for_model(calibration, asked.dial)
-        thresholds = [sum(choice.thresholds) for choice in calibration.choices]
+        thresholds = [
+            choice.thresholds[0] if choice.kind == THRESHOLD else 0.0
+            for choice in calibration.choices
+        ]
         chosen_for = f", calibrated for {calibration.dial}{_source(calibration)}"
+    if not any(thresholds):
+        return Sparsity(model, f"off: every neuron is computed, thresholds are 0{chosen_for}")
     cut = with_thresholds(model, thresholds, name=f"{THRESHOLD}:{threshold}")
     low, high = min(thresholds), max(thresholds)
     shown = f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"

@@ -59,7 +59,7 @@ class Model:
         attention: attention settings per layer, with angles for `context_length` positions.
         context_length: longest sequence it was loaded for.
         sparsity: `off` if all neurons run, `exact` if inactive ones are skipped without loss, else
-            the name of the predictors' setting.
+            the name of the predictors' or thresholds' setting.
         mlp_threshold: score from which the file's predictors call a neuron active.
         observer: default observer of steps.
     """
@@ -311,4 +311,6 @@ def _always_read(ops: Backend, layer: LayerWeights) -> int:
 def _kind(layer: LayerWeights) -> str:
     if layer.predictor is not None:
         return layer.predictor.kind
-    return THRESHOLD if layer.ffn.activation.is_cut else "exact"
+    if layer.ffn.activation.is_cut:
+        return THRESHOLD
+    return "exact" if layer.ffn.is_exact_sparse else "off"

@@ -16,6 +16,7 @@ from powerinfer.models import Model, load_model
 from powerinfer.models.sparsity import with_thresholds
 from powerinfer.ops.backend import as_backend
 from powerinfer.ops.reference.ops import ReferenceOps
+from powerinfer.predictors import LayerChoice
 from powerinfer.predictors.calibration import Calibration, Dial
 from powerinfer.predictors.calibration_json import CALIBRATION
 from powerinfer.predictors.choosing import choose_for_model, point_for
@@ -142,6 +143,8 @@ def test_a_stored_calibration_runs_only_where_it_is_asked_for(path: Path) -> Non
     assert (cut != dense).any()
     with LLM(path, activation_threshold="auto", max_ffn_error=1e-6) as llm:
         # Nothing is within it: the layers stay whole, to the bit.
+        assert llm.loaded.sparsity.summary.startswith("off: every neuron is computed, thresholds")
+        assert llm.loaded.model.layer_kinds == ("off",) * 2
         np.testing.assert_array_equal(llm.logits([1, 40, 70]), dense)
 
 
@@ -151,6 +154,18 @@ def test_one_number_holds_for_all_layers(path: Path) -> None:
         assert [ffn.activation.threshold for ffn in ffns] == [0.1, 0.1]
         assert llm.loaded.model.sparsity == "threshold:0.1"
         assert llm.loaded.sparsity.summary == "lossy: neurons with |silu| below 0.1 are skipped"
+
+
+def test_layers_stay_whole_where_a_calibration_says_so(path: Path) -> None:
+    with LLM(path) as llm:
+        identity = model_identity(llm.loaded.file)
+        found = calibrate(llm.loaded.model, TEXT, identity=identity, dial=Dial(zeros=0.5))
+    first, last = found.layers
+    layers = (replace(first, choice=LayerChoice("exact")), last)
+    CALIBRATION.write(CALIBRATION.beside(path), replace(found, layers=layers))
+    with LLM(path, activation_threshold="auto") as llm:
+        assert llm.loaded.model.layer_kinds == ("off", "threshold")
+        assert "below 0 to " in llm.loaded.sparsity.summary
 
 
 def test_without_a_calibration_a_brief_one_is_made_once(
