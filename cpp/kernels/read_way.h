@@ -25,7 +25,7 @@ inline ReadKind ReadKindOf(Format format) {
 
 /// Settings for the rows of one kind. These defaults suit most processors; which distances are
 /// fastest differs between models of one vendor, so a machine measures its own
-/// (ops/cpu/way_speed.py).
+/// (ops/cpu/prefetch_speed.py).
 struct ReadWay {
   /// Distance by which a dot kernel prefetches bytes before it reads them; 0: never. The hardware's
   /// own prefetchers stop at page borders and fall behind if much is computed per byte. Two threads
