@@ -11,7 +11,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
@@ -20,7 +20,6 @@ __all__ = [
     "ALL",
     "ALL_TESTS",
     "CHECKS",
-    "FIRST_TIER",
     "GUARDS",
     "ON_REQUEST",
     "ROOT",
@@ -30,6 +29,7 @@ __all__ = [
     "Passed",
     "Step",
     "due_checks",
+    "first_tier",
     "guards_of",
     "inputs_of_checks",
     "record_pass",
@@ -47,11 +47,13 @@ class Step:
         name: in the table of steps.
         command: run in the repository root.
         is_alone: it uses both cores; other steps run two at a time, with one core each.
+        part_of: name of a check that does the same and more; where that runs, this need not.
     """
 
     name: str
     command: Sequence[str]
     is_alone: bool = False
+    part_of: str | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,12 @@ SET_UP = (
 FIRST_TIER = (
     Step("lint and types", ["scripts/check"]),
     Step("clang-tidy, changed files", ["scripts/clang-tidy", "--changed"]),
-    Step("sanitizers, fixed core", ["scripts/sanitize", "core"], is_alone=True),
+    Step(
+        "sanitizers, fixed core",
+        ["scripts/sanitize", "core"],
+        is_alone=True,
+        part_of="sanitizers",
+    ),
     Step("wheel", ["scripts/wheel-smoke"]),
 )
 TESTS = Step("tests", ["scripts/ci-tests"], is_alone=True)
@@ -223,6 +230,15 @@ def due_checks(inputs: Mapping[str, str], root: Path = ROOT) -> dict[str, str]:
                 f"something it guards has changed since it passed at {record[name]['commit']}"
             )
     return due
+
+
+def first_tier(names: Collection[str]) -> list[Step]:
+    """Steps of the first tier before the tests.
+
+    Args:
+        names: of the checks that run after it.
+    """
+    return [step for step in FIRST_TIER if step.part_of not in names]
 
 
 def read_record(root: Path = ROOT) -> dict[str, Passed]:

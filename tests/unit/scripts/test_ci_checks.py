@@ -114,3 +114,9 @@ def test_a_record_says_where_and_how_long(ci: ModuleType, repository: Path) -> N
     assert record.keys() == {"inputs", "commit", "machine", "seconds"}
     assert record["seconds"] == 2
     assert "CPUs" in record["machine"]
+
+
+def test_a_step_that_a_check_includes_runs_only_without_it(ci: ModuleType) -> None:
+    alone, beside = ci.first_tier([]), ci.first_tier([check.name for check in ci.CHECKS])
+    assert [step.name for step in alone if step not in beside] == ["sanitizers, fixed core"]
+    assert all(step in alone for step in beside)
