@@ -67,7 +67,7 @@ class _LimitedProtocol(H11Protocol):
         """Send a part of a body that has begun and goes on; `part` is not empty.
 
         Framed as h11 frames it, without its checks and the layers around the application, which
-        are a third of the calls that a streamed token takes.
+        are a good part of the calls that a streamed token takes.
         """
         if self.flow.write_paused:
             await self.flow.drain()
