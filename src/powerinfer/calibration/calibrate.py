@@ -53,7 +53,7 @@ def kinds_to_measure(model: Model) -> tuple[str, ...]:
 
     Kinds of other packages are measured only if named: installing one changes no calibration.
     """
-    if not model.config.activation.is_sparse:
+    if model.config.activation.is_cuttable:
         return (THRESHOLD,)
     return tuple(
         name

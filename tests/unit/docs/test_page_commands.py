@@ -72,6 +72,7 @@ CONTENTS = {"ids.txt": "17 42 256", "prompt.txt": SENTENCE, "person.json": SCHEM
 TEXT = SENTENCE * 40
 # A byte is a token to it, and its `down` is stored as llama.cpp stores it.
 MODEL = replace(TINY_MODELS["llama-relu"], context_length=8192)
+SILU_MODEL = replace(TINY_MODELS["llama"], context_length=8192)  # where the name says so
 MODELS = (".gguf", "MODEL")
 TEXTS = (".txt", ".raw", ".bin")
 
@@ -138,7 +139,7 @@ def _put_stand_ins(command: Command, folder: Path) -> None:
         if before in ("-o", "--output", "-p") or path.exists():
             continue
         if word.endswith(MODELS):
-            write_model(path, MODEL)
+            write_model(path, SILU_MODEL if "silu" in word else MODEL)
         elif word.endswith(".zst"):
             zstandard = pytest.importorskip("zstandard", reason="zstandard is not installed")
             path.write_bytes(zstandard.compress(TEXT.encode()))
