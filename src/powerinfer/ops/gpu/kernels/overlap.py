@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from powerinfer.ops.gpu.kernels import IS_INTERPRETED
 
@@ -39,16 +38,36 @@ def overlapping(function: Callable[..., None]) -> Any:
     return kernel
 
 
+# In assembly (PTX, "griddepcontrol"): Triton 3.4 has functions for both, which do not compile.
+@triton.jit
+def _wait():
+    tl.inline_asm_elementwise(
+        "griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def _let_next_begin():
+    tl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; mov.u32 $0, 0;",
+        "=r",
+        [],
+        tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
 @triton.jit
 def begin_small():
     """Wait for the kernel before; the one after may take idle processors at once."""
     if OVERLAPS:
-        gdc_wait()
-        gdc_launch_dependents()
+        _wait()
+        _let_next_begin()
 
 
 @triton.jit
 def begin_filling():
     """Wait for the kernel before; the one after would take the place of this one's programs."""
     if OVERLAPS:
-        gdc_wait()
+        _wait()
