@@ -124,7 +124,7 @@ def test_other_vocabularies_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_takes_a_file_and_teaches_layers_first(
+def test_the_command_takes_a_file_and_fits_layers_first(
     pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
     text = tmp_path / "text.txt"
@@ -132,18 +132,18 @@ def test_the_command_takes_a_file_and_teaches_layers_first(
     text.write_text("\n".join(map(" ".join, words)), encoding="utf-8")
     arguments = (
         *("sparsify", pair[1], "-f", text, "-o", tmp_path / "out", "--tokens", "2000"),
-        *("--layer-tokens", "1000", "--seq-len", "32", "--batch-tokens", "256"),
+        *("--fit-tokens", "1000", "--seq-len", "32", "--batch-tokens", "256"),
         *("--learning-rate", "0.003", "--device", "cpu"),
     )
     report = run_json(*arguments)
-    assert (report["layer_tokens"], report["tokens"]) == (1024, 2048)
-    assert report["perplexity"] < report["layer_perplexity"]
+    assert (report["fit_tokens"], report["tokens"]) == (1024, 2048)
+    assert report["perplexity"] < report["fit_perplexity"]
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert {"layers.jsonl", "training.jsonl", "tokenizer.json", "config.json"} <= names
+    assert {"training.jsonl", "tokenizer.json", "config.json"} <= names
     assert "training" not in names
     said = invoke(*arguments)
-    assert "before that each layer alone on 1024 tokens" in said.stdout
-    assert_error(invoke(*arguments, "--layer-rate", "0.002"), "holds a checkpoint already")
+    assert "before that fitted on 1024 tokens: perplexity" in said.stdout
+    assert_error(invoke(*arguments, "--learning-rate", "0.002"), "holds a checkpoint already")
     assert run_json("convert", tmp_path / "out", "-o", tmp_path / "s.gguf")
     ran = run_json("run", "-m", tmp_path / "s.gguf", "-p", "the cat", "-n", "4", "--temp", "0")
     assert ran["sparsity"] == "exact"

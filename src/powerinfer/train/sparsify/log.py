@@ -30,10 +30,10 @@ class StepFigures:
 
 
 class TrainingLog:
-    """Means over every `every` steps, written to a file in a folder."""
+    """Means over every `every` steps, written to `training.jsonl` in a folder."""
 
-    def __init__(self, folder: Path, name: str = LOG_FILE, every: int = 10) -> None:
-        self._path, self._every = folder / name, every
+    def __init__(self, folder: Path, every: int = 10) -> None:
+        self._path, self._every = folder / LOG_FILE, every
         self._since: list[StepFigures] = []
 
     def add(self, figures: StepFigures, *, is_last: bool) -> None:

@@ -1,30 +1,35 @@
-"""Training of the whole model towards the next token, its own or a teacher's."""
+"""A training run that ends with the same bits however often it is interrupted."""
 
 import hashlib
+import math
+import time
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 
-from powerinfer.train.autocast import autocast
+from powerinfer.errors import NumericsError
+from powerinfer.train.autocast import autocast, compute_repeatably, has_bf16
+from powerinfer.train.checkpoint import load_checkpoint, save_checkpoint
 from powerinfer.train.density import DensityPenalty
-from powerinfer.train.sparsify.log import LOG_FILE, StepFigures
+from powerinfer.train.sparsify.log import StepFigures, TrainingLog
 from powerinfer.train.sparsify.model import SparseModel
 from powerinfer.train.sparsify.recipe import Recipe
-from powerinfer.train.sparsify.rows import TokenIds
-from powerinfer.train.sparsify.steps import ResumableSteps, StepFiles, ZeroCount
+from powerinfer.train.sparsify.rows import TokenIds, identity_of, row_numbers, rows_of
 
 __all__ = ["CHECKPOINT_FILE", "SparsifyRun", "StepFigures", "fingerprint"]
 
 CHECKPOINT_FILE = "checkpoint.pt"
 
 
-class SparsifyRun(ResumableSteps):
-    """One training run.
+class SparsifyRun:
+    """One training run; two runs that reach the same step on one machine are equal.
 
     Attributes:
         model: the weights so far; the caller's own.
+        seconds: time spent in them, all sessions together.
     """
 
     def __init__(
@@ -40,12 +45,80 @@ class SparsifyRun(ResumableSteps):
         The model is as before the first step, with the activation to train. A teacher, to which it
         stays close, is needed if `recipe.distill` is not 0.
         """
-        self.model, self._teacher = model, teacher
-        files = StepFiles(folder, CHECKPOINT_FILE, LOG_FILE, "learning_rate")
-        super().__init__(model.network, fingerprint(model), tokens, recipe, files)
+        self.model, self.recipe, self._teacher = model, recipe, teacher
+        self._folder = folder
+        self._rows = rows_of(tokens, recipe.seq_len)
+        self._identity = f"{recipe!r} {fingerprint(model)} {identity_of(tokens)}"
+        self._optimizer = _make_optimizer(model, recipe)
+        self._is_bf16 = has_bf16(model.device)
+        compute_repeatably(model.device)
+        self._log = TrainingLog(folder)
+        self.step = 0
+        self.seconds = 0.0
+        folder.mkdir(parents=True, exist_ok=True)
+        self._resume()
 
-    def _backward(self, rows: Tensor, share: float, zeros: ZeroCount) -> float:
-        inputs, targets = rows[:, :-1], rows[:, 1:].flatten()
+    @property
+    def is_done(self) -> bool:
+        """All steps are made."""
+        return self.step >= self.recipe.steps
+
+    def _resume(self) -> None:
+        state = load_checkpoint(self._folder / CHECKPOINT_FILE, self._identity)
+        if state is None:
+            self._log.restore([], 0)
+            return
+        self.model.network.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self.step, self.seconds = state["step"], state["seconds"]
+        self._log.restore(state["log"], self.step)
+
+    def save(self) -> None:
+        """Write the state, atomically."""
+        state = {
+            "model": _on_cpu(self.model.network.state_dict()),
+            "optimizer": _on_cpu(self._optimizer.state_dict()),
+            "log": self._log.state(),
+            "step": self.step,
+            "seconds": self.seconds,
+        }
+        save_checkpoint(self._folder / CHECKPOINT_FILE, self._identity, state)
+
+    def advance(self) -> StepFigures:
+        """Make one optimizer step.
+
+        Raises:
+            NumericsError: the loss or its gradient is not finite; the weights stay as they were
+                before the step, and are saved.
+        """
+        began = time.monotonic()
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.recipe.rate(self.step)
+        rows = self._rows[row_numbers(self.step, len(self._rows), self.recipe)]
+        zeros = _ZeroCount(len(self.model.ffns))
+        self.model.network.train()
+        loss = sum((self._backward(part, zeros) for part in self._passes(rows)), 0.0)
+        parameters = self.model.network.parameters()
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.recipe.max_gradient))
+        self._check(loss, norm)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=False)
+        self.model.network.eval()
+        self.step += 1
+        took = time.monotonic() - began
+        self.seconds += took
+        figures = StepFigures(self.step, loss, zeros.shares(), self.recipe.step_tokens / took)
+        self._log.add(figures, is_last=self.is_done)
+        return figures
+
+    def _passes(self, rows: TokenIds) -> list[TokenIds]:
+        size = self.recipe.pass_rows
+        return [rows[first : first + size] for first in range(0, len(rows), size)]
+
+    def _backward(self, rows: TokenIds, zeros: "_ZeroCount") -> float:
+        """Add the gradient of some rows of a step; return their share of its loss."""
+        token_ids = torch.from_numpy(rows.astype(np.int64)).to(self.model.device)
+        inputs, targets = token_ids[:, :-1], token_ids[:, 1:].flatten()
         weight, density = self.recipe.density_penalty, DensityPenalty()
 
         def observe(layer: int, neurons: Tensor) -> None:
@@ -53,15 +126,48 @@ class SparsifyRun(ResumableSteps):
             if weight:
                 density(layer, neurons)
 
-        with autocast(self._device, is_on=self._is_bf16):
+        with autocast(self.model.device, is_on=self._is_bf16):
             with self.model.watched(observe):
                 logits = self.model.logits(inputs).flatten(0, 1)
             loss = F.cross_entropy(logits, targets)
             goal = loss + density.mean() * weight if weight else loss
             if self._teacher is not None and self.recipe.distill:
                 goal = goal + _divergence(self._teacher, inputs, logits) * self.recipe.distill
+        share = len(rows) / self.recipe.rows
         (goal * share).backward()
         return float(loss.detach()) * share
+
+    def _check(self, loss: float, norm: float) -> None:
+        if math.isfinite(loss) and math.isfinite(norm):
+            return
+        self._optimizer.zero_grad(set_to_none=False)
+        self.model.network.eval()
+        self.save()
+        what = f"the loss is {loss}" if not math.isfinite(loss) else f"its gradient is {norm}"
+        raise NumericsError(
+            f"step {self.step + 1} of {self.recipe.steps}: {what}; the weights of step {self.step} "
+            f"are kept in {self._folder}",
+            remedy="start again in another folder with a lower {learning_rate}",
+        )
+
+
+class _ZeroCount:
+    """Counts zeros in the first row of each pass: enough to watch, and nearly free."""
+
+    def __init__(self, num_layers: int) -> None:
+        self._nonzero: list[int | Tensor] = [0] * num_layers
+        self._total = [0] * num_layers
+
+    def __call__(self, layer: int, neurons: Tensor) -> None:
+        self._nonzero[layer] += torch.count_nonzero(neurons[0].detach())
+        self._total[layer] += neurons[0].numel()
+
+    def shares(self) -> list[float]:
+        """Share of zeros of each layer."""
+        return [
+            1.0 - int(nonzero) / max(1, total)
+            for nonzero, total in zip(self._nonzero, self._total, strict=True)
+        ]
 
 
 def _divergence(teacher: SparseModel, inputs: Tensor, logits: Tensor) -> Tensor:
@@ -70,6 +176,20 @@ def _divergence(teacher: SparseModel, inputs: Tensor, logits: Tensor) -> Tensor:
         wanted = teacher.logits(inputs).flatten(0, 1).float().log_softmax(-1)
     found = logits.float().log_softmax(-1)
     return F.kl_div(found, wanted, log_target=True, reduction="batchmean")
+
+
+def _make_optimizer(model: SparseModel, recipe: Recipe) -> torch.optim.Optimizer:
+    parameters = list(model.network.parameters())
+    matrices = [each for each in parameters if each.ndim > 1]
+    norms = [each for each in parameters if each.ndim <= 1]
+    groups: list[dict[str, object]] = [{"params": matrices}, {"params": norms, "weight_decay": 0.0}]
+    return torch.optim.AdamW(
+        groups,
+        lr=recipe.learning_rate,
+        betas=(0.9, 0.95),
+        weight_decay=recipe.weight_decay,
+        fused=True,
+    )
 
 
 def fingerprint(model: SparseModel) -> str:
@@ -81,3 +201,12 @@ def fingerprint(model: SparseModel) -> str:
         samples = values[:: max(1, len(values) // 256)]
         found.update(samples.float().cpu().numpy().tobytes())
     return found.hexdigest()
+
+
+def _on_cpu(value: object) -> object:
+    """The same dicts and lists, with all tensors on the CPU."""
+    if isinstance(value, Tensor):
+        return value.cpu()
+    if isinstance(value, dict):
+        return {key: _on_cpu(each) for key, each in value.items()}
+    return [_on_cpu(each) for each in value] if isinstance(value, list) else value

@@ -8,8 +8,8 @@ from pathlib import Path
 from powerinfer.errors import CheckpointError, UnsupportedError
 from powerinfer.train.checkpoint import keep_freed_memory
 from powerinfer.train.sparsify.ffn import ActivationName
+from powerinfer.train.sparsify.fit import FIT_FOLDER, fit_layers
 from powerinfer.train.sparsify.from_gguf import write_checkpoint
-from powerinfer.train.sparsify.layers import LAYERS_LOG, LayerRun
 from powerinfer.train.sparsify.log import LOG_FILE
 from powerinfer.train.sparsify.model import SparseModel, load_model, set_activation
 from powerinfer.train.sparsify.output import REPORT_FILE, OutputFolder
@@ -18,7 +18,6 @@ from powerinfer.train.sparsify.run import SparsifyRun
 from powerinfer.train.sparsify.saving import TOKENIZER_FILES, save
 from powerinfer.train.sparsify.scoring import Score, score
 from powerinfer.train.sparsify.source import read_source
-from powerinfer.train.sparsify.steps import ResumableSteps
 from powerinfer.train.sparsify.text import load_tokenizer, open_text, store_text
 from powerinfer.train.stored_windows import StoredWindows
 from powerinfer.train.token_windows import text_identity
@@ -33,7 +32,7 @@ _SAVE_S = 30.0
 _SAVE_RATIO = 30.0
 _TEXT_FILE = "text.ids"
 _CHECKPOINT = "checkpoint"
-_BEFORE_FILE, _LAYERS_FILE = "before.json", "layers.json"
+_BEFORE_FILE, _FITTED_FILE = "before.json", "fitted.json"
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,8 @@ class SparsifyPlan:
 
     Attributes:
         checkpoint: a folder, or a GGUF file, which may be quantized.
-        layer_tokens: tokens on which each new FFN first learns what the old one gives; 0 for none.
-        layer_rate: highest learning rate of that.
+        fit_tokens: tokens by which `down` of each FFN is solved for before the training; 0 for
+            none.
     """
 
     checkpoint: Path
@@ -52,21 +51,16 @@ class SparsifyPlan:
     recipe: Recipe
     activation: ActivationName = "drelu"
     device: str = "cpu"
-    layer_tokens: int = 0
-    layer_rate: float = 1e-3
+    fit_tokens: int = 0
 
     @property
-    def layer_recipe(self) -> Recipe | None:
-        """The recipe of the training of single layers, which reads rows in an order of its own."""
-        if not self.layer_tokens:
-            return None
-        return replace(
-            self.recipe,
-            tokens=self.layer_tokens,
-            learning_rate=self.layer_rate,
-            min_rate=self.layer_rate / 10,
-            weight_decay=0.0,
-            distill=0.0,
+    def fit_recipe(self) -> Recipe:
+        """What the fit reads: rows in an order of its own."""
+        return Recipe(
+            tokens=max(1, self.fit_tokens),
+            seq_len=self.recipe.seq_len,
+            batch_tokens=self.recipe.seq_len,
+            pass_tokens=self.recipe.pass_tokens,
             seed=self.recipe.seed + 1,
         )
 
@@ -102,14 +96,13 @@ def sparsify(plan: SparsifyPlan, progress: Progress) -> dict[str, object]:
 
 def _identity(plan: SparsifyPlan) -> dict[str, object]:
     """Values that identify this run."""
-    layers = {"layer_tokens": plan.layer_tokens, "layer_rate": plan.layer_rate}
     return {
         "checkpoint": text_identity(_files_of(plan.checkpoint)),
         "text": text_identity(plan.texts),
         "activation": plan.activation,
         **asdict(plan.recipe),
         # Runs of versions without it go on.
-        **(layers if plan.layer_tokens else {}),
+        **({"fit_tokens": plan.fit_tokens} if plan.fit_tokens else {}),
     }
 
 
@@ -133,14 +126,14 @@ def _train(
     model = load_model(plan.checkpoint, plan.device)
     _check_sizes(plan, model, text)
     before = _score_once(_BEFORE_FILE, model, text, output, progress)
-    has_teacher = bool(plan.recipe.distill or plan.layer_tokens)
+    has_teacher = bool(plan.recipe.distill or plan.fit_tokens)
     teacher = load_model(plan.checkpoint, plan.device) if has_teacher else None
     set_activation(model, plan.activation)
-    layers = {} if teacher is None else _teach_layers(plan, model, teacher, text, output, progress)
+    fitted = {} if teacher is None else _fit(plan, model, teacher, text, output, progress)
     if not plan.recipe.distill:
         teacher = None
     run = SparsifyRun(model, text.train.reshape(-1), plan.recipe, output.work, teacher)
-    _finish(run, "training", progress)
+    _finish(run, progress)
     after = _score(model, text, progress)
     tokens = run.recipe.steps * run.recipe.step_tokens
     report: dict[str, object] = {
@@ -155,7 +148,7 @@ def _train(
         "perplexity": after.perplexity,
         "zeros": after.mean_zeros,
         "layers": [{"zeros": share} for share in after.zeros],
-        **layers,
+        **fitted,
         "run": identity,
     }
     output.keep_log(LOG_FILE)
@@ -173,7 +166,7 @@ def _unpacked(file: Path, folder: Path) -> Path:
 
 def _read_text(plan: SparsifyPlan, output: OutputFolder, progress: Progress) -> StoredWindows:
     """Read the text as token ids, made once."""
-    path, layers = output.work / _TEXT_FILE, plan.layer_recipe
+    path, fit = output.work / _TEXT_FILE, plan.fit_recipe
     if not path.exists():
         tokenizer = load_tokenizer(plan.checkpoint)
         store_text(
@@ -182,7 +175,7 @@ def _read_text(plan: SparsifyPlan, output: OutputFolder, progress: Progress) -> 
             tokenizer,
             plan.recipe,
             lambda done, all_: progress(done, all_, "reading text"),
-            more_rows=0 if layers is None else layers.steps * layers.rows,
+            more_rows=fit.steps * fit.rows if plan.fit_tokens else 0,
         )
     return open_text(path, plan.recipe)
 
@@ -220,7 +213,7 @@ def _score_once(
     return found
 
 
-def _teach_layers(
+def _fit(
     plan: SparsifyPlan,
     model: SparseModel,
     teacher: SparseModel,
@@ -228,23 +221,27 @@ def _teach_layers(
     output: OutputFolder,
     progress: Progress,
 ) -> dict[str, object]:
-    """Train each FFN alone, if the plan says so; return what the report says about it."""
-    recipe = plan.layer_recipe
-    if recipe is None:
+    """Solve for the FFNs' `down`, if the plan says so; return what the report says about it."""
+    if not plan.fit_tokens:
         return {}
-    run = LayerRun(model, text.train.reshape(-1), recipe, output.work, teacher)
-    _finish(run, "training layers", progress)
-    found = _score_once(_LAYERS_FILE, model, text, output, progress)
-    output.keep_log(LAYERS_LOG)
+    tokens, folder = text.train.reshape(-1), output.work / FIT_FOLDER
+    num_tokens = fit_layers(
+        model,
+        teacher,
+        tokens,
+        plan.fit_recipe,
+        folder,
+        lambda done, all_: progress(done, all_, "fitting layers"),
+    )
+    found = _score_once(_FITTED_FILE, model, text, output, progress)
     return {
-        "layer_tokens": recipe.steps * recipe.step_tokens,
-        "layer_seconds": round(run.seconds, 1),
-        "layer_perplexity": found["perplexity"],
-        "layer_zeros": found["zeros"],
+        "fit_tokens": num_tokens,
+        "fit_perplexity": found["perplexity"],
+        "fit_zeros": found["zeros"],
     }
 
 
-def _finish(run: ResumableSteps, what: str, progress: Progress) -> None:
+def _finish(run: SparsifyRun, progress: Progress) -> None:
     """Make the remaining steps; save from time to time, and in the end if there were any."""
     recipe = run.recipe
     if run.is_done:
@@ -253,7 +250,7 @@ def _finish(run: ResumableSteps, what: str, progress: Progress) -> None:
     while not run.is_done:
         figures = run.advance()
         zeros = sum(figures.zeros) / len(figures.zeros)
-        now = f"{what}, loss {figures.loss:.3f}, zeros {zeros:.0%}"
+        now = f"training, loss {figures.loss:.3f}, zeros {zeros:.0%}"
         progress(run.step * recipe.step_tokens, recipe.steps * recipe.step_tokens, now)
         if time.monotonic() >= next_save:
             began = time.monotonic()
