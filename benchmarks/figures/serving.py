@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from figures.parts import Json, Row, load, part, ratio_text, table
 
 PEER = "llama-server"
+REAL_MODEL = "intel-xeon-avx512/real-models/serve.json"
 
 
 def _reports() -> Iterator[tuple[str, Json]]:
@@ -35,6 +36,19 @@ def _speeds() -> Iterator[Row]:
             f"{against['off']['ratio']:.2f}" if "off" in against else "",
             *("" if share is None else f"{share:.2f}" for share in shares),
         )
+
+
+@table(
+    "serve_real_model",
+    f"clients | server | tokens/s | / {PEER} | first token, ms | gap, ms | p99, ms",
+)
+def _real_model() -> Iterator[Row]:
+    for number, sides in load(REAL_MODEL)["clients"].items():
+        for kind, side in sides.items():
+            name = PEER if kind == PEER else "`powerinfer serve`"
+            speed = f"{side['tokens_per_s']:.0f}", ratio_text(side["against"].get(PEER))
+            times = (side[key] for key in ("first_token_s", "gap_s", "gap_p99_s"))
+            yield number, name, *speed, *(f"{1e3 * s:.1f}" for s in times)
 
 
 @table("serve_latency", "format | clients | server | first token, ms | gap, ms | p99, ms")
