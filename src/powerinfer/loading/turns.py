@@ -1,5 +1,6 @@
 """Turns of computing: a fair lock for threads, and a thread that waits for asyncio tasks."""
 
+import sys
 import threading
 import weakref
 from collections import deque
@@ -7,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
+from traceback import clear_frames
 from typing import TYPE_CHECKING
 
 from powerinfer.errors import PowerInferError
@@ -65,9 +67,16 @@ class FairLock:
 
     def check_not_held_here(self) -> None:
         """Raise PowerInferError if this thread holds the lock, and so would wait for itself."""
-        first = self._first()
-        if first is not None and first.thread_id == threading.get_ident():
+        if self._is_held_here() and (error := sys.exception()) is not None:
+            # Ctrl-C at the start of a context manager's `__exit__` leaves the lock to the frames of
+            # the traceback; those that still run are not cleared.
+            clear_frames(error.__traceback__)
+        if self._is_held_here():
             raise PowerInferError(self._reentered)
+
+    def _is_held_here(self) -> bool:
+        first = self._first()
+        return first is not None and first.thread_id == threading.get_ident()
 
     def held(self) -> AbstractContextManager[bool]:
         """Wait for the lock and hold it until the block ends."""

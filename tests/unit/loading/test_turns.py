@@ -37,3 +37,20 @@ def test_a_lock_is_not_taken_twice_by_one_thread() -> None:
         pass
     with lock.held():
         pass
+
+
+def test_a_lock_that_only_a_traceback_holds_is_free() -> None:
+    lock = FairLock()
+
+    def interrupted() -> None:
+        left = lock.held()  # the frame keeps it
+        left.__enter__()
+        raise KeyboardInterrupt
+
+    try:
+        interrupted()
+    except KeyboardInterrupt:
+        with lock.held():
+            assert not lock.num_waiting
+    else:
+        pytest.fail("there was no interrupt")
