@@ -88,6 +88,11 @@ class Batch:
         is_prompt: bool[num_tokens], True for given tokens, False for generated ones; None if all
             are generated. It selects the CPU's arithmetic: the logits of a token depend on the
             tokens of its own sequence and their `is_prompt`, and on nothing else in the step.
+        state_sources: i32[num_sequences], slot of `StateLayer` that holds the state of each
+            sequence before the step; -1 for a new sequence, whose state is all zeros. None for
+            models without state.
+        state_targets: i32[num_sequences], slot that gets the state after the step, never the one it
+            is read from, so that an interrupted step can be repeated.
     """
 
     token_ids: IntArray
@@ -95,6 +100,8 @@ class Batch:
     sequences: IntArray
     block_tables: IntArray
     is_prompt: BoolArray | None = None
+    state_sources: IntArray | None = None
+    state_targets: IntArray | None = None
 
     @property
     def num_tokens(self) -> int:

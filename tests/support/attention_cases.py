@@ -1,7 +1,7 @@
 """Attention over random caches, done alike on every backend of host arrays."""
 
 from dataclasses import dataclass, replace
-from typing import Generic, TypeAlias
+from typing import Any, Generic, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -56,7 +56,7 @@ class Scene(Generic[MatrixT, VectorT, KVLayerT]):
 
     def __init__(
         self,
-        ops: Ops[FloatArray, MatrixT, VectorT, KVLayerT],
+        ops: Ops[FloatArray, MatrixT, VectorT, KVLayerT, Any],
         case: Case,
         kv_type: KVType,
         options: Options = PLAIN,
@@ -112,7 +112,7 @@ class Scene(Generic[MatrixT, VectorT, KVLayerT]):
 
 
 def attend(
-    ops: Ops[FloatArray, MatrixT, VectorT, KVLayerT],
+    ops: Ops[FloatArray, MatrixT, VectorT, KVLayerT, Any],
     case: Case,
     kv_type: KVType,
     options: Options = PLAIN,

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from powerinfer import _core
 from powerinfer.gguf import Tensor
-from powerinfer.ops.backend import KVLayer, Matrix, Vector
+from powerinfer.ops.backend import KVLayer, Matrix, StateLayer, Vector
 from powerinfer.ops.cpu.handles import NativePredictor
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.cpu.weights import FORMATS
@@ -51,7 +51,7 @@ __all__ = [
     "vector_tensor",
 ]
 
-HostOps: TypeAlias = Ops[FloatArray, Matrix, Vector, KVLayer]
+HostOps: TypeAlias = Ops[FloatArray, Matrix, Vector, KVLayer, StateLayer]
 """Some backend whose activations are numpy arrays."""
 
 ALL_KERNELS = ("portable", "avx2", "avxvnni", "avx512", "amx", "neon", "neoni8mm")
@@ -173,7 +173,7 @@ def use_kernels(name: str, threads: int = 2) -> NativeOps:
 
 
 def host_ops(
-    ops: Ops[FloatArray, Any, Any, Any],
+    ops: Ops[FloatArray, Any, Any, Any, Any],
 ) -> HostOps:
     """A backend of whose handles the type checker forgets which they are: see `as_backend`."""
     return ops

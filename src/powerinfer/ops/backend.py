@@ -1,13 +1,22 @@
 """Types of a model on an unknown backend.
 
 A model only carries handles from one operation to the next, so its code names none of a backend's
-types: `Backend` is a backend, `Matrix`, `Vector` and `KVLayer` are handles that this backend made.
-They exist for the type checker only: at run time nothing wraps a handle.
+types: `Backend` is a backend, `Matrix`, `Vector`, `KVLayer` and `StateLayer` are handles that this
+backend made. They exist for the type checker only: at run time nothing wraps a handle.
 """
 
 from typing import Any, NewType, Protocol, TypeAlias
 
-from powerinfer.ops.protocol import FFN, HeadNorms, Linear, NeuronPredictor, Ops, ScoreStage
+from powerinfer.ops.protocol import (
+    FFN,
+    DeltaRule,
+    HeadNorms,
+    Linear,
+    NeuronPredictor,
+    Ops,
+    ScoreStage,
+    ShortConv,
+)
 
 __all__ = [
     "Activations",
@@ -15,11 +24,14 @@ __all__ = [
     "Backend",
     "KVLayer",
     "Matrix",
+    "SomeDeltaRule",
     "SomeFFN",
     "SomeHeadNorms",
     "SomeLinear",
     "SomePredictor",
+    "SomeShortConv",
     "SomeStage",
+    "StateLayer",
     "Vector",
     "as_backend",
 ]
@@ -41,15 +53,18 @@ class Activations(Protocol):
 Matrix = NewType("Matrix", object)
 Vector = NewType("Vector", object)
 KVLayer = NewType("KVLayer", object)
+StateLayer = NewType("StateLayer", object)
 
+SomeDeltaRule: TypeAlias = DeltaRule[Vector]
 SomeHeadNorms: TypeAlias = HeadNorms[Vector]
 SomeLinear: TypeAlias = Linear[Matrix, Vector]
+SomeShortConv: TypeAlias = ShortConv[Vector]
 SomeStage: TypeAlias = ScoreStage[Matrix, Vector]
 SomePredictor: TypeAlias = NeuronPredictor[Matrix, Vector]
 SomeFFN: TypeAlias = FFN[Matrix, Vector]
-Backend: TypeAlias = Ops[Activations, Matrix, Vector, KVLayer]
+Backend: TypeAlias = Ops[Activations, Matrix, Vector, KVLayer, StateLayer]
 
-AnyBackend: TypeAlias = Ops[Any, Any, Any, Any]
+AnyBackend: TypeAlias = Ops[Any, Any, Any, Any, Any]
 """Any backend: the type checker verifies that it is one and forgets the types of its handles."""
 
 

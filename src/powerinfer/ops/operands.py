@@ -18,6 +18,7 @@ from powerinfer.values import Activation, FloatArray, IntArray
 __all__ = [
     "FFN",
     "ActiveIds",
+    "DeltaRule",
     "FFNCounters",
     "HeadNorms",
     "KVType",
@@ -30,6 +31,7 @@ __all__ = [
     "Router",
     "RouterRule",
     "ScoreStage",
+    "ShortConv",
     "VectorT",
 ]
 
@@ -230,6 +232,49 @@ class HeadNorms(Generic[VectorT_co]):
     def map(self, change: Callable[[VectorT_co], VectorT]) -> "HeadNorms[VectorT]":
         """Convert the handles of the weights."""
         return HeadNorms(change(self.q), change(self.k), self.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConv(Generic[VectorT_co]):
+    """Causal convolution of each channel over the last tokens.
+
+    Attributes:
+        weight: f32[num_channels * num_taps], the taps of a channel side by side; the last one meets
+            the newest token.
+    """
+
+    weight: VectorT_co
+    num_taps: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaRule(Generic[VectorT_co]):
+    """Weights and sizes of a gated delta rule, see `MixerOps.delta_rule`.
+
+    Attributes:
+        conv: f32[num_channels * num_taps], as `ShortConv.weight`; a channel is a column of `mixed`.
+        a: f32[num_value_heads], at most 0.
+        dt_bias: f32[num_value_heads].
+        norm: f32[value_dim], weight of the RMS norm of each head's output.
+        eps: added to its mean square.
+        num_key_heads: heads of q and k; divides `num_value_heads`.
+    """
+
+    conv: VectorT_co
+    a: VectorT_co
+    dt_bias: VectorT_co
+    norm: VectorT_co
+    eps: float
+    num_taps: int
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def num_channels(self) -> int:
+        """Columns of q, k and v together."""
+        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
 
 
 @dataclass(frozen=True, slots=True)

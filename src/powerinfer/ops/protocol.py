@@ -4,9 +4,9 @@
 reference (the oracle), the native CPU backend and the hybrid of CPU and GPU.
 
 A backend loads weights (`WeightLoader`), runs whole steps (`StepRunner`) and computes (`Ops`, which
-includes the other two). The protocols are generic over the backend's types: its arrays of
-activations, its matrices and vectors, and its KV cache of a layer. Models know none of these types;
-see `powerinfer.ops.backend`.
+includes the other two and, from `ops/mixer_ops.py`, mixers with state). The protocols are generic
+over the backend's types: its arrays of activations, its matrices and vectors, its KV cache of a
+layer and its states of one. Models know none of these types; see `powerinfer.ops.backend`.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from powerinfer.gguf import Tensor
+from powerinfer.ops.mixer_ops import ArrayT, MixerOps, StateLayerT
 from powerinfer.ops.operands import (
     FFN,
     ActiveIds,
+    DeltaRule,
     FFNCounters,
     HeadNorms,
     KVType,
@@ -29,6 +31,7 @@ from powerinfer.ops.operands import (
     Router,
     RouterRule,
     ScoreStage,
+    ShortConv,
     VectorT,
 )
 from powerinfer.values import Batch, BoolArray, ByteArray, FloatArray, IntArray
@@ -38,6 +41,7 @@ __all__ = [
     "FFN",
     "ActiveIds",
     "ArrayT",
+    "DeltaRule",
     "FFNCounters",
     "HeadNorms",
     "KVLayerT",
@@ -46,6 +50,7 @@ __all__ = [
     "Linear",
     "MatrixT",
     "MatrixUse",
+    "MixerOps",
     "NeuronPredictor",
     "NeuronShares",
     "Ops",
@@ -53,13 +58,14 @@ __all__ = [
     "Router",
     "RouterRule",
     "ScoreStage",
+    "ShortConv",
+    "StateLayerT",
     "StepRunner",
     "VectorT",
     "WeightLoader",
 ]
 
-# A backend's arrays of activations, f32[num_tokens, columns], and its KV cache of one layer.
-ArrayT = TypeVar("ArrayT")
+# A backend's KV cache of one layer.
 KVLayerT = TypeVar("KVLayerT")
 
 
@@ -199,7 +205,8 @@ class StepRunner(Protocol[ArrayT]):
 class Ops(
     WeightLoader[MatrixT, VectorT],
     StepRunner[ArrayT],
-    Protocol[ArrayT, MatrixT, VectorT, KVLayerT],
+    MixerOps[ArrayT, VectorT, StateLayerT],
+    Protocol[ArrayT, MatrixT, VectorT, KVLayerT, StateLayerT],
 ):
     """A backend: one device, or several that work together.
 

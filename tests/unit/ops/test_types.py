@@ -27,18 +27,20 @@ if TYPE_CHECKING:
     from powerinfer.ops.hybrid.ops import HybridOps
 
 # What each backend works with: its arrays, matrices, vectors, caches, blocks and predictors.
-ReferenceBackend: TypeAlias = Ops[FloatArray, ReferenceMatrix, FloatArray, ReferenceKV]
+ReferenceBackend: TypeAlias = Ops[FloatArray, ReferenceMatrix, FloatArray, ReferenceKV, object]
 NativeBackend: TypeAlias = Ops[
     FloatArray,
     _core.Matrix,
     _core.Vector,
     _core.KVLayer,
+    object,
 ]
 HybridBackend: TypeAlias = """Ops[
     HybridArray,
     HybridMatrix,
     HybridVector,
     HybridKV,
+    object,
 ]"""
 
 RELU = Activation(ActivationKind.RELU)

@@ -27,6 +27,7 @@ from powerinfer.ops.cpu.handles import (
 from powerinfer.ops.cpu.machine import start_team
 from powerinfer.ops.cpu.prefetch_settings import PrefetchSettings
 from powerinfer.ops.cpu.weights import NativeWeights
+from powerinfer.ops.mixer_ops import NoMixerOps
 from powerinfer.ops.protocol import (
     ActiveIds,
     FFNCounters,
@@ -45,7 +46,7 @@ MAX_RECORDED_TOKENS = 32
 MB per token at 7B. With more tokens Python's share of a step is small."""
 
 
-class NativeOps(NativeWeights):
+class NativeOps(NoMixerOps, NativeWeights):
     """`powerinfer.ops.protocol.Ops` on a team of threads; see there for shapes.
 
     Errors beyond the protocol's: TypeError for arrays of another dtype or not C-contiguous,

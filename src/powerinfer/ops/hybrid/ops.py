@@ -46,6 +46,7 @@ from powerinfer.ops.hybrid.migration import HybridSettings
 from powerinfer.ops.hybrid.runs import layer_runs
 from powerinfer.ops.hybrid.streamed import StreamedWeights
 from powerinfer.ops.hybrid.upload import Placer, Uploads
+from powerinfer.ops.mixer_ops import NoMixerOps
 from powerinfer.ops.protocol import (
     ActiveIds,
     HeadNorms,
@@ -64,7 +65,7 @@ __all__ = ["HybridOps", "HybridSettings"]
 StepBatch: TypeAlias = Batch | DeviceBatch
 
 
-class HybridOps(CPULoading):
+class HybridOps(NoMixerOps, CPULoading):
     """`powerinfer.ops.protocol.Ops` on a CPU and a GPU; see there for shapes.
 
     Activations are numpy arrays or tensors of the device, whichever the operation that made them

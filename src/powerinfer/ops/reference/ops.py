@@ -16,6 +16,7 @@ from powerinfer.errors import PowerInferError, ShapeError, UnsupportedError
 from powerinfer.gguf import Tensor
 from powerinfer.ops.expert_tensors import check_expert_biases, check_expert_tensors
 from powerinfer.ops.float_errors import ignore_float_errors
+from powerinfer.ops.mixer_ops import NoMixerOps
 from powerinfer.ops.protocol import (
     ActiveIds,
     FFNCounters,
@@ -101,7 +102,7 @@ class ReferenceKV:
 
 
 @dataclass(slots=True)
-class ReferenceOps:
+class ReferenceOps(NoMixerOps):
     """`powerinfer.ops.protocol.Ops` in numpy; see there for shapes and errors."""
 
     name: str = "reference"
