@@ -16,7 +16,6 @@ from powerinfer.errors import PowerInferError, ShapeError, UnsupportedError
 from powerinfer.gguf import Tensor
 from powerinfer.ops.expert_tensors import check_expert_biases, check_expert_tensors
 from powerinfer.ops.float_errors import ignore_float_errors
-from powerinfer.ops.mixer_ops import NoMixerOps
 from powerinfer.ops.protocol import (
     ActiveIds,
     FFNCounters,
@@ -49,6 +48,7 @@ from powerinfer.ops.reference.matrix import (
     narrow,
     product,
 )
+from powerinfer.ops.reference.mixers import ReferenceMixers, ReferenceState
 from powerinfer.ops.reference.predictor import (
     ReferencePredictor,
     check_predictor,
@@ -57,7 +57,7 @@ from powerinfer.ops.reference.predictor import (
 from powerinfer.quant import get_format
 from powerinfer.values import Batch, BoolArray, ByteArray, FloatArray, IntArray
 
-__all__ = ["ReferenceKV", "ReferenceMatrix", "ReferenceOps", "activate"]
+__all__ = ["ReferenceKV", "ReferenceMatrix", "ReferenceOps", "ReferenceState", "activate"]
 
 # Variance of x - sign(x) E|x|, the error of binarising a normal x of variance 1.
 _SIGN_NOISE = 1.0 - 2.0 / np.pi
@@ -102,7 +102,7 @@ class ReferenceKV:
 
 
 @dataclass(slots=True)
-class ReferenceOps(NoMixerOps):
+class ReferenceOps(ReferenceMixers):
     """`powerinfer.ops.protocol.Ops` in numpy; see there for shapes and errors."""
 
     name: str = "reference"
