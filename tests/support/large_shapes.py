@@ -10,6 +10,7 @@ from powerinfer.models import Model, ModelConfig
 from powerinfer.models.architectures import llama
 from powerinfer.models.attention import AttentionOptions, LayerAttention
 from powerinfer.models.experts import ExpertsConfig
+from powerinfer.models.mixers import AttentionWeights
 from powerinfer.models.scales import Scales
 from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
 from powerinfer.ops.backend import as_backend
@@ -153,13 +154,15 @@ def shaped_model(large: LargeModel) -> Model:
         shared = block(large.shared_size, 1, None) if large.shared_size else None
         norms = {"attn_norm": norm(), "ffn_norm": norm()}
         return LayerWeights(
-            norms=norms,
-            qkv=(
-                linear(config.q_size, hidden),
-                linear(config.kv_size, hidden),
-                linear(config.kv_size, hidden),
+            mixer=AttentionWeights(
+                qkv=(
+                    linear(config.q_size, hidden),
+                    linear(config.kv_size, hidden),
+                    linear(config.kv_size, hidden),
+                ),
+                attn_output=linear(hidden, config.q_size),
             ),
-            attn_output=linear(hidden, config.q_size),
+            norms=norms,
             ffn_input_norm=norms["ffn_norm"],
             ffn=ffn,
             shared_ffn=shared,

@@ -16,6 +16,7 @@ from powerinfer.calibration.routing import Routing
 from powerinfer.calibration.window_pass import check_finite, end_after, run_windows
 from powerinfer.models import Model
 from powerinfer.models.blocks import Stage, StepControl
+from powerinfer.models.mixers import AttentionWeights
 from powerinfer.ops.backend import SomeFFN
 from powerinfer.values import FloatArray
 
@@ -77,12 +78,13 @@ class _Meter:
         self.found: dict[str, InputSquares] = {}
 
     def __call__(self, stage: Stage, number: int, x: FloatArray) -> StepControl | None:
+        mixer = self._model.weights.layers[number].mixer
         if stage is Stage.ATTENTION_INPUT:
             is_fused = f"blk.{number}.attn_qkv.weight" in self._names
-            parts = ("attn_qkv",) if is_fused else ("attn_q", "attn_k", "attn_v")
-            self._add(number, parts, x)
+            is_joined = is_fused and isinstance(mixer, AttentionWeights)
+            self._add(number, ("attn_qkv",) if is_joined else mixer.input_names, x)
         elif stage is Stage.ATTENTION_MIX:
-            self._add(number, ("attn_output",), x)
+            self._add(number, (mixer.output_name,), x)
         elif stage is Stage.FFN:
             num_layers = self._model.config.num_layers
             if self._progress is not None:

@@ -10,7 +10,7 @@ from powerinfer.engine.text import TokenSequence
 from powerinfer.errors import PowerInferError, PromptError
 from powerinfer.kvcache import KVCache
 from powerinfer.loading.turns import FairLock
-from powerinfer.models import Model
+from powerinfer.models import Model, sequence_bytes
 from powerinfer.values import FloatArray
 
 __all__ = ["DirectSequence"]
@@ -73,10 +73,9 @@ class DirectSequence:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of keys and values that a decode step at this length reads."""
-        config = self._model.config
-        per_layer = self._cache.bytes_per_position // config.num_layers
-        return per_layer * config.num_attended(self._sequence.num_computed)
+        """Bytes of keys, values and states that a decode step at this length reads."""
+        config, kv_type = self._model.config, self._cache.kv_type
+        return sequence_bytes(config, self._sequence.num_computed, kv_type)
 
     def truncate(self, length: int) -> None:
         """Forget all but the first `length` tokens."""

@@ -7,7 +7,7 @@ operations they are given.
 from powerinfer.models.architecture import Architecture, architecture_of, get_architecture
 from powerinfer.models.config import ModelConfig, read_config
 from powerinfer.models.load import default_context, load_model, prepare_model
-from powerinfer.models.model import LayerShares, Model, kv_bytes_per_position
+from powerinfer.models.model import LayerShares, Model, kv_bytes_per_position, sequence_bytes
 from powerinfer.models.model_file import ModelFile
 from powerinfer.models.nonfinite import find_nonfinite_layer
 from powerinfer.models.sparsity import InputStatistics, layer_source, uniform, with_predictors
@@ -32,6 +32,7 @@ __all__ = [
     "load_model",
     "prepare_model",
     "read_config",
+    "sequence_bytes",
     "uniform",
     "with_predictors",
 ]

@@ -10,7 +10,9 @@ from powerinfer.gguf import GGUFFile, keys
 from powerinfer.models.attention import WindowPattern
 from powerinfer.models.checkpoints.rules import CheckpointRules
 from powerinfer.models.experts import ExpertRules
-from powerinfer.models.scales import DefaultScales, usual_scales
+from powerinfer.models.metadata import Metadata
+from powerinfer.models.mixers import StateMixer
+from powerinfer.models.scales import DefaultScales, Sizes, usual_scales
 from powerinfer.ops.backend import Activations
 from powerinfer.predictors import PredictorInput
 from powerinfer.values import Activation, ActivationKind
@@ -22,6 +24,7 @@ __all__ = [
     "architecture_names",
     "architecture_of",
     "get_architecture",
+    "no_state",
 ]
 
 _PACKAGE = "powerinfer.models.architectures"
@@ -53,6 +56,11 @@ class QKNorm(StrEnum):
     PROJECTION = "projection"
 
 
+def no_state(metadata: Metadata, sizes: Sizes) -> dict[int, StateMixer]:
+    """Return no mixer with state: every layer has attention."""
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """Facts of a model family.
@@ -77,6 +85,7 @@ class Architecture:
         has_attention_sinks: each head has an extra score without a position, `attn_sinks`.
         windows: layers with a window, if the file gives one.
         scales: scale factors, if the file has no keys for them.
+        state_mixers: reads the mixers with state, by the number of their layer.
         predictor_input: input of predictors stored in PowerInfer files of this family.
         is_routed_by_layer_input: routers see the residual stream before the layer instead of the
             FFN's input.
@@ -108,6 +117,7 @@ class Architecture:
     has_attention_sinks: bool = False
     windows: WindowPattern = _NO_PATTERN
     scales: DefaultScales = usual_scales
+    state_mixers: Callable[[Metadata, Sizes], Mapping[int, StateMixer]] = no_state
     predictor_input: PredictorInput = PredictorInput.RESIDUAL
     is_routed_by_layer_input: bool = False
     experts: ExpertRules | None = None

@@ -16,6 +16,7 @@ from powerinfer.errors import GGUFError
 from powerinfer.models.architecture import NormKind
 from powerinfer.models.attention import AttentionOptions
 from powerinfer.models.config import ModelConfig
+from powerinfer.models.mixers import AttentionWeights
 from powerinfer.models.scales import Scales
 from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
 from powerinfer.ops.backend import Activations, Backend, KVLayer, SomeFFN
@@ -33,6 +34,7 @@ __all__ = [
     "end_of_layer",
     "final_states",
     "marks_of",
+    "mixer_block",
     "normalize",
     "normalize_output",
     "output_logits",
@@ -49,9 +51,9 @@ class Stage(StrEnum):
     """Stages of a layer shown to observers, in this order; f32[num_tokens, hidden_size] each.
 
     Attributes:
-        ATTENTION_INPUT: input of q, k and v.
-        ATTENTION_MIX: input of the output projection; f32[num_tokens, q_size].
-        ATTENTION: residual stream after attention.
+        ATTENTION_INPUT: input of the mixer: of q, k and v, or of its first projections.
+        ATTENTION_MIX: input of the mixer's output projection; f32[num_tokens, q_size].
+        ATTENTION: residual stream after the mixer.
         FFN_INPUT: input of the FFN.
         ROUTER_INPUT: input of the router, if it is not that of the FFN.
         PREDICTOR_INPUT: input of the architecture's own predictors.
@@ -168,7 +170,7 @@ def attention_block(  # noqa: PLR0913  observers need the layer number
     options: AttentionOptions,
     observe: Observer | None = None,
 ) -> Activations:
-    """Attention with projections, norms, rotation and cache write.
+    """Attention with projections, norms, rotation and cache write, in a layer that has one.
 
     Args:
         x: f32[num_tokens, hidden_size], normalized.
@@ -177,18 +179,47 @@ def attention_block(  # noqa: PLR0913  observers need the layer number
     Returns:
         f32[num_tokens, hidden_size], to be added to the residual stream.
     """
+    mixer = layer.mixer
+    if not isinstance(mixer, AttentionWeights):
+        raise TypeError(f"layer {number} has no attention but {type(mixer).__name__}")
     if observe is not None:
         observe(Stage.ATTENTION_INPUT, number, ops.to_host(x))
-    q, k, v = ops.linear(x, layer.qkv, batch.is_prompt)
+    linears = mixer.qkv if mixer.gate is None else (*mixer.qkv, mixer.gate)
+    q, k, v, *gates = ops.linear(x, linears, batch.is_prompt)
     q = normalize_output(ops, q, layer.norms.get("attn_q_norm"))
     k = normalize_output(ops, k, layer.norms.get("attn_k_norm"))
-    ops.rope_and_store(q, k, v, cache, batch, options.rope, layer.head_norms)
+    ops.rope_and_store(q, k, v, cache, batch, options.rope, mixer.head_norms)
     mixed = ops.attention(
-        q, cache, batch, options.scale, options.window, sinks=layer.sinks, soft_cap=options.soft_cap
+        q, cache, batch, options.scale, options.window, sinks=mixer.sinks, soft_cap=options.soft_cap
     )
+    for gate in gates:
+        ops.gate(mixed, gate)
     if observe is not None:
         observe(Stage.ATTENTION_MIX, number, ops.to_host(mixed))
-    (output,) = ops.linear(mixed, (layer.attn_output,), batch.is_prompt)
+    (output,) = ops.linear(mixed, (mixer.attn_output,), batch.is_prompt)
+    return normalize_output(ops, output, layer.norms.get("post_attention_norm"))
+
+
+def mixer_block(  # noqa: PLR0913  observers need the layer number
+    ops: Backend,
+    layer: LayerWeights,
+    number: int,
+    x: Activations,
+    cache: KVLayer,
+    batch: Batch,
+    options: AttentionOptions,
+    observe: Observer | None = None,
+) -> Activations:
+    """Attention, or the mixer with state that the layer has instead; see `attention_block`."""
+    mixer = layer.mixer
+    if isinstance(mixer, AttentionWeights):
+        return attention_block(ops, layer, number, x, cache, batch, options, observe)
+    if observe is not None:
+        observe(Stage.ATTENTION_INPUT, number, ops.to_host(x))
+    mixed = mixer.mix(ops, x, cache, batch)
+    if observe is not None:
+        observe(Stage.ATTENTION_MIX, number, ops.to_host(mixed))
+    (output,) = ops.linear(mixed, mixer.linears[-1:], batch.is_prompt)
     return normalize_output(ops, output, layer.norms.get("post_attention_norm"))
 
 

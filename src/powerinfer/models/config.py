@@ -3,16 +3,18 @@
 Names are ours (Hugging Face's for sizes); `gguf/keys.py` has those of the files.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from powerinfer import _plugins
 from powerinfer.errors import UnsupportedError
 from powerinfer.gguf import GGUFFile, keys
 from powerinfer.models.activation import resolve_activation
-from powerinfer.models.architecture import Architecture
+from powerinfer.models.architecture import Architecture, no_state
 from powerinfer.models.attention import LayerAttention, read_attention
 from powerinfer.models.experts import ExpertsConfig, read_experts
 from powerinfer.models.metadata import Metadata
+from powerinfer.models.mixers import StateMixer
 from powerinfer.models.rope import RopeConfig, read_rope
 from powerinfer.models.scales import Scales, Sizes, read_scales
 from powerinfer.values import Activation
@@ -40,10 +42,12 @@ class ModelConfig:
 
     Attributes:
         intermediate_size: neurons in one FFN, or in one expert.
-        num_kv_heads: key and value heads; divides `num_heads`.
+        num_kv_heads: key and value heads of layers with attention; divides `num_heads`.
         head_dim: width of a head (not always hidden_size / num_heads).
         context_length: longest sequence of the training.
         norm_eps: added under the root by norms.
+        attention: settings of each layer's attention; those of layers with state have no effect.
+        state_mixers: the mixer of each layer with state, by the number of the layer.
         max_positions: number of learned positions, a hard limit on sequences; None if there are
             none.
         is_post_norm: norms follow attention and FFN instead of preceding them.
@@ -65,6 +69,7 @@ class ModelConfig:
     max_positions: int | None = None
     is_post_norm: bool = False
     experts: ExpertsConfig | None = None
+    state_mixers: Mapping[int, StateMixer] = field(default_factory=dict)
 
     @property
     def num_experts(self) -> int:
@@ -75,6 +80,17 @@ class ModelConfig:
     def num_neurons(self) -> int:
         """Number of neurons per layer, all experts included but not a shared one."""
         return self.intermediate_size * max(1, self.num_experts)
+
+    @property
+    def attention_layers(self) -> list[LayerAttention]:
+        """Settings of the layers that attend to keys and values."""
+        layers = enumerate(self.attention)
+        return [layer for number, layer in layers if number not in self.state_mixers]
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one sequence's state in all layers; 0 for models without state."""
+        return 4 * sum(mixer.state_size for mixer in self.state_mixers.values())
 
     @property
     def sliding_window(self) -> int | None:
@@ -89,7 +105,7 @@ class ModelConfig:
 
     def num_attended(self, seq_len: int) -> int:
         """Positions seen by the last of `seq_len` tokens, summed over the layers."""
-        return sum(layer.num_attended(seq_len) for layer in self.attention)
+        return sum(layer.num_attended(seq_len) for layer in self.attention_layers)
 
     @property
     def q_size(self) -> int:
@@ -114,7 +130,7 @@ def read_config(
     """
     metadata = Metadata(file, architecture.name)
     _reject_unsupported(metadata)
-    sizes = _read_sizes(metadata)
+    sizes = _read_sizes(metadata, architecture)
     rope = _read_rope(metadata, architecture, sizes.head_dim)
     context_length = metadata.integer(keys.CONTEXT_LENGTH, high=_MAX_CONTEXT)
     max_positions = _max_positions(metadata, architecture)
@@ -145,6 +161,7 @@ def read_config(
         max_positions=max_positions,
         is_post_norm=architecture.may_be_post_norm and file.get_bool(keys.POST_NORM, default=False),
         experts=experts,
+        state_mixers=architecture.state_mixers(metadata, sizes),
     )
 
 
@@ -167,20 +184,40 @@ def _max_positions(metadata: Metadata, architecture: Architecture) -> int | None
     return max(1, int(table.shape[0]) - architecture.position_offset)
 
 
-def _read_sizes(metadata: Metadata) -> Sizes:
+def _read_sizes(metadata: Metadata, architecture: Architecture) -> Sizes:
     hidden_size = metadata.integer(keys.HIDDEN_SIZE, high=_MAX_SIZE)
     num_layers = metadata.integer(keys.NUM_LAYERS, high=_MAX_LAYERS)
-    return Sizes(hidden_size, num_layers, *_read_heads(metadata, hidden_size))
-
-
-def _read_heads(metadata: Metadata, hidden_size: int) -> tuple[int, int, int]:
     num_heads = metadata.integer(keys.NUM_HEADS, high=_MAX_HEADS)
-    num_kv_heads = metadata.integer(keys.NUM_KV_HEADS, default=num_heads, high=_MAX_HEADS)
+    num_kv_heads = _read_kv_heads(metadata, architecture, num_layers, num_heads)
+    head_dim = _read_head_dim(metadata, hidden_size, num_heads)
+    return Sizes(hidden_size, num_layers, num_heads, num_kv_heads, head_dim)
+
+
+def _read_kv_heads(
+    metadata: Metadata, architecture: Architecture, num_layers: int, num_heads: int
+) -> int:
+    """Number of heads, which layers with attention share; layers with state may say 0."""
+    low = 1 if architecture.state_mixers is no_state else 0
+    counts = metadata.integers(
+        keys.NUM_KV_HEADS, num_layers, default=num_heads, low=low, high=_MAX_HEADS
+    )
+    distinct = sorted(set(counts) - {0})
+    if len(distinct) != 1:
+        raise metadata.error(
+            metadata.key(keys.NUM_KV_HEADS),
+            f"is {', '.join(map(str, distinct)) or 0} in different layers; expected one number of "
+            "heads for all layers with attention",
+        )
+    num_kv_heads = distinct[0]
     if num_heads % num_kv_heads:
         raise metadata.error(
             metadata.key(keys.NUM_KV_HEADS),
             f"is {num_kv_heads}; expected a divisor of the {num_heads} query heads",
         )
+    return num_kv_heads
+
+
+def _read_head_dim(metadata: Metadata, hidden_size: int, num_heads: int) -> int:
     if metadata.has(keys.HEAD_DIM):
         head_dim = metadata.integer(keys.HEAD_DIM, high=_MAX_SIZE)
     elif hidden_size % num_heads:
@@ -202,7 +239,7 @@ def _read_heads(metadata: Metadata, hidden_size: int) -> tuple[int, int, int]:
             metadata.key(keys.NUM_HEADS),
             f"is {num_heads} of width {head_dim}: more than {_MAX_SIZE} in all",
         )
-    return num_heads, num_kv_heads, head_dim
+    return head_dim
 
 
 def _vocab_size(metadata: Metadata) -> int:

@@ -7,7 +7,7 @@ from powerinfer.gguf import keys
 from powerinfer.models.metadata import Metadata
 from powerinfer.ops.operands import RouterRule
 
-__all__ = ["ExpertRules", "ExpertsConfig", "read_experts"]
+__all__ = ["SELECTION_BIAS", "ExpertRules", "ExpertsConfig", "read_experts"]
 
 # Far above any published model (512 experts of 1536 neurons, shared ones of 16384).
 _MAX_EXPERTS = 1 << 12
@@ -16,8 +16,8 @@ _MAX_NEURONS = 1 << 24
 
 # Keys of other families, with the largest value that changes nothing. A file with more would run
 # and write nonsense.
-_FOREIGN_KEYS = {"expert_group_count": 1, "leading_dense_block_count": 0}
-_FOREIGN_TENSOR = "exp_probs_b.bias"
+_FOREIGN_KEYS = {"expert_group_count": 1, keys.NUM_DENSE_LAYERS: 0}
+SELECTION_BIAS = "exp_probs_b.bias"
 
 # Values of `expert_gating_func`: the rule, and whether weights are always normalized. 0 leaves it
 # to the family.
@@ -35,11 +35,15 @@ class ExpertRules:
     Attributes:
         is_normalized: weights are divided by their sum.
         size_key: key of the number of neurons per expert, without the architecture's prefix.
+        has_dense_layers: the first layers may have one FFN of their own size each.
+        has_selection_bias: a bias may change which experts are chosen, but not their weights.
     """
 
     rule: RouterRule = RouterRule.SOFTMAX
     is_normalized: bool = True
     size_key: str = keys.INTERMEDIATE_SIZE
+    has_dense_layers: bool = False
+    has_selection_bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,9 @@ class ExpertsConfig:
     Attributes:
         is_normalized: weights are divided by their sum.
         shared_size: neurons of the shared expert; 0 without one.
+        num_dense_layers: number of layers at the beginning that have one FFN each.
+        dense_size: neurons of each of these.
+        has_selection_bias: see `ExpertRules`.
     """
 
     num_experts: int
@@ -56,6 +63,9 @@ class ExpertsConfig:
     rule: RouterRule
     is_normalized: bool
     shared_size: int = 0
+    num_dense_layers: int = 0
+    dense_size: int = 0
+    has_selection_bias: bool = False
 
 
 def read_experts(metadata: Metadata, rules: ExpertRules | None) -> ExpertsConfig | None:
@@ -78,7 +88,7 @@ def read_experts(metadata: Metadata, rules: ExpertRules | None) -> ExpertsConfig
             f"{metadata.file.paths[0]}: key {metadata.key(keys.EXPERT_WEIGHTS_SCALE)}: scaled "
             "expert weights are not supported"
         )
-    _refuse_foreign(metadata)
+    _refuse_foreign(metadata, rules)
     size = metadata.integer(rules.size_key, high=_MAX_SIZE)
     if num_experts * size > _MAX_NEURONS:
         raise metadata.error(
@@ -86,19 +96,25 @@ def read_experts(metadata: Metadata, rules: ExpertRules | None) -> ExpertsConfig
             f"is {num_experts}, of {size} neurons each: more than {_MAX_NEURONS} in all",
         )
     rule, is_normalized = _rule(metadata, rules)
+    num_dense = metadata.integer(keys.NUM_DENSE_LAYERS, default=0, low=0)
     return ExpertsConfig(
         num_experts,
         metadata.integer(keys.NUM_USED_EXPERTS, high=num_experts),
         rule,
         is_normalized,
         metadata.integer(keys.SHARED_EXPERT_SIZE, default=0, low=0, high=_MAX_SIZE),
+        num_dense,
+        metadata.integer(keys.INTERMEDIATE_SIZE, high=_MAX_SIZE) if num_dense else 0,
+        rules.has_selection_bias,
     )
 
 
-def _refuse_foreign(metadata: Metadata) -> None:
+def _refuse_foreign(metadata: Metadata, rules: ExpertRules) -> None:
     """Raise UnsupportedError for keys and tensors that would change which experts run."""
     path = metadata.file.paths[0]
     for name, most in _FOREIGN_KEYS.items():
+        if rules.has_dense_layers and name == keys.NUM_DENSE_LAYERS:
+            continue
         value = metadata.integer(name, default=most, low=0)
         if value > most:
             raise UnsupportedError(
@@ -106,7 +122,7 @@ def _refuse_foreign(metadata: Metadata) -> None:
                 f"supported with at most {most}"
             )
     for name in metadata.file.tensors:
-        if name.endswith(_FOREIGN_TENSOR):
+        if name.endswith(SELECTION_BIAS) and not rules.has_selection_bias:
             raise UnsupportedError(
                 f"{path}: tensor {name!r}: routers with a bias for selection only are not supported"
             )

@@ -7,6 +7,8 @@ file, the key, the value and the expected range.
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from powerinfer.errors import GGUFError
 from powerinfer.gguf import GGUFFile
 
@@ -39,6 +41,33 @@ class Metadata:
         if not low <= value <= high:
             raise self.error(key, f"is {value}; expected an integer from {low} to {high}")
         return value
+
+    def integers(
+        self,
+        name: str,
+        num_layers: int,
+        *,
+        default: int | None = None,
+        low: int = 1,
+        high: int = 1 << 24,
+    ) -> list[int]:
+        """Read an integer within [low, high] for each layer, from an array or one for all."""
+        key = self.key(name)
+        if not isinstance(self.file.metadata.get(key), np.ndarray | list):
+            return [self.integer(name, default=default, low=low, high=high)] * num_layers
+        values = self.file.get_array(key)
+        if values.shape != (num_layers,) or not np.issubdtype(values.dtype, np.integer):
+            raise self.error(
+                key,
+                f"has {values.size} values of type {values.dtype}; expected an integer for each of "
+                f"{num_layers} layers",
+            )
+        for layer, value in enumerate(values.tolist()):
+            if not low <= value <= high:
+                raise self.error(
+                    key, f"is {value} in layer {layer}; expected an integer from {low} to {high}"
+                )
+        return [int(value) for value in values.tolist()]
 
     def number(
         self, name: str, *, default: float | None = None, low: float = 0.0, high: float = 1e12

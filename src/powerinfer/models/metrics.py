@@ -206,9 +206,10 @@ class StepMeter(NeuronTally):
         """Count the work of a model; every decode step reads `dense_bytes` once."""
         super().__init__(model)
         self._dense_bytes = dense_bytes
-        self._layer_bytes = cache.bytes_per_position // model.config.num_layers
+        layers, self._state_bytes = model.config.attention_layers, model.config.state_bytes
+        self._layer_bytes = cache.bytes_per_position // len(layers)
         # The number of layers with each window: adding up layers at every token takes too long.
-        self._windows = Counter(layer.window for layer in model.config.attention)
+        self._windows = Counter(layer.window for layer in layers)
 
     def shares(self, lengths: Sequence[int]) -> list[StepCost]:
         """Return the cost of the counted step for sequences of these lengths, and reset."""
@@ -223,9 +224,9 @@ class StepMeter(NeuronTally):
         return costs
 
     def _kv_bytes(self, length: int) -> int:
-        """Bytes of keys and values that a token reads, see `ModelConfig.num_attended`."""
+        """Bytes of keys, values and states that a token reads, see `sequence_bytes`."""
         attended = [min(length, window or length) * n for window, n in self._windows.items()]
-        return self._layer_bytes * sum(attended)
+        return self._layer_bytes * sum(attended) + self._state_bytes
 
 
 def _candidates(config: ModelConfig, total: int) -> int:
@@ -233,8 +234,11 @@ def _candidates(config: ModelConfig, total: int) -> int:
     experts = config.experts
     if experts is None:
         return total
+    num_routed = config.num_layers - experts.num_dense_layers
+    num_dense = experts.num_dense_layers * experts.dense_size
     num_candidates = config.intermediate_size * experts.num_used + experts.shared_size
-    return total * num_candidates // (config.num_neurons + experts.shared_size)
+    num_all = config.num_neurons + experts.shared_size
+    return total * (num_routed * num_candidates + num_dense) // (num_routed * num_all + num_dense)
 
 
 def has_predictors(model: Model) -> bool:

@@ -30,7 +30,7 @@ from powerinfer.predictors.kind import THRESHOLD
 from powerinfer.quant import get_format
 from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
 
-__all__ = ["LayerShares", "Model", "kv_bytes_per_position"]
+__all__ = ["LayerShares", "Model", "kv_bytes_per_position", "sequence_bytes"]
 
 _End: TypeAlias = Callable[
     [Backend, ModelConfig, ModelWeights, Activations, BoolArray | None], Activations
@@ -104,8 +104,11 @@ class Model:
         kv_type: KVType = KVType.F16,
         *,
         block_size: int = BLOCK_SIZE,
+        num_slots: int = 2,
     ) -> KVCache:
-        """Allocate a KV cache, rounded up to whole blocks; None takes one full context.
+        """Allocate a cache, rounded up to whole blocks; None takes one full context.
+
+        Layers with state get `num_slots` states each: a sequence needs two.
 
         Raises:
             UnsupportedError: head_dim is not a multiple of the Q8_0 block.
@@ -115,14 +118,20 @@ class Model:
         bytes_per_position = kv_bytes_per_position(config, kv_type)
         num_blocks = max(1, -(-wanted // block_size))
         sizes = num_blocks, block_size, config.num_kv_heads, config.head_dim
-        layers = ops.new_kv_layers(config.num_layers, *sizes, kv_type)
+        attention = ops.new_kv_layers(len(config.attention_layers), *sizes, kv_type)
+        state_sizes = [mixer.state_size for mixer in config.state_mixers.values()]
+        states = iter(ops.new_state_layers(state_sizes, num_slots) if state_sizes else [])
+        keys = iter(attention)
         return KVCache(
-            layers=layers,
+            layers=[
+                next(states if number in config.state_mixers else keys)
+                for number in range(config.num_layers)
+            ],
             num_blocks=num_blocks,
             block_size=block_size,
             kv_type=kv_type,
             bytes_per_position=bytes_per_position,
-            copy_blocks=partial(ops.copy_kv_blocks, layers),
+            copy_blocks=partial(ops.copy_kv_blocks, attention),
         )
 
     def forward(
@@ -237,8 +246,7 @@ class Model:
             kv_type: element type of the cache.
         """
         ffn = self.used_ffn_bytes if ffn_bytes is None else ffn_bytes
-        kv_bytes = kv_bytes_per_position(self.config, kv_type) // self.config.num_layers
-        return self.dense_bytes + ffn + kv_bytes * self.config.num_attended(seq_len)
+        return self.dense_bytes + ffn + sequence_bytes(self.config, seq_len, kv_type)
 
     @property
     def dense_bytes(self) -> int:
@@ -252,8 +260,8 @@ class Model:
             total += sum(
                 _bytes_of_norm(self.config, name, norm) for name, norm in layer.norms.items()
             )
-            total += 4 * sum(len(ops.vector_values(part)) for part in layer.attention_vectors)
-            for linear in (*layer.qkv, layer.attn_output):
+            total += 4 * sum(len(ops.vector_values(part)) for part in layer.mixer.vectors)
+            for linear in layer.mixer.linears:
                 total += ops.matrix_bytes(linear.matrix)
         return total
 
@@ -268,15 +276,16 @@ class Model:
     @property
     def used_ffn_bytes(self) -> int:
         """Part of `ffn_bytes` that a token reads if none of its neurons is skipped."""
-        experts = self.config.experts
-        share = Fraction(1) if experts is None else Fraction(experts.num_used, experts.num_experts)
-        layers = self.weights.layers
-        own = sum(_bytes_of_ffn(self.ops, layer.ffn) for layer in layers)
-        return int(own * share) + sum(_always_read(self.ops, layer) for layer in layers)
+        total = Fraction()
+        for layer in self.weights.layers:
+            router = layer.ffn.router
+            share = Fraction(1) if router is None else Fraction(router.num_used, router.num_experts)
+            total += share * _bytes_of_ffn(self.ops, layer.ffn) + _always_read(self.ops, layer)
+        return int(total)
 
 
 def kv_bytes_per_position(config: ModelConfig, kv_type: KVType) -> int:
-    """Bytes of one position's keys and values in all layers.
+    """Bytes of one position's keys and values in all layers that have them.
 
     Raises:
         UnsupportedError: head_dim is not a multiple of the Q8_0 block.
@@ -288,7 +297,13 @@ def kv_bytes_per_position(config: ModelConfig, kv_type: KVType) -> int:
             f"{known.block_size}; this model's are {config.head_dim} wide: use f16"
         )
     row = known.num_bytes(config.head_dim)
-    return 2 * config.num_layers * config.num_kv_heads * row
+    return 2 * len(config.attention_layers) * config.num_kv_heads * row
+
+
+def sequence_bytes(config: ModelConfig, seq_len: int, kv_type: KVType) -> int:
+    """Bytes of keys, values and states that the last of `seq_len` tokens reads."""
+    per_layer = kv_bytes_per_position(config, kv_type) // len(config.attention_layers)
+    return per_layer * config.num_attended(seq_len) + config.state_bytes
 
 
 def _bytes_of_norm(config: ModelConfig, name: str, norm: Norm) -> int:

@@ -11,6 +11,7 @@ from powerinfer.errors import GGUFError
 from powerinfer.gguf import GGUFFile, Tensor
 from powerinfer.models.architecture import Architecture, NormKind, QKNorm
 from powerinfer.models.config import EMBEDDING, POSITION_EMBEDDING, QK_NORMS, ModelConfig
+from powerinfer.models.mixers import AttentionWeights, StateMixerWeights
 from powerinfer.models.model_file import ModelFile
 from powerinfer.models.tensors.ffn_weights import prepare_ffn
 from powerinfer.models.tensors.predictor_tensors import MLPTensors, find_predictors
@@ -51,30 +52,19 @@ class LayerWeights:
     """One transformer block.
 
     Attributes:
+        mixer: attention, or a mixer with state.
         norms: norms by name, see `Architecture.layer_norms`; with `attn_q_norm` and `attn_k_norm`
             if they normalize whole projections.
-        attn_output: [hidden_size, q_size].
         ffn_input_norm: norm whose output the FFN gets.
         ffn: feed-forward block prepared by the backend; has a router if it consists of experts.
-        head_norms: norms of single heads of q and k, or None.
-        sinks: f32[num_heads], see `Ops.attention`, or None.
     """
 
+    mixer: AttentionWeights | StateMixerWeights
     norms: Mapping[str, Norm]
-    qkv: tuple[SomeLinear, SomeLinear, SomeLinear]
-    attn_output: SomeLinear
     ffn_input_norm: Norm
     ffn: SomeFFN
     predictor: LayerPredictor | None = None
     shared_ffn: SomeFFN | None = None
-    head_norms: SomeHeadNorms | None = None
-    sinks: Vector | None = None
-
-    @property
-    def attention_vectors(self) -> list[Vector]:
-        """Vectors the attention reads besides its matrices and `norms`."""
-        norms = [] if self.head_norms is None else [self.head_norms.q, self.head_norms.k]
-        return norms if self.sinks is None else [*norms, self.sinks]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +105,7 @@ def load_weights(
     """
     file, config, architecture = opened.file, opened.config, opened.architecture
     found = TensorFinder(file, config, architecture)
-    outer, layers = found.all()
+    outer, blocks = found.all()
     found.lookup.raise_problems()
     total_bytes = sum(len(tensor.data) for tensor in file.tensors.values())
     prepare = Preparer(ops, progress=progress, total_bytes=total_bytes)
@@ -125,7 +115,7 @@ def load_weights(
         embedding=prepare.matrix(outer[EMBEDDING], MatrixUse.EMBEDDING),
         output_norm=parts.norms(outer, {"output_norm": architecture.norm}).get("output_norm"),
         output=prepare.linear(outer, "output"),
-        layers=tuple(map(parts.layer, layers)),
+        layers=tuple(parts.layer(number, tensors) for number, tensors in enumerate(blocks)),
         rope_divisors=outer.get("rope_freqs.weight"),
         mlp=mlp,
         mlp_problem=mlp_problem,
@@ -167,7 +157,7 @@ class _PartPreparer:
                 )
         return found
 
-    def layer(self, tensors: dict[str, Tensor]) -> LayerWeights:
+    def layer(self, number: int, tensors: dict[str, Tensor]) -> LayerWeights:
         """Prepare one block."""
         architecture, experts = self.architecture, self.config.experts
         ffn = partial(prepare_ffn, self.prepare, tensors, self.config)
@@ -178,17 +168,25 @@ class _PartPreparer:
         norms = self.norms(tensors, kinds)
         # With post-norm the FFN's input is the output of the attention's norm.
         has_own_norm = "ffn_norm" in norms and not self.config.is_post_norm
-        sinks = tensors.get("attn_sinks.weight")
-        q, k, v = (self.prepare.linear(tensors, name) for name in ("attn_q", "attn_k", "attn_v"))
+        state_mixer = self.config.state_mixers.get(number)
         return LayerWeights(
+            mixer=self._attention(tensors)
+            if state_mixer is None
+            else state_mixer.prepare(self.prepare, tensors),
             norms=norms,
-            qkv=(q, k, v),
-            attn_output=self.prepare.linear(tensors, "attn_output"),
             ffn_input_norm=norms["ffn_norm" if has_own_norm else "attn_norm"],
             ffn=ffn(skips_neurons=self.skips_neurons),
             shared_ffn=ffn(skips_neurons=self.skips_neurons, is_shared=True)
             if experts is not None and experts.shared_size
             else None,
+        )
+
+    def _attention(self, tensors: dict[str, Tensor]) -> AttentionWeights:
+        sinks = tensors.get("attn_sinks.weight")
+        q, k, v = (self.prepare.linear(tensors, name) for name in AttentionWeights.input_names)
+        return AttentionWeights(
+            qkv=(q, k, v),
+            attn_output=self.prepare.linear(tensors, AttentionWeights.output_name),
             head_norms=self._head_norms(tensors),
             sinks=None if sinks is None else self.prepare.vector(sinks),
         )

@@ -179,11 +179,11 @@ def _layer(model: Model, number: int, layer: LayerWeights, assumed: SizeAssumpti
     ops, config = model.ops, model.config
     gpu, cpu = _Memory(ops, is_device=True), _Memory(ops, is_device=False)
     router = layer.ffn.router
-    linears = (*layer.qkv, layer.attn_output, *(() if router is None else (router.linear,)))
+    linears = (*layer.mixer.linears, *(() if router is None else (router.linear,)))
     norms, down = layer.norms.values(), layer.ffn.down
     # The bias of down is added once, on the GPU, wherever the neurons are computed.
-    vectors = (*layer.attention_vectors, down.bias)
-    per_position = kv_bytes_per_position(config, assumed.kv_type) // config.num_layers
+    vectors = (*layer.mixer.vectors, down.bias)
+    per_position = kv_bytes_per_position(config, assumed.kv_type) // len(config.attention_layers)
     num_attended = config.attention[number].num_attended(assumed.seq_len)
     device, kind = _device_neuron(ops, layer.ffn), model.layer_kinds[number]
     device_idle, device_active = _reads(kind, *device)

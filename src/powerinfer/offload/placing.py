@@ -11,7 +11,8 @@ from typing import cast
 
 import numpy as np
 
-from powerinfer.errors import PowerInferError
+from powerinfer.errors import PlacementError, PowerInferError
+from powerinfer.models.mixers import AttentionWeights, Mixer
 from powerinfer.models.model import Model
 from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
 from powerinfer.ops.backend import SomeFFN, SomeLinear, Vector, as_backend
@@ -119,14 +120,23 @@ def _place_layer(layer: LayerWeights, plan: LayerPlacement, placer: Placer) -> L
         return layer
     norms = {name: _place_norm(norm, placer) for name, norm in layer.norms.items()}
     names = {id(norm): name for name, norm in layer.norms.items()}
-    head_norms, sinks = layer.head_norms, layer.sinks
-    q, k, v = _place_joined(layer.qkv, placer)
     return replace(
         layer,
         norms=norms,
         ffn_input_norm=norms[names[id(layer.ffn_input_norm)]],
+        mixer=_place_attention(layer.mixer, placer),
+    )
+
+
+def _place_attention(mixer: Mixer, placer: Placer) -> AttentionWeights:
+    if not isinstance(mixer, AttentionWeights) or mixer.gate is not None:
+        raise PlacementError(f"{type(mixer).__name__} cannot be placed on a GPU")
+    head_norms, sinks = mixer.head_norms, mixer.sinks
+    q, k, v = _place_joined(mixer.qkv, placer)
+    return replace(
+        mixer,
         qkv=(q, k, v),
-        attn_output=_place_linear(layer.attn_output, placer),
+        attn_output=_place_linear(mixer.attn_output, placer),
         sinks=None if sinks is None else _place_vector(sinks, placer),
         head_norms=None
         if head_norms is None

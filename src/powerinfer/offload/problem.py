@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from powerinfer.calibration.sparsity import Sparsity
-from powerinfer.errors import DeviceError, PlacementError
+from powerinfer.errors import DeviceError, PlacementError, UnsupportedError
 from powerinfer.gguf import GGUFFile, model_identity
 from powerinfer.models import Model
 from powerinfer.offload.device_speeds import Speeds, machine_speeds
@@ -66,7 +66,14 @@ def placement_task(
         DeviceError: there is no GPU here, and the budget is not an amount of memory.
         PlacementError: statistics of the model are damaged, or a library the solver needs is
             missing.
+        UnsupportedError: the model has layers with state.
     """
+    if sparsity.model.config.state_mixers:
+        raise UnsupportedError(
+            f"{file.path}: {sparsity.model.config.architecture} models have layers with a state, "
+            "which run on the CPU alone for now; nothing can be placed on a GPU",
+            remedy="run it without {device} and other options about a GPU",
+        )
     if options.solver is not None:
         get_solver(options.solver)  # fails before anything is measured
     progress = progress or PlacementProgress()

@@ -56,7 +56,7 @@ def _matrices(model: Model) -> Iterator[tuple[Matrix, bool]]:
     """Yield each matrix, and whether its columns become rows on the GPU."""
     for layer in model.weights.layers:
         ffn = layer.ffn
-        for linear in (*layer.qkv, layer.attn_output, ffn.gate, ffn.up):
+        for linear in (*layer.mixer.linears, ffn.gate, ffn.up):
             if linear is not None:
                 yield linear.matrix, False
         yield ffn.down.matrix, not ffn.is_down_transposed

@@ -53,7 +53,8 @@ class Activations(Protocol):
 Matrix = NewType("Matrix", object)
 Vector = NewType("Vector", object)
 KVLayer = NewType("KVLayer", object)
-StateLayer = NewType("StateLayer", object)
+# A cache keeps both in one list, an entry per layer, so the type checker cannot tell them apart.
+StateLayer: TypeAlias = KVLayer
 
 SomeDeltaRule: TypeAlias = DeltaRule[Vector]
 SomeHeadNorms: TypeAlias = HeadNorms[Vector]

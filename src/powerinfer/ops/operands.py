@@ -168,6 +168,8 @@ class Router(Generic[MatrixT_co, VectorT_co]):
         linear: [num_experts, hidden_size], with its bias f32[num_experts] or None.
         num_used: experts per token.
         is_normalized: weights are divided by their sum, sigmoids by at least 6.1e-5.
+        selection_bias: f32[num_experts], added to the sigmoids to choose experts, but not to their
+            weights; None for none.
     """
 
     linear: Linear[MatrixT_co, VectorT_co]
@@ -175,6 +177,7 @@ class Router(Generic[MatrixT_co, VectorT_co]):
     num_used: int
     rule: RouterRule
     is_normalized: bool
+    selection_bias: VectorT_co | None = None
 
 
 @dataclass(frozen=True, slots=True)

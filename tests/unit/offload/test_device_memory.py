@@ -168,12 +168,12 @@ def test_prompts_keep_to_their_workspace(
         slot_of_neuron=table,
         counters=placer.arena.array((3,), torch.int64),
     )
-    parts = placer.joined(layer.qkv)
+    parts = placer.joined(layer.mixer.qkv)
     fused = fused_whole(parts)
     # Packed formats that differ are not joined.
     assert (fused is None) == (name == "7B Q4_K")
     products = device_linears(parts) if fused is None else [fused.whole]
-    output = placer.linear(layer.attn_output).matrix.device
+    output = placer.linear(layer.mixer.attn_output).matrix.device
     allocator = CachingAllocator()
     with watched(allocator, "meta"):
         stream = torch.empty((num_tokens, hidden), device="meta")
@@ -216,11 +216,11 @@ def test_layers_that_are_sent_keep_to_the_same_workspace(
     with watched(allocator, "meta"):
         x = torch.empty((num_tokens, model.config.hidden_size), device="meta")
         normed = torch.empty_like(x)
-        q, k, v = streamed.linear(normed, layer.qkv)
+        q, k, v = streamed.linear(normed, layer.mixer.qkv)
         # As much as keys and values of f16, and what fills their blocks up.
         kept, attended = k.clone(), torch.empty_like(x)
         del q, k, v, kept
-        x.add_(streamed.linear(attended, [layer.attn_output])[0])
+        x.add_(streamed.linear(attended, [layer.mixer.attn_output])[0])
         del attended
         x.add_(streamed.ffn(normed, layer.ffn, normed))
     assert allocator.reserved <= sizes.overhead_bytes - _others(model)

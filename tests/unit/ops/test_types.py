@@ -19,7 +19,7 @@ from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.protocol import FFN, Linear, MatrixUse, NeuronPredictor, Ops, ScoreStage
 from powerinfer.ops.reference.ffn import ReferenceFFN
 from powerinfer.ops.reference.matrix import ReferenceLinear
-from powerinfer.ops.reference.ops import ReferenceKV, ReferenceMatrix, ReferenceOps
+from powerinfer.ops.reference.ops import ReferenceKV, ReferenceMatrix, ReferenceOps, ReferenceState
 from powerinfer.values import Activation, ActivationKind, FloatArray
 
 if TYPE_CHECKING:
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from powerinfer.ops.hybrid.ops import HybridOps
 
 # What each backend works with: its arrays, matrices, vectors, caches, blocks and predictors.
-ReferenceBackend: TypeAlias = Ops[FloatArray, ReferenceMatrix, FloatArray, ReferenceKV, object]
+ReferenceBackend: TypeAlias = Ops[
+    FloatArray, ReferenceMatrix, FloatArray, ReferenceKV, ReferenceState
+]
 NativeBackend: TypeAlias = Ops[
     FloatArray,
     _core.Matrix,

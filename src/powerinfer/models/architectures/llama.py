@@ -10,9 +10,9 @@ from powerinfer.models.architecture import Architecture
 from powerinfer.models.blocks import (
     Observer,
     Stage,
-    attention_block,
     end_of_layer,
     marks_of,
+    mixer_block,
     normalize,
     normalize_output,
     select_rows,
@@ -98,9 +98,7 @@ def run_layer(
     ops, layer, options = model.ops, model.weights.layers[number], model.attention[number]
     norms, is_post_norm = layer.norms, model.config.is_post_norm
     normed = x if is_post_norm else normalize(ops, x, norms["attn_norm"])
-    mixed = attention_block(
-        ops, layer, number, normed, cache.layers[number], batch, options, observe
-    )
+    mixed = mixer_block(ops, layer, number, normed, cache.layers[number], batch, options, observe)
     router_input = None
     if model.architecture.is_routed_by_layer_input:
         # The sum may overwrite either operand, and the router needs x.

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from powerinfer.models.config import ModelConfig
+from powerinfer.models.experts import SELECTION_BIAS
 from powerinfer.models.tensors.tensor_lookup import Section, decoded, rows_of
 
 __all__ = ["ROUTER", "SHARED", "find_ffn"]
@@ -21,8 +22,8 @@ SHARED = "_shexp"
 """Suffix of a shared expert's tensor names."""
 
 
-def find_ffn(block: Section, config: ModelConfig, *, is_gated: bool) -> None:
-    """Add the tensors of one block's FFN.
+def find_ffn(block: Section, config: ModelConfig, number: int, *, is_gated: bool) -> None:
+    """Add the tensors of the FFN of block `number`.
 
     Experts are found as ``<name>_exps.weight``, [num_experts, rows, columns], or as
     ``<name>.<number>.weight``, [rows, columns], for each number; their biases as
@@ -33,7 +34,12 @@ def find_ffn(block: Section, config: ModelConfig, *, is_gated: bool) -> None:
     if experts is None:
         _find_dense(block, (*names, "ffn_down"), (config.intermediate_size, hidden))
         return
+    if number < experts.num_dense_layers:
+        _find_dense(block, (*names, "ffn_down"), (experts.dense_size, hidden))
+        return
     block.linear(ROUTER, (experts.num_experts, hidden))
+    if experts.has_selection_bias:
+        block.take(SELECTION_BIAS, (experts.num_experts,))
     if _are_single(block, experts.num_experts):
         for name in (*names, "ffn_down"):
             _find_single(block, config, name)

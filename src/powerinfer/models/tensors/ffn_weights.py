@@ -5,7 +5,7 @@ import numpy as np
 from powerinfer.errors import GGUFError
 from powerinfer.gguf import Tensor
 from powerinfer.models.config import ModelConfig
-from powerinfer.models.experts import ExpertsConfig
+from powerinfer.models.experts import SELECTION_BIAS, ExpertsConfig
 from powerinfer.models.tensors.ffn_tensors import ROUTER, SHARED
 from powerinfer.models.tensors.preparer import Preparer
 from powerinfer.ops.backend import Matrix, SomeFFN, SomeLinear, Vector
@@ -30,7 +30,8 @@ def prepare_ffn(
     Raises:
         GGUFError: the router holds non-finite numbers.
     """
-    experts = None if is_shared else config.experts
+    # Layers without a router are dense.
+    experts = None if is_shared or f"{ROUTER}.weight" not in tensors else config.experts
     suffix = SHARED if is_shared else "" if experts is None else "_exps"
     is_down_transposed = f"ffn_down{suffix}_t.weight" in tensors
     # The gate too, although `exact` reads it whole: a predictor attached later skips its rows.
@@ -72,17 +73,19 @@ def _router(
     prepare: Preparer, tensors: dict[str, Tensor], experts: ExpertsConfig
 ) -> Router[Matrix, Vector]:
     """Prepare a router. A damaged one would misroute tokens, so it must be finite."""
-    for part in ("weight", "bias"):
-        tensor = tensors.get(f"{ROUTER}.{part}")
+    for name in (f"{ROUTER}.weight", f"{ROUTER}.bias", SELECTION_BIAS):
+        tensor = tensors.get(name)
         if tensor is not None and not np.isfinite(tensor.decode()).all():
             raise GGUFError(
                 f"{tensor.file}: tensor {tensor.name} of a router holds NaN or infinity; expected "
                 "finite numbers: the file is damaged"
             )
+    bias = tensors.get(SELECTION_BIAS)
     return Router(
         prepare.linear(tensors, ROUTER),
         experts.num_experts,
         experts.num_used,
         experts.rule,
         experts.is_normalized,
+        None if bias is None else prepare.vector(bias),
     )

@@ -46,6 +46,10 @@ class Preparer:
         self._advance(tensor)
         return prepared
 
+    def flat_vector(self, tensor: Tensor) -> Vector:
+        """Prepare a small tensor of several dimensions as one vector, its rows side by side."""
+        return self.vector(decoded(tensor, tensor.decode().reshape(-1)))
+
     def linear(
         self, tensors: dict[str, Tensor], name: str, use: MatrixUse = MatrixUse.DENSE
     ) -> SomeLinear:
