@@ -63,7 +63,9 @@ AREAS = {
         ["unit/evaluation/test_task_files.py", "unit/evaluation/test_answers.py"],
     ),
     "targets": Area(["calibration/targets.py"], ["unit/calibration/test_targets.py"]),
-    "kv_cache": Area(["kvcache/kv_cache.py"], ["unit/kvcache/test_kv_cache.py"]),
+    "kv_cache": Area(
+        ["kvcache/kv_cache.py", "kvcache/block_counts.py"], ["unit/kvcache/test_kv_cache.py"]
+    ),
     "rope": Area(["models/rope.py"], ["unit/models/test_rope.py", "unit/models/test_config.py"]),
     "cost": Area(
         [

@@ -64,7 +64,9 @@ def interrupted(work: Callable[[], object], line: int) -> None:
     rest = [line]
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.endswith(("kv_cache.py", "prefix_tree.py")):
+        if not frame.f_code.co_filename.endswith(
+            ("kv_cache.py", "block_counts.py", "prefix_tree.py")
+        ):
             return None
         rest[0] -= event == "line"
         if not rest[0]:

@@ -13,16 +13,16 @@ source of truth, and each changes by one assignment. All counts follow from them
 interrupted call, the next one recounts.
 """
 
-import heapq
 import weakref
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 
 from powerinfer.errors import PowerInferError, PromptError
+from powerinfer.kvcache.block_counts import BlockCounts, BlockTable
 from powerinfer.ops.backend import KVLayer
 from powerinfer.ops.protocol import KVType
 from powerinfer.values import Batch, IntArray
@@ -52,34 +52,6 @@ class BlockKeeper(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
-class _Table:
-    """Blocks of one sequence.
-
-    Attributes:
-        blocks: i32[capacity]; unused entries are -1.
-        num_reserved: blocks it is guaranteed to get, including those it has.
-    """
-
-    blocks: IntArray = field(default_factory=lambda: np.full(4, -1, np.int32))
-    num_blocks: int = 0
-    num_reserved: int = 0
-
-    @property
-    def held(self) -> IntArray:
-        return self.blocks[: self.num_blocks]
-
-    @property
-    def num_promised(self) -> int:
-        return max(0, self.num_reserved - self.num_blocks)
-
-    def add(self, block: int) -> None:
-        if self.num_blocks == len(self.blocks):
-            self.blocks = np.concatenate([self.blocks, np.full_like(self.blocks, -1)])
-        self.blocks[self.num_blocks] = block
-        self.num_blocks += 1
-
-
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class KVCache:
     """Keys and values of all layers, and the holders of each block.
@@ -103,37 +75,33 @@ class KVCache:
     copy_blocks: Callable[[Sequence[tuple[int, int]]], None] = field(
         default=lambda _pairs: None, repr=False
     )
-    _tables: dict[Hashable, _Table] = field(default_factory=dict, init=False, repr=False)
-    # Holders per block; 0 for a free one. These four change within `changing` only.
-    _num_holders: list[int] = field(init=False, repr=False)
-    _free: list[int] = field(init=False, repr=False)
-    _kept: set[int] = field(default_factory=set, init=False, repr=False)
-    _num_unused: int = field(default=0, init=False, repr=False)
+    _tables: dict[Hashable, BlockTable] = field(default_factory=dict, init=False, repr=False)
+    # Changes within `changing` only.
+    _counts: BlockCounts = field(init=False, repr=False)
     # A weak reference: the prefix tree refers to the cache, and a cycle would keep the memory of
     # both alive.
     _keeper: Callable[[], BlockKeeper | None] = field(default=lambda: None, init=False, repr=False)
     _is_torn: bool = field(default=False, init=False, repr=False)
     # Changes so far, and the block tables of the last step: their sequences, and the changes then.
     _num_changes: int = field(default=0, init=False, repr=False)
-    _last: tuple[list[_Table], int, IntArray] = field(
+    _last: tuple[list[BlockTable], int, IntArray] = field(
         default=([], 0, np.empty((0, 0), np.int32)), init=False, repr=False
     )
 
     def __post_init__(self) -> None:
-        self._num_holders = [0] * self.num_blocks
-        self._free = list(range(self.num_blocks))
+        self._counts = BlockCounts.counted(self.num_blocks, (), ())
 
     # Free space.
 
     @property
     def num_free_blocks(self) -> int:
         """Number of blocks that nobody holds."""
-        return len(self._free)
+        return len(self._counts.free)
 
     @property
     def num_unused_blocks(self) -> int:
         """Number of blocks that only the keeper holds; it gives them back when they are needed."""
-        return self._num_unused
+        return self._counts.num_unused
 
     @property
     def num_available_blocks(self) -> int:
@@ -152,7 +120,7 @@ class KVCache:
 
     def is_unused(self, block: int) -> bool:
         """Return whether only the keeper holds the block."""
-        return self._num_holders[block] == 1 and block in self._kept
+        return self._counts.is_unused(block)
 
     # Sequences.
 
@@ -170,7 +138,7 @@ class KVCache:
             PromptError: not enough blocks; nothing was promised.
         """
         table = self._table(sequence)
-        wanted = _Table(table.blocks, table.num_blocks, self.num_blocks_for(num_positions))
+        wanted = BlockTable(table.blocks, table.num_blocks, self.num_blocks_for(num_positions))
         room = self._room_of(table)
         if wanted.num_promised > room:
             raise self._full(wanted.num_promised, room)
@@ -194,23 +162,23 @@ class KVCache:
                 table = self._allocated(sequence, num_positions, first)
         return table.held
 
-    def _may_write(self, table: _Table, num_positions: int, first: int) -> bool:
+    def _may_write(self, table: BlockTable, num_positions: int, first: int) -> bool:
         """Test whether a sequence has its blocks, and those to be written for itself alone."""
         needed = self.num_blocks_for(num_positions)
-        written = range(first // self.block_size, needed)
+        written, num_holders = range(first // self.block_size, needed), self._counts.num_holders
         return (
             needed <= table.num_blocks
             and not self._is_torn
-            and all(self._num_holders[table.blocks[index]] == 1 for index in written)
+            and all(num_holders[table.blocks[index]] == 1 for index in written)
         )
 
-    def _allocated(self, sequence: Hashable, num_positions: int, first: int) -> _Table:
-        table = self._table(sequence)
+    def _allocated(self, sequence: Hashable, num_positions: int, first: int) -> BlockTable:
+        table, counts = self._table(sequence), self._counts
         needed = self.num_blocks_for(num_positions)
         written = range(first // self.block_size, min(needed, table.num_blocks))
-        shared = [index for index in written if self._num_holders[table.blocks[index]] > 1]
+        shared = [index for index in written if counts.num_holders[table.blocks[index]] > 1]
         # A block shared with the keeper alone can be taken from it, so it needs no room.
-        num_kept = sum(self._is_shared_with_keeper_alone(int(table.blocks[i])) for i in shared)
+        num_kept = sum(counts.is_shared_with_keeper_alone(int(table.blocks[i])) for i in shared)
         wanted, room = max(0, needed - table.num_blocks) + len(shared), self._room_of(table)
         if wanted - num_kept > room:
             raise self._full(wanted - num_kept, room)
@@ -251,14 +219,14 @@ class KVCache:
         """
         with self.changing():
             table = self._table(sequence)
-            if table.num_blocks or not all(self._num_holders[block] for block in blocks):
+            if table.num_blocks or not all(self._counts.num_holders[block] for block in blocks):
                 raise PowerInferError("only a sequence without blocks can share, and not free ones")
             num_unused, room = sum(map(self.is_unused, blocks)), self._room_of(table)
             if num_unused > room:
                 raise self._full(num_unused, room)
             self._tables[sequence] = table
             for block in blocks:
-                self._hold(block)
+                self._counts.hold(block)
                 table.add(block)
             num_whole = num_positions // self.block_size * self.block_size
             try:
@@ -271,9 +239,9 @@ class KVCache:
         """Replace a block of a sequence by another one with the same keys and values."""
         table = self._tables[sequence]
         with self.changing():
-            self._hold(block)
+            self._counts.hold(block)
             own, table.blocks[index] = int(table.blocks[index]), block
-            self._release(own)
+            self._counts.release(own)
 
     def truncate(self, sequence: Hashable, num_positions: int) -> None:
         """Release the blocks of `sequence` after those of its first `num_positions`."""
@@ -304,16 +272,11 @@ class KVCache:
         Raises:
             PowerInferError: nobody else holds the block, or the keeper does already.
         """
-        if not self._num_holders[block] or block in self._kept:
-            raise PowerInferError(f"block {block} cannot be kept")
-        self._num_holders[block] += 1
-        self._kept.add(block)
+        self._counts.keep(block)
 
     def drop(self, block: int) -> None:
         """Stop counting the keeper as a holder; only within `changing`."""
-        self._num_unused -= self.is_unused(block)
-        self._kept.remove(block)
-        self._release(block)
+        self._counts.drop(block)
 
     @contextmanager
     def changing(self) -> Iterator[None]:
@@ -322,7 +285,8 @@ class KVCache:
         An error of the project must be raised only where the counts are consistent.
         """
         if self._is_torn:
-            self._recount()
+            keeper = self._keeper()
+            self._counts = self._recounted(() if keeper is None else keeper.blocks)
         self._is_torn = True
         self._num_changes += 1
         try:
@@ -380,80 +344,45 @@ class KVCache:
     def check_integrity(self) -> None:
         """Raise PowerInferError if a block is lost or its holders are miscounted, by a bug."""
         with self.changing():
-            counts, free, num_unused = self._counts(self._kept)
-            found = (self._num_holders, sorted(self._free), self._num_unused)
-            if found != (counts, free, num_unused):
+            found, right = self._counts, self._recounted(self._counts.kept)
+            if replace(found, free=sorted(found.free)) != right:
                 raise PowerInferError(
-                    f"KV cache blocks are lost or counted wrongly: {len(counts) - len(free)} held, "
-                    f"{len(self._free)} free, {self._num_unused} unused, {len(counts)} in all"
+                    "KV cache blocks are lost or counted wrongly: "
+                    f"{self.num_blocks - len(right.free)} held, {len(found.free)} free, "
+                    f"{found.num_unused} unused, {self.num_blocks} in all"
                 )
 
     # Counts, only within `changing`.
 
-    def _counts(self, kept: Collection[int]) -> tuple[list[int], list[int], int]:
-        """Count holders: of each block; the free blocks; the number of unused ones."""
-        counts = [0] * self.num_blocks
-        for block in kept:
-            counts[block] += 1
-        for table in list(self._tables.values()):
-            for block in table.held:
-                counts[block] += 1
-        free = [block for block, count in enumerate(counts) if not count]
-        return counts, free, sum(counts[block] == 1 for block in kept)
-
-    def _recount(self) -> None:
-        keeper = self._keeper()
-        self._kept = set(() if keeper is None else keeper.blocks)
-        self._num_holders, self._free, self._num_unused = self._counts(self._kept)
-
-    def _is_shared_with_keeper_alone(self, block: int) -> bool:
-        return self._num_holders[block] == 2 and block in self._kept
+    def _recounted(self, kept: Collection[int]) -> BlockCounts:
+        return BlockCounts.counted(self.num_blocks, list(self._tables.values()), kept)
 
     def _take(self) -> int:
-        """Return the lowest free block with one holder; ask the keeper if none is free.
-
-        Raises:
-            PowerInferError: all are in use.
-        """
-        if not self._free:
+        """Return the lowest free block with one holder; ask the keeper if none is free."""
+        if not self._counts.free:
             keeper = self._keeper()
             if keeper is None:
                 self._drop_all()
             else:
                 keeper.reclaim(1)
-        if not self._free:
-            raise PowerInferError("every KV block is in use")
-        block = heapq.heappop(self._free)
-        self._num_holders[block] = 1
-        return block
-
-    def _hold(self, block: int) -> None:
-        self._num_unused -= self.is_unused(block)
-        self._num_holders[block] += 1
-
-    def _release(self, block: int) -> None:
-        self._num_holders[block] -= 1
-        if self.is_unused(block):
-            self._num_unused += 1
-        elif not self._num_holders[block]:
-            heapq.heappush(self._free, block)
+        return self._counts.take()
 
     def _drop_all(self) -> None:
         """Release all blocks of a keeper that is gone."""
-        for block in sorted(self._kept):
+        for block in sorted(self._counts.kept):
             self.drop(block)
 
-    def _truncate(self, table: _Table, num_blocks: int) -> None:
+    def _truncate(self, table: BlockTable, num_blocks: int) -> None:
         dropped = table.held[num_blocks:].tolist()
         table.num_blocks -= len(dropped)
         for block in dropped:
-            self._release(block)
+            self._counts.release(block)
 
-    def _table(self, sequence: Hashable) -> _Table:
+    def _table(self, sequence: Hashable) -> BlockTable:
         """Return the table of a sequence; that of a new one is not stored yet."""
-        return self._tables.get(sequence) or _Table()
+        return self._tables.get(sequence) or BlockTable()
 
-    def _room_of(self, table: _Table) -> int:
+    def _room_of(self, table: BlockTable) -> int:
         """Number of blocks this sequence can have: those available and those promised to it."""
         return self.num_available_blocks + table.num_promised
 
@@ -465,10 +394,10 @@ class KVCache:
             remedy="use a larger context ({context_length}) or fewer sequences",
         )
 
-    def _make_own(self, table: _Table, index: int, *, may_copy: bool) -> None:
+    def _make_own(self, table: BlockTable, index: int, *, may_copy: bool) -> None:
         """Replace a shared block by a copy, or take it from the keeper."""
         block = int(table.blocks[index])
-        if not may_copy and self._is_shared_with_keeper_alone(block):
+        if not may_copy and self._counts.is_shared_with_keeper_alone(block):
             keeper = self._keeper()
             if keeper is None:
                 self._drop_all()
@@ -478,4 +407,4 @@ class KVCache:
         own = self._take()
         self.copy_blocks([(block, own)])
         table.blocks[index] = own
-        self._release(block)
+        self._counts.release(block)

@@ -76,7 +76,7 @@ TestBookkeeping = Bookkeeping.TestCase
 
 def test_integrity_check_finds_a_lost_block() -> None:
     cache = empty_cache(3)
-    cache._free.pop()
+    cache._counts.free.pop()
     with pytest.raises(PowerInferError, match="lost or counted wrongly"):
         cache.check_integrity()
 
