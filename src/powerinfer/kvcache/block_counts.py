@@ -3,14 +3,31 @@
 import heapq
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 
 from powerinfer.errors import PowerInferError
 from powerinfer.values import IntArray
 
-__all__ = ["BlockCounts", "BlockTable"]
+__all__ = ["BlockCounts", "BlockKeeper", "BlockTable"]
+
+
+class BlockKeeper(Protocol):
+    """Keeps blocks that no sequence holds, and gives them back on request."""
+
+    @property
+    def blocks(self) -> Collection[int]:
+        """Blocks it keeps."""
+        ...
+
+    def reclaim(self, num_blocks: int) -> None:
+        """Drop up to `num_blocks` blocks that nobody else holds."""
+        ...
+
+    def forget(self, block: int) -> None:
+        """Drop a block, and those that are useless without it."""
+        ...
 
 
 @dataclass(slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""The KV cache: fixed-size blocks handed to sequences as they grow.
+"""The KV cache: fixed-size blocks handed to sequences as they grow, and slots of recurrent state.
 
 Each sequence has a table of block numbers; blocks are the same in every layer. The lowest free
 block is handed out first, and backends do not touch a block before it is written, so memory use
@@ -7,6 +7,9 @@ follows the number of tokens and not the size of the cache.
 Sequences with a common beginning share blocks. Each block counts its holders: sequences, and the
 prefix tree (`powerinfer.kvcache.prefix_tree`), which keeps blocks of finished sequences until their
 space is needed. A step never writes into a shared block: its sequence gets a copy first.
+
+Models with recurrent layers also need a state per sequence (`powerinfer.kvcache.state_slots`). A
+sequence can only go on at a position whose state it holds.
 
 Ctrl-C may come between any two lines. The tables of the sequences and the keeper's list are the
 source of truth, and each changes by one assignment. All counts follow from them; after an
@@ -17,44 +20,26 @@ import weakref
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 
 from powerinfer.errors import PowerInferError, PromptError
-from powerinfer.kvcache.block_counts import BlockCounts, BlockTable
+from powerinfer.kvcache.block_counts import BlockCounts, BlockKeeper, BlockTable
+from powerinfer.kvcache.state_slots import StateSlots
 from powerinfer.ops.backend import KVLayer
 from powerinfer.ops.protocol import KVType
 from powerinfer.values import Batch, IntArray
 
-__all__ = ["BLOCK_SIZE", "BlockKeeper", "KVCache"]
-
+__all__ = ["BLOCK_SIZE", "KVCache"]
 
 # At 7B width a block of 64 positions is 512 KiB of f16 keys per layer: large enough that a table
 # look-up per block costs nothing, small enough that a short chat wastes little.
 BLOCK_SIZE = 64
 
 
-class BlockKeeper(Protocol):
-    """Keeps blocks that no sequence holds, and gives them back on request."""
-
-    @property
-    def blocks(self) -> Collection[int]:
-        """Blocks it keeps."""
-        ...
-
-    def reclaim(self, num_blocks: int) -> None:
-        """Drop up to `num_blocks` blocks that nobody else holds."""
-        ...
-
-    def forget(self, block: int) -> None:
-        """Drop a block, and those that are useless without it."""
-        ...
-
-
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class KVCache:
-    """Keys and values of all layers, and the holders of each block.
+    """Keys, values and states of all layers, and the holders of each block and slot.
 
     Compared by identity: backends record steps on a cache.
 
@@ -65,6 +50,7 @@ class KVCache:
         layers: one handle per layer, made by the backend.
         bytes_per_position: bytes of keys and values of one position in all layers.
         copy_blocks: copies keys and values of (source, target) blocks in all layers.
+        states: slots of the recurrent layers; None if there are none.
     """
 
     layers: list[KVLayer]
@@ -75,6 +61,7 @@ class KVCache:
     copy_blocks: Callable[[Sequence[tuple[int, int]]], None] = field(
         default=lambda _pairs: None, repr=False
     )
+    states: StateSlots | None = None
     _tables: dict[Hashable, BlockTable] = field(default_factory=dict, init=False, repr=False)
     # Changes within `changing` only.
     _counts: BlockCounts = field(init=False, repr=False)
@@ -130,18 +117,20 @@ class KVCache:
         return [] if table is None else [int(block) for block in table.held]
 
     def reserve(self, sequence: Hashable, num_positions: int) -> None:
-        """Promise `sequence` all blocks it will need for `num_positions` positions.
+        """Promise `sequence` all blocks it will need for `num_positions` positions, and its state.
 
         Others cannot have them until it is freed. A smaller number releases part of the promise.
 
         Raises:
-            PromptError: not enough blocks; nothing was promised.
+            PromptError: not enough blocks, or too many states; nothing was promised.
         """
         table = self._table(sequence)
         wanted = BlockTable(table.blocks, table.num_blocks, self.num_blocks_for(num_positions))
         room = self._room_of(table)
         if wanted.num_promised > room:
             raise self._full(wanted.num_promised, room)
+        if self.states is not None:
+            self.states.reserve(sequence)
         self._tables[sequence] = wanted
 
     def allocate(self, sequence: Hashable, num_positions: int, first: int = 0) -> IntArray:
@@ -189,12 +178,22 @@ class KVCache:
             table.add(self._take())
         return table
 
-    def fork(self, parent: Hashable, child: Hashable, num_positions: int) -> None:
+    def fork(
+        self,
+        parent: Hashable,
+        child: Hashable,
+        num_positions: int,
+        *,
+        state_of: Hashable | None = None,
+    ) -> None:
         """Start a sequence without blocks with the first `num_positions` of another, see `share`.
 
+        Args:
+            state_of: who holds the state after `num_positions`; None: the parent.
+
         Raises:
-            PowerInferError: `child` has blocks, or `parent` has too few.
-            PromptError: no block is left for the copy.
+            PowerInferError: `child` has blocks, or `parent` has too few, or the state is not there.
+            PromptError: no block is left for the copy, or no room for another state.
         """
         held = self.blocks_of(parent)
         needed = self.num_blocks_for(num_positions)
@@ -202,20 +201,29 @@ class KVCache:
             raise PowerInferError(
                 f"cannot share {num_positions} positions of a sequence of {len(held)} blocks"
             )
-        self.share(child, held[:needed], num_positions)
+        holder = parent if state_of is None else state_of
+        slot = None if self.states is None else self.states.source(holder, num_positions)
+        self.share(child, held[:needed], num_positions, slot)
 
-    def share(self, sequence: Hashable, blocks: Sequence[int], num_positions: int) -> None:
+    def share(
+        self,
+        sequence: Hashable,
+        blocks: Sequence[int],
+        num_positions: int,
+        slot: int | None = None,
+    ) -> None:
         """Start a sequence without blocks with the first `num_positions` of some blocks.
 
         Args:
             blocks: held blocks, as many as the positions need.
             num_positions: if it ends within the last block, the sequence gets a copy of that one:
                 later steps then never need more blocks than the sequence has positions.
+            slot: the state after `num_positions`; None for models without state.
 
         Raises:
             PowerInferError: the sequence has blocks already, or one of `blocks` is free.
-            PromptError: no block is left for the copy, or unused blocks are promised to others;
-                the sequence then has none.
+            PromptError: no block is left for the copy, unused blocks are promised to others, or
+                there is no room for another state; the sequence then has none.
         """
         with self.changing():
             table = self._table(sequence)
@@ -224,6 +232,8 @@ class KVCache:
             num_unused, room = sum(map(self.is_unused, blocks)), self._room_of(table)
             if num_unused > room:
                 raise self._full(num_unused, room)
+            if self.states is not None:
+                self.states.begin(sequence, slot, num_positions)
             self._tables[sequence] = table
             for block in blocks:
                 self._counts.hold(block)
@@ -233,6 +243,8 @@ class KVCache:
                 self._allocated(sequence, num_positions, num_whole)
             except PromptError:
                 self._truncate(table, 0)
+                if self.states is not None:
+                    self.states.free(sequence)
                 raise
 
     def replace(self, sequence: Hashable, index: int, block: int) -> None:
@@ -243,17 +255,45 @@ class KVCache:
             own, table.blocks[index] = int(table.blocks[index]), block
             self._counts.release(own)
 
+    def hold_state(self, holder: Hashable, sequence: Hashable, num_positions: int) -> None:
+        """Let `holder` hold just the state that another sequence has after `num_positions`.
+
+        Raises:
+            PowerInferError: that sequence does not hold it.
+            PromptError: there is no room for another state.
+        """
+        if self.states is not None:
+            self.states.fork(sequence, holder, num_positions)
+
+    def can_resume(self, sequence: Hashable, num_positions: int) -> bool:
+        """Return whether a sequence can be truncated to `num_positions` and go on there."""
+        if self.states is None or not num_positions:
+            return True
+        return self.states.slot_of(sequence, num_positions) is not None
+
     def truncate(self, sequence: Hashable, num_positions: int) -> None:
-        """Release the blocks of `sequence` after those of its first `num_positions`."""
+        """Release blocks and states of `sequence` after those of its first `num_positions`."""
+        if self.states is not None:
+            self.states.truncate(sequence, num_positions)
         table = self._tables.get(sequence)
         if table is not None:
             with self.changing():
                 self._truncate(table, self.num_blocks_for(num_positions))
 
+    def shrink(self, sequence: Hashable, num_positions: int) -> None:
+        """Release all of a sequence but the blocks of `num_positions`: states and promises too."""
+        self.truncate(sequence, num_positions)
+        table = self._table(sequence)
+        self._tables[sequence] = BlockTable(table.blocks, table.num_blocks, table.num_blocks)
+        if self.states is not None:
+            self.states.free(sequence)
+
     def free(self, sequence: Hashable) -> None:
-        """Release all blocks and promises of `sequence`, which may be unknown."""
+        """Release all blocks, states and promises of `sequence`, which may be unknown."""
         self.truncate(sequence, 0)
         self._tables.pop(sequence, None)
+        if self.states is not None:
+            self.states.free(sequence)
 
     # The keeper.
 
@@ -312,11 +352,16 @@ class KVCache:
             are_prompts: whether the tokens of each part are prompt, see `Batch.is_prompt`.
 
         Raises:
-            PromptError: too few free blocks.
+            PromptError: too few free blocks, or no room for another state.
+            PowerInferError: a sequence does not hold its state at that position.
         """
         for sequence, token_ids, start in parts:
             self.allocate(sequence, start + len(token_ids), start)
         lengths = [len(token_ids) for _, token_ids, _ in parts]
+        sources = targets = None
+        if self.states is not None:
+            ends = zip(parts, lengths, strict=True)
+            sources, targets = self.states.assign([(s, at, at + n) for (s, _, at), n in ends])
         # Most steps have few tokens, and numpy joins few slower than it takes a list.
         positions = [start + n for _, token_ids, start in parts for n in range(len(token_ids))]
         sequences = [number for number, length in enumerate(lengths) for _ in range(length)]
@@ -326,6 +371,8 @@ class KVCache:
             sequences=np.array(sequences, np.int32),
             block_tables=self._block_tables([sequence for sequence, _, _ in parts]),
             is_prompt=np.repeat(are_prompts, lengths) if any(are_prompts) else None,
+            state_sources=sources,
+            state_targets=targets,
         )
 
     def _block_tables(self, sequences: Sequence[Hashable]) -> IntArray:
