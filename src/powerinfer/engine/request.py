@@ -44,6 +44,8 @@ class Request:
         num_rows: see `prompt_rows`.
         reuses_prefix: reuse keys and values of earlier requests with the same beginning.
         shares_answers: also reuse those of generated tokens; the bits then depend on it.
+        snapshot_positions: numbers of prompt tokens behind which later prompts may go on otherwise,
+            such as the ends of messages (`message_ends`); models with state keep it there.
     """
 
     prompt_ids: Sequence[int]
@@ -55,6 +57,7 @@ class Request:
     num_rows: int = 0
     reuses_prefix: bool = True
     shares_answers: bool = False
+    snapshot_positions: Sequence[int] = ()
 
     @property
     def first_wanted(self) -> int | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 from powerinfer.errors import PromptError
 from powerinfer.prompts.harmony import split_parts
@@ -9,7 +10,7 @@ from powerinfer.prompts.long_prompts import encode_prompt
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.tokenizer import Tokenizer
 
-__all__ = ["FALLBACK_STOP", "Message", "message_ids", "with_chat_stop"]
+__all__ = ["FALLBACK_STOP", "Message", "message_ends", "message_ids", "with_chat_stop"]
 
 Message = Mapping[str, object]
 """`role` (system, user, assistant or others that the template knows) and `content`, both texts."""
@@ -31,21 +32,61 @@ def message_ids(
     Raises:
         PromptError: the messages are malformed, the template refuses them, or they are too long.
     """
-    from powerinfer.tokenizer.chat import FALLBACK_TEMPLATE, render_chat
-
     _check_contents(messages)
-    text = render_chat(
-        tokenizer.chat_template or FALLBACK_TEMPLATE,
-        [answer(message, is_harmony=tokenizer.is_harmony) for message in messages],
-        bos_token=_piece(tokenizer.bos_id, tokenizer),
-        eos_token=_piece(tokenizer.eos_id, tokenizer),
-        add_generation_prompt=True,
-        **variables,
-    )
+    text = _rendered(tokenizer, messages, variables, begins_answer=True)
     token_ids = encode_prompt(tokenizer, text, context_length, add_bos=False)
     if not token_ids:
         raise PromptError("the prompt is empty: the chat template wrote nothing for the messages")
     return token_ids
+
+
+def message_ends(
+    tokenizer: Tokenizer,
+    token_ids: Sequence[int],
+    messages: Sequence[Message] = (),
+    **variables: object,
+) -> tuple[int, ...]:
+    """Positions in a prompt at which a message has ended: numbers of tokens, ascending.
+
+    Later prompts of a chat begin with the same tokens up to one of them. Messages end behind the
+    tokens that end answers, and the white space after these, in whatever text.
+
+    Args:
+        token_ids: the prompt, of `message_ids` or not.
+        messages: the messages of the prompt and their `variables`, as for `message_ids`: the last
+            one ends where the beginning of the answer starts, which templates can leave out.
+    """
+    length, end_ids = len(token_ids), tokenizer.eog_ids
+    ends = set()
+    for end in (index + 1 for index, each in enumerate(token_ids) if each in end_ids):
+        while end < length and tokenizer.piece(token_ids[end]).isspace():
+            end += 1
+        ends.add(end)
+    if messages:
+        text = _rendered(tokenizer, messages, variables, begins_answer=False)
+        asked = tokenizer.encode(text, add_bos=False, parse_special=True)
+        alike = (one == other for one, other in zip(asked, token_ids, strict=False))
+        ends.add(sum(takewhile(bool, alike)))
+    return tuple(sorted(end for end in ends if 0 < end < length))
+
+
+def _rendered(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    variables: Mapping[str, object],
+    *,
+    begins_answer: bool,
+) -> str:
+    from powerinfer.tokenizer.chat import FALLBACK_TEMPLATE, render_chat
+
+    return render_chat(
+        tokenizer.chat_template or FALLBACK_TEMPLATE,
+        [answer(message, is_harmony=tokenizer.is_harmony) for message in messages],
+        bos_token=_piece(tokenizer.bos_id, tokenizer),
+        eos_token=_piece(tokenizer.eos_id, tokenizer),
+        add_generation_prompt=begins_answer,
+        **variables,
+    )
 
 
 def answer(message: Message, *, is_harmony: bool) -> Message:
