@@ -13,9 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from powerinfer.errors import PromptError
 from powerinfer.kvcache import KVCache, PrefixTree
+from powerinfer.kvcache.state_slots import StateSlots
 from powerinfer.ops.backend import KVLayer
 from powerinfer.ops.protocol import KVType
 from powerinfer.ops.reference.ops import ReferenceKV, ReferenceOps
+from powerinfer.values import Batch
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 12
 
@@ -25,7 +27,9 @@ names = st.integers(0, 4)
 token_ids = st.lists(st.integers(0, 2), min_size=1, max_size=11)
 
 
-def small_cache(num_blocks: int = NUM_BLOCKS) -> tuple[KVCache, ReferenceKV]:
+def small_cache(
+    num_blocks: int = NUM_BLOCKS, states: StateSlots | None = None
+) -> tuple[KVCache, ReferenceKV]:
     """A cache of one layer whose keys and values are single numbers."""
     ops = ReferenceOps()
     layer = ops.new_kv_layers(1, num_blocks, BLOCK_SIZE, 1, 1, KVType.F16)[0]
@@ -34,7 +38,7 @@ def small_cache(num_blocks: int = NUM_BLOCKS) -> tuple[KVCache, ReferenceKV]:
         ops.copy_kv_blocks([layer], pairs)  # type: ignore[arg-type]
 
     layers = [KVLayer(layer)]
-    return KVCache(layers, num_blocks, BLOCK_SIZE, KVType.F16, 4, copy), layer
+    return KVCache(layers, num_blocks, BLOCK_SIZE, KVType.F16, 4, copy, states), layer
 
 
 def content(tokens: Tokens) -> list[int]:
@@ -44,7 +48,7 @@ def content(tokens: Tokens) -> list[int]:
 
 def compute(
     cache: KVCache, layer: ReferenceKV, parts: list[tuple[int, Tokens, list[int], bool]]
-) -> None:
+) -> Batch:
     """One step: of each part its sequence, what it holds, new tokens and their kind."""
     batch = cache.batch(
         [(name, new, len(held)) for name, held, new, _ in parts], [part[3] for part in parts]
@@ -54,6 +58,7 @@ def compute(
     offsets = batch.positions % BLOCK_SIZE
     layer.keys[blocks, offsets, 0, 0] = np.concatenate(done)
     layer.values[blocks, offsets, 0, 0] = -np.concatenate(done)
+    return batch
 
 
 INTERRUPTED = {"append", "truncate", "insert", "free", "share or reclaim"}
@@ -86,11 +91,23 @@ def interrupted(work: Callable[[], object], line: int) -> None:
 class SharedBlocks(RuleBasedStateMachine):
     """Any order of calls, against what every sequence should hold."""
 
+    states: StateSlots | None = None
+
     def __init__(self) -> None:
         super().__init__()
-        self.cache, self.layer = small_cache()
+        self.cache, self.layer = small_cache(states=self.states)
         self.tree = PrefixTree(self.cache)
         self.held: dict[int, Tokens] = {}
+
+    def resumable(self, name: int, length: int = 1 << 20) -> int:
+        """Length up to this at which a sequence can go on; for models without state any."""
+        most = min(length, len(self.held.get(name, [])))
+        return max(each for each in range(most + 1) if self.cache.can_resume(name, each))
+
+    def go_back(self, name: int) -> None:
+        """Truncate a sequence to where it can go on."""
+        if name in self.held:
+            self.truncate(name, self.resumable(name))
 
     @rule(name=names, new=token_ids, mark=st.booleans())
     def append(self, name: int, new: list[int], mark: bool) -> None:
@@ -103,10 +120,12 @@ class SharedBlocks(RuleBasedStateMachine):
         self.step([(name, new[:1], False) for name, new in pair])
 
     def step(self, wanted: list[tuple[int, list[int], bool]]) -> None:
+        for name, _, _ in wanted:
+            self.go_back(name)
         parts = [(name, self.held.get(name, []), new, mark) for name, new, mark in wanted]
         before = self.cache.num_available_blocks
         try:
-            compute(self.cache, self.layer, parts)
+            batch = compute(self.cache, self.layer, parts)
         except PromptError:
             # Each may need a copy of a block that it writes into.
             growth = [(len(h) % 4 + len(new) + 3) // 4 for _, h, new, _ in parts]
@@ -116,10 +135,14 @@ class SharedBlocks(RuleBasedStateMachine):
             return
         for name, held, new, mark in parts:
             self.held[name] = held + [(token, mark) for token in new]
+        self.note_states(batch, parts)
+
+    def note_states(self, batch: Batch, parts: list[tuple[int, Tokens, list[int], bool]]) -> None:
+        """Check and write what the step reads and writes besides keys and values."""
 
     @rule(parent=names, child=names, length=st.integers(0, 30))
     def fork(self, parent: int, child: int, length: int) -> None:
-        held = self.held.get(parent, [])[:length]
+        held = self.held.get(parent, [])[: self.resumable(parent, length)]
         assume(child not in self.held)
         try:
             self.cache.fork(parent, child, len(held))
@@ -131,6 +154,7 @@ class SharedBlocks(RuleBasedStateMachine):
 
     @rule(name=names, length=st.integers(0, 30))
     def truncate(self, name: int, length: int) -> None:
+        length = self.resumable(name, length)
         self.cache.truncate(name, length)
         self.held[name] = self.held.get(name, [])[:length]
 
@@ -154,7 +178,7 @@ class SharedBlocks(RuleBasedStateMachine):
         tokens = self.held.get(name, [])
         ids, marks = [t for t, _ in tokens], [mark for _, mark in tokens]
         self.tree.insert(name, ids, marks, is_over=is_over)
-        found = self.tree.match(ids, marks).num_positions
+        found = self.tree.match(ids, marks).num_known
         # A block that others go on after may hold more of it.
         assert found == len(ids) if is_over else found >= len(ids) // 4 * 4
 
@@ -182,6 +206,7 @@ class SharedBlocks(RuleBasedStateMachine):
         assert found.num_positions <= (len(ids) if limit is None else limit)
         assert shares_answers or list(found.is_prompt) == marks[: found.num_positions]
         assert len(found.blocks) == found.num_positions // 4
+        assert found.num_known >= found.num_positions
         total = len(ids) + 5
         num_unused = sum(map(self.cache.is_unused, found.blocks))
         needed = self.cache.num_blocks_for(total) - len(found.blocks) + num_unused
@@ -200,6 +225,7 @@ class SharedBlocks(RuleBasedStateMachine):
     )
     def interrupt(self, name: int, new: list[int], what: str, at: int) -> None:
         """Ctrl-C at any line; whoever runs the sequence then tries again."""
+        self.go_back(name)
         tokens = self.held.get(name, [])
         ids, marks = [t for t, _ in tokens], [mark for _, mark in tokens]
         if what == "append":
@@ -207,8 +233,9 @@ class SharedBlocks(RuleBasedStateMachine):
             part = [(name, new, len(tokens))]
             interrupted(lambda: self.cache.batch(part, [True]), at)
         elif what == "truncate":
-            self.held[name] = tokens[: len(new)]
-            interrupted(lambda: self.cache.truncate(name, len(new)), at)
+            length = self.resumable(name, len(new))
+            self.held[name] = tokens[:length]
+            interrupted(lambda: self.cache.truncate(name, length), at)
         elif what == "insert":
             interrupted(lambda: self.tree.insert(name, ids, marks), at)
         elif what == "free":
@@ -252,3 +279,68 @@ class SharedBlocks(RuleBasedStateMachine):
 
 SharedBlocks.TestCase.settings = settings(stateful_step_count=40)
 TestSharedBlocks = SharedBlocks.TestCase
+
+
+class SharedStates(SharedBlocks):
+    """The same for a model with state, whose states the tree keeps beside the blocks."""
+
+    def __init__(self) -> None:
+        # Two for each sequence: what none of them needs is there for the tree.
+        self.states = StateSlots(10)
+        super().__init__()
+        self.written: dict[int, Tokens] = {}
+
+    def note_states(self, batch: Batch, parts: list[tuple[int, Tokens, list[int], bool]]) -> None:
+        assert batch.state_sources is not None
+        assert batch.state_targets is not None
+        slots = zip(batch.state_sources.tolist(), batch.state_targets.tolist(), strict=True)
+        for (name, held, _, _), (source, target) in zip(parts, slots, strict=True):
+            assert self.written.get(source, []) == held
+            self.written[target] = self.held[name]
+
+    @rule(name=names)
+    def keep_state(self, name: int) -> None:
+        self.tree.keep_state(name, len(self.held.get(name, [])))
+
+    @rule(name=names)
+    def find_the_kept_state(self, name: int) -> None:
+        """Whatever is cached of a sequence, the longest beginning with a state is found."""
+        tokens = self.held.get(name, [])
+        ids, marks = [t for t, _ in tokens], [mark for _, mark in tokens]
+        self.tree.insert(name, ids, marks, is_over=True)
+        assert self.states is not None
+        alike = [self.written[slot] for slot in self.tree.slots]
+        longest = max((len(each) for each in alike if each == tokens[: len(each)]), default=0)
+        found = self.tree.match(ids, marks)
+        assert found.num_known == len(ids)
+        # A state whose own block is not in the tree may wait for it in vain.
+        assert found.num_positions <= longest
+        if self.is_resumable_at_end(name):
+            assert found.num_positions == len(ids)
+
+    def is_resumable_at_end(self, name: int) -> bool:
+        slot = self.states and self.states.slot_of(name, len(self.held.get(name, [])))
+        return slot is not None and slot in self.tree.slots
+
+    @rule(num_slots=st.integers(1, 3))
+    def reclaim_slots(self, num_slots: int) -> None:
+        assert self.states is not None
+        before = self.states.num_unused
+        for _ in range(num_slots):
+            self.tree.reclaim_slot()
+        assert self.states.num_unused == max(0, before - num_slots)
+
+    @invariant()
+    def everybody_has_its_state(self) -> None:
+        assert self.states is not None
+        for name, tokens in self.held.items():
+            slot = self.states.slot_of(name, len(tokens)) if tokens else None
+            assert slot is None or self.written[slot] == tokens
+        for slot in self.tree.slots:
+            tokens = self.written[slot]
+            found = self.tree.match([t for t, _ in tokens], [mark for _, mark in tokens])
+            assert found.slot is None or self.written[found.slot] == tokens[: found.num_positions]
+
+
+SharedStates.TestCase.settings = settings(stateful_step_count=40)
+TestSharedStates = SharedStates.TestCase

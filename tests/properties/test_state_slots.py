@@ -1,7 +1,7 @@
 """Slots of state: every sequence and every snapshot keeps its own state whatever the others do."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from types import FrameType
 from typing import Any
 
@@ -25,6 +25,9 @@ class Snapshots:
         self.states = states
         self.slots: dict[int, list[int]] = {}
         states.set_keeper(self)
+
+    def forget_states(self, sequence: Hashable, num_positions: int) -> None:
+        """Keep all: they are no sequence's."""
 
     def reclaim_slot(self) -> None:
         for slot in self.slots:

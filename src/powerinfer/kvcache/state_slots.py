@@ -37,6 +37,10 @@ class SlotKeeper(Protocol):
         """Drop a slot that no sequence holds, if there is one."""
         ...
 
+    def forget_states(self, sequence: Hashable, num_positions: int) -> None:
+        """Drop what depends on the positions of a sequence after the first `num_positions`."""
+        ...
+
 
 class StateSlots:
     """Holders of slots: sequences, and the keeper (the prefix tree).
@@ -114,12 +118,15 @@ class StateSlots:
 
     def truncate(self, sequence: Hashable, num_positions: int) -> None:
         """Release the slots of a sequence with more than `num_positions`."""
+        if (keeper := self._keeper()) is not None:
+            keeper.forget_states(sequence, num_positions)
         held = self._held.get(sequence)
         if held is not None:
             self._held[sequence] = tuple(pair for pair in held if pair[0] <= num_positions)
 
     def free(self, sequence: Hashable) -> None:
         """Release all slots and promises of a sequence, which may be unknown."""
+        self.truncate(sequence, 0)
         self._held.pop(sequence, None)
 
     def assign(self, parts: Sequence[tuple[Hashable, int, int]]) -> tuple[IntArray, IntArray]:

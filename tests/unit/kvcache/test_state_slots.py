@@ -1,5 +1,7 @@
 """Slots of recurrent state: which one a step reads, which one it writes."""
 
+from collections.abc import Hashable
+
 import numpy as np
 import pytest
 
@@ -118,6 +120,9 @@ class Snapshots:
     def __init__(self, states: StateSlots) -> None:
         self.states, self.slots = states, list[int]()
         states.set_keeper(self)
+
+    def forget_states(self, sequence: Hashable, num_positions: int) -> None:
+        """Keep all: they are no sequence's."""
 
     def reclaim_slot(self) -> None:
         self.slots.remove(next(filter(self.states.is_unused, self.slots)))
