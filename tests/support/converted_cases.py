@@ -13,6 +13,7 @@ __all__ = ["MODEL_TYPES", "save_as_transformers", "save_without_torch"]
 MODEL_TYPES = {
     "Gemma3": "gemma3_text",
     "GptOss": "gpt_oss",
+    "Lfm2Moe": "lfm2_moe",
     "Qwen3Moe": "qwen3_moe",
 }
 

@@ -56,6 +56,9 @@ class TinyModel:
         num_used_experts: of a token.
         expert_layout: how experts are stored, see `powerinfer.models.tensors.ffn_tensors`.
         shared_size: neurons of a shared expert; 0 for none.
+        num_dense_layers: layers before those with experts.
+        conv_layers: layers with a short convolution instead of attention.
+        final_norm: name of the norm before the head.
     """
 
     architecture: str
@@ -93,6 +96,9 @@ class TinyModel:
     num_used_experts: int = 2
     expert_layout: Literal["merged", "single", "fused"] = "merged"
     shared_size: int = 0
+    num_dense_layers: int = 0
+    conv_layers: tuple[int, ...] = ()
+    final_norm: str = "output_norm"
 
 
 _FALCON = TinyModel(
@@ -164,6 +170,24 @@ _GPT_OSS = TinyModel(
         "rope.scaling.factor": 4.0,
         "rope.scaling.original_context_length": 40,
     },
+)
+
+
+_LFM2 = TinyModel(
+    "lfm2",
+    num_layers=3,
+    is_tied=True,
+    has_head_norms=True,
+    conv_layers=(0, 2),
+    final_norm="token_embd_norm",
+    metadata={"shortconv.l_cache": 3, "rope.freq_base": 1e6},
+)
+_LFM2_MOE = replace(
+    _LFM2,
+    architecture="lfm2moe",
+    num_experts=5,
+    num_dense_layers=1,
+    metadata=_LFM2.metadata | {"expert_gating_func": 2, "leading_dense_block_count": 1},
 )
 
 
@@ -249,6 +273,11 @@ TINY_MODELS = {
             "embedding_scale": 2.0,
         },
     ),
+    "lfm2": _LFM2,
+    "lfm2-last-attends": replace(
+        _LFM2, conv_layers=(0,), num_kv_heads=1, metadata={"shortconv.l_cache": 4}
+    ),
+    "lfm2moe": _LFM2_MOE,
     "nemotron": _NEMOTRON,
     "nemotron-biases": replace(_NEMOTRON, has_linear_biases=True, is_down_transposed=True),
 }
@@ -321,7 +350,7 @@ class Stream:
 
 def _metadata(model: TinyModel) -> dict[str, Any]:
     prefix = model.architecture
-    sizes = {
+    sizes: dict[str, Any] = {
         "context_length": model.context_length,
         "embedding_length": model.hidden_size,
         "block_count": model.num_layers,
@@ -334,6 +363,11 @@ def _metadata(model: TinyModel) -> dict[str, Any]:
         "rope.dimension_count": model.head_dim,
         "vocab_size": model.vocab_size,
     }
+    if model.conv_layers:
+        heads = [model.num_kv_heads] * model.num_layers
+        for layer in model.conv_layers:
+            heads[layer] = 0
+        sizes["attention.head_count_kv"] = np.array(heads, "i4")
     if model.num_experts:
         sizes["expert_count"] = model.num_experts
         sizes["expert_used_count"] = model.num_used_experts
@@ -389,7 +423,7 @@ def _tensors(model: TinyModel, stream: Stream) -> Iterator[TensorSpec]:
         for name, shape, format_name in _layer_tensors(model, layer):
             yield _tensor(f"blk.{layer}.{name}", shape, format_name, stream)
     if not model.is_post_norm:
-        yield _tensor("output_norm.weight", (hidden,), "f32", stream)
+        yield _tensor(f"{model.final_norm}.weight", (hidden,), "f32", stream)
         if model.has_norm_biases:
             yield _tensor("output_norm.bias", (hidden,), "f32", stream)
     if not model.is_tied:
@@ -400,8 +434,29 @@ def _tensors(model: TinyModel, stream: Stream) -> Iterator[TensorSpec]:
 def _layer_tensors(model: TinyModel, layer: int) -> Iterator[tuple[str, tuple[int, ...], str]]:
     """Name without the block's prefix, shape, format."""
     hidden = model.hidden_size
-    q_size = model.num_heads * model.head_dim
     yield from _norm(model, model.norms[0])
+    yield from _conv(model) if layer in model.conv_layers else _attention(model)
+    for norm in model.norms[1:]:
+        yield from _norm(model, norm)
+    yield from _ffn(model, layer)
+    if model.predictor_rank:
+        rank = model.predictor_rank + layer * model.predictor_rank_step
+        experts = (model.num_experts,) if model.num_experts else ()
+        shapes = {"fc1": (rank, hidden), "fc2": (model.intermediate_size, rank)}
+        for name, shape in shapes.items():
+            stored = f"{name}_exps.weight" if experts else f"{name}.weight"
+            yield stored, (*experts, *shape), model.other_formats.get(name, "f32")
+
+
+def _conv(model: TinyModel) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    hidden = model.hidden_size
+    yield from _linear(model, "shortconv.in_proj", (3 * hidden, hidden))
+    yield "shortconv.conv.weight", (hidden, model.metadata["shortconv.l_cache"]), "f32"
+    yield from _linear(model, "shortconv.out_proj", (hidden, hidden))
+
+
+def _attention(model: TinyModel) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    hidden, q_size = model.hidden_size, model.num_heads * model.head_dim
     for name, size in _attention_inputs(model).items():
         yield from _linear(model, name, (size, hidden), has_bias=model.has_qkv_bias)
     if model.has_head_norms:
@@ -413,16 +468,6 @@ def _layer_tensors(model: TinyModel, layer: int) -> Iterator[tuple[str, tuple[in
     if model.has_sinks:
         yield "attn_sinks.weight", (model.num_heads,), "f32"
     yield from _linear(model, "attn_output", (hidden, q_size))
-    for norm in model.norms[1:]:
-        yield from _norm(model, norm)
-    yield from _ffn(model)
-    if model.predictor_rank:
-        rank = model.predictor_rank + layer * model.predictor_rank_step
-        experts = (model.num_experts,) if model.num_experts else ()
-        shapes = {"fc1": (rank, hidden), "fc2": (model.intermediate_size, rank)}
-        for name, shape in shapes.items():
-            stored = f"{name}_exps.weight" if experts else f"{name}.weight"
-            yield stored, (*experts, *shape), model.other_formats.get(name, "f32")
 
 
 def _attention_inputs(model: TinyModel) -> dict[str, int]:
@@ -433,8 +478,8 @@ def _attention_inputs(model: TinyModel) -> dict[str, int]:
     return {"attn_q": q_size, "attn_k": kv_size, "attn_v": kv_size}
 
 
-def _ffn(model: TinyModel) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    if model.num_experts:
+def _ffn(model: TinyModel, layer: int) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    if model.num_experts and layer >= model.num_dense_layers:
         yield from _experts(model)
     else:
         yield from _dense(model, "", model.intermediate_size)
@@ -458,6 +503,8 @@ def _dense(
 def _experts(model: TinyModel) -> Iterator[tuple[str, tuple[int, ...], str]]:
     hidden, neurons, count = model.hidden_size, model.intermediate_size, model.num_experts
     yield "ffn_gate_inp.weight", (count, hidden), "f32"
+    if model.num_dense_layers:
+        yield "exp_probs_b.bias", (count,), "f32"
     if model.has_linear_biases:
         yield "ffn_gate_inp.bias", (count,), "f32"
     is_fused = model.expert_layout == "fused" and model.is_gated

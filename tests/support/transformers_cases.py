@@ -46,6 +46,8 @@ _OWN_NAMES: dict[str, dict[str, str | None]] = {
     },
     "Nemotron": {"rms_norm_eps": "norm_eps"},
     "Gemma3": {"hidden_act": "hidden_activation"},
+    "Lfm2": {"rms_norm_eps": "norm_eps", "hidden_act": None},
+    "Lfm2Moe": {"rms_norm_eps": "norm_eps", "hidden_act": None},
 }
 
 
@@ -116,6 +118,16 @@ class Case:
     def head_dim(self) -> int:
         """Width of a head."""
         return int(self.sizes.get("head_dim", SIZES["hidden_size"] // 4))
+
+    @property
+    def num_dense_layers(self) -> int:
+        """Layers at the beginning without experts."""
+        return int(self.sizes.get("num_dense_layers", 0))
+
+    def has_conv(self, layer: int) -> bool:
+        """Whether a layer convolves instead of attending."""
+        kinds = self.sizes.get("layer_types")
+        return kinds is not None and kinds[layer] == "conv"
 
 
 _MIXTRAL: dict[str, Any] = {
@@ -189,6 +201,34 @@ _GEMMA3 = {
     "head_dim": 24,
     "query_pre_attn_scalar": 24,
     "sliding_window": 6,
+}
+
+_LFM2: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "full_attention", "conv", "conv"],
+    "tie_word_embeddings": True,
+    "block_auto_adjust_ff_dim": False,
+}
+_LFM2_KEYS = {
+    "attention.head_count_kv": np.array([0, 2, 0, 0], np.int32),
+    "shortconv.l_cache": 3,
+    "rope.freq_base": 1e6,
+}
+_LFM2_MOE = {
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+    "tie_word_embeddings": True,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "num_dense_layers": 1,
+}
+_LFM2_MOE_KEYS = {
+    "attention.head_count_kv": np.array([0, 2, 0, 2], np.int32),
+    "shortconv.l_cache": 3,
+    "rope.freq_base": 1e6,
+    "expert_gating_func": 2,
+    "leading_dense_block_count": 1,
 }
 
 CASES = {
@@ -400,5 +440,35 @@ CASES = {
         "granitemoe",
         _GRANITE_MOE | {"shared_intermediate_size": 48},
         _GRANITE_KEYS,
+    ),
+    "lfm2": Case("Lfm2", "lfm2", _LFM2, _LFM2_KEYS),
+    "lfm2-1-token": Case("Lfm2", "lfm2", _LFM2, _LFM2_KEYS, num_tokens=1),
+    "lfm2-7-tokens": Case("Lfm2", "lfm2", _LFM2, _LFM2_KEYS, num_tokens=7),
+    "lfm2-600-tokens": Case(
+        "Lfm2", "lfm2", _LFM2 | {"max_position_embeddings": 640}, _LFM2_KEYS, num_tokens=600
+    ),
+    "lfm2-5-taps": Case(
+        "Lfm2",
+        "lfm2",
+        _LFM2 | {"conv_L_cache": 5, "num_key_value_heads": 4, "tie_word_embeddings": False},
+        _LFM2_KEYS
+        | {
+            "attention.head_count_kv": np.array([0, 4, 0, 0], np.int32),
+            "shortconv.l_cache": 5,
+        },
+    ),
+    "lfm2moe": Case("Lfm2Moe", "lfm2moe", _LFM2_MOE, _LFM2_MOE_KEYS),
+    "lfm2moe-600-tokens": Case(
+        "Lfm2Moe",
+        "lfm2moe",
+        _LFM2_MOE | {"max_position_embeddings": 640},
+        _LFM2_MOE_KEYS,
+        num_tokens=600,
+    ),
+    "lfm2moe-not-normalized": Case(
+        "Lfm2Moe",
+        "lfm2moe",
+        _LFM2_MOE | {"use_expert_bias": False, "norm_topk_prob": False},
+        _LFM2_MOE_KEYS | {"expert_weights_norm": False},
     ),
 }

@@ -33,6 +33,8 @@ def expert_shapes(case: Case) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Our names and shapes of what transformers has in a block, without the block's prefix."""
     count, size, hidden = case.num_experts, case.expert_size, case.sizes["hidden_size"]
     yield "ffn_gate_inp.weight", (count, hidden)
+    if case.kind == "Lfm2Moe" and case.sizes.get("use_expert_bias", True):
+        yield "exp_probs_b.bias", (count,)
     if case.kind == "GptOss":
         yield "ffn_gate_inp.bias", (count,)
         yield "ffn_gate_up_exps.weight", (count, hidden, 2 * size)
@@ -67,7 +69,7 @@ def stored_experts(
         for part, half in zip(("gate", "up"), halves, strict=True):
             yield name.replace("gate_up", part), np.ascontiguousarray(half)
     elif "ffn_down" in name and is_down_transposed:
-        turned = name.replace("exps", "exps_t").replace("shexp", "shexp_t")
+        turned = name.replace(".weight", "_t.weight").replace(".bias", "_t.bias")
         is_bias = name.endswith("bias")
         yield turned, values if is_bias else np.ascontiguousarray(values.swapaxes(-1, -2))
     else:

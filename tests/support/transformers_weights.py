@@ -34,7 +34,7 @@ _UNGATED = ("Falcon", "OPT", "Arcee", "Nemotron")
 _LAYER_NORM = ("Falcon", "OPT", "Nemotron")
 # Norms multiply by one plus the weight; GGUF files have the sum.
 _ONE_PLUS = ("Nemotron", "Gemma3")
-_HEAD_NORMS = ("Qwen3", "Gemma3", "Qwen3Moe")
+_HEAD_NORMS = ("Qwen3", "Gemma3", "Qwen3Moe", "Lfm2", "Lfm2Moe")
 _PROJECTION_NORMS = ("Olmoe",)
 _PARTS = {"weight": ".weight", "bias": ".bias"}
 _CONFIGS = {"Gemma3": "Gemma3Text"}
@@ -85,7 +85,11 @@ def run_transformers(case: Case) -> FloatArray:
 def transformers_state(case: Case) -> dict[str, FloatArray]:
     """The parameters of a case under the names that they have in transformers' models."""
     names = _names(case)
-    return {names[ours]: values for ours, values in _weights(case).items()}
+    return {
+        # Kernels of single channels have a dimension of 1 between channels and taps.
+        names[ours]: values[:, None] if ours.endswith("conv.weight") else values
+        for ours, values in _weights(case).items()
+    }
 
 
 def transformers_model(case: Case) -> Any:
@@ -132,8 +136,8 @@ def _names(case: Case) -> dict[str, str]:
         if "{expert}" in theirs:
             continue  # transformers holds all of them in one parameter
         for layer in range(case.sizes["num_hidden_layers"]):
-            # Sinks and matrices of all experts are parameters, not modules with a weight.
-            is_parameter = ".experts." in theirs or theirs.endswith(".sinks")
+            # Sinks, matrices and biases of all experts are parameters, not modules with a weight.
+            is_parameter = ".experts." in theirs or theirs.endswith((".sinks", ".expert"))
             parts = {"weight": "", "bias": "_bias"} if is_parameter else _PARTS
             for part, own in parts.items():
                 name = f"{theirs.format(layer=layer)}{own}"
@@ -166,22 +170,28 @@ def _shapes(case: Case) -> Iterator[tuple[str, tuple[int, ...]]]:
     if case.kind == "OPT":
         yield "position_embd.weight", (sizes["max_position_embeddings"] + 2, hidden)
     for layer in range(sizes["num_hidden_layers"]):
-        yield from ((f"blk.{layer}.{name}", shape) for name, shape in _block_shapes(case))
+        yield from ((f"blk.{layer}.{name}", shape) for name, shape in _block_shapes(case, layer))
     if sizes.get("do_layer_norm_before", True):
-        yield from _norm_shapes(case, "output_norm")
+        norm_names = get_architecture(case.architecture).norm_names
+        yield from _norm_shapes(case, norm_names.get("output_norm", "output_norm"))
     if not sizes["tie_word_embeddings"]:
         yield "output.weight", vocab_shape
 
 
-def _block_shapes(case: Case) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _block_shapes(case: Case, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The same of one block, without its prefix."""
-    for name, (shape, has_bias) in _linears(case).items():
+    for name, (shape, has_bias) in _linears(case, layer).items():
         yield f"{name}.weight", shape
         if has_bias:
             yield f"{name}.bias", shape[:1]
     for norm in case.layer_norms:
         yield from _norm_shapes(case, norm)
-    if case.kind in _HEAD_NORMS:
+    if case.has_conv(layer):
+        yield (
+            "shortconv.conv.weight",
+            (case.sizes["hidden_size"], case.sizes.get("conv_L_cache", 3)),
+        )
+    elif case.kind in _HEAD_NORMS:
         yield "attn_q_norm.weight", (case.head_dim,)
         yield "attn_k_norm.weight", (case.head_dim,)
     if case.kind in _PROJECTION_NORMS:
@@ -189,7 +199,7 @@ def _block_shapes(case: Case) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"attn_{name}_norm.weight", (case.sizes[heads] * case.head_dim,)
     if case.kind == "GptOss":
         yield "attn_sinks.weight", (case.sizes["num_attention_heads"],)
-    if case.num_experts:
+    if case.num_experts and layer >= case.num_dense_layers:
         yield from expert_shapes(case)
 
 
@@ -198,7 +208,7 @@ def _norm_shapes(case: Case, name: str) -> Iterator[tuple[str, tuple[int, ...]]]
         yield f"{name}.{part}", (case.sizes["hidden_size"],)
 
 
-def _linears(case: Case) -> dict[str, tuple[tuple[int, int], bool]]:
+def _linears(case: Case, layer: int) -> dict[str, tuple[tuple[int, int], bool]]:
     """Shape of each matrix of a block, and whether it has a bias."""
     sizes = case.sizes
     hidden, neurons = sizes["hidden_size"], sizes["intermediate_size"]
@@ -219,7 +229,11 @@ def _linears(case: Case) -> dict[str, tuple[tuple[int, int], bool]]:
     if case.kind == "Falcon":
         linears["attn_qkv"] = ((q_size + 2 * kv_size, hidden), False)
     left_out = {"attn_q", "attn_k", "attn_v"} if case.kind == "Falcon" else set()
-    if case.num_experts:
+    if case.has_conv(layer):
+        linears["shortconv.in_proj"] = ((3 * hidden, hidden), False)
+        linears["shortconv.out_proj"] = ((hidden, hidden), False)
+        left_out |= {"attn_q", "attn_k", "attn_v", "attn_output"}
+    if case.num_experts and layer >= case.num_dense_layers:
         left_out |= {"ffn_gate", "ffn_up", "ffn_down"}
     left_out |= {"ffn_gate"} if case.kind in _UNGATED else set()
     return {name: linear for name, linear in linears.items() if name not in left_out}

@@ -18,6 +18,8 @@ Array: TypeAlias = npt.NDArray[np.generic]
 
 _MXFP4_BLOCK = 32
 _MXFP4_BYTES = 16
+# Convolutions of single channels, which checkpoints store as [channels, 1, taps].
+_KERNELS = ("conv", "ssm_conv1d")
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,8 @@ def arrange(
             elif own.startswith("ffn_down") and is_down_transposed:
                 renamed = replace(part, name=f"{module}_t.{kind}")
                 yield _transposed(renamed) if kind == "weight" else renamed
+            elif own in _KERNELS and len(part.shape) == 3:
+                yield _squeezed(part)
             elif own.endswith(("norm", "norm_2")) and kind == "weight":
                 yield replace(part, adds_one=rules.adds_one_to_norms)
             else:
@@ -154,6 +158,14 @@ def _transposed(target: Target) -> Target:
     shape = (*target.shape[:-2], target.shape[-1], target.shape[-2])
     pieces = tuple(replace(each, values=each.values.swapaxes(-1, -2)) for each in target.pieces)
     return replace(target, shape=shape, pieces=pieces)
+
+
+def _squeezed(target: Target) -> Target:
+    """Drop a middle dimension of 1."""
+    if target.shape[1] != 1:
+        return target
+    pieces = tuple(replace(each, values=each.values[:, 0]) for each in target.pieces)
+    return replace(target, shape=(target.shape[0], target.shape[2]), pieces=pieces)
 
 
 def _interleaved(target: Target, head_dim: int) -> Target:

@@ -44,6 +44,8 @@ OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0")
 _FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}
 _COMMIT = re.compile("[0-9a-f]{40}")
 _QUANTIZATION_VERSION = 2
+# Routers, and kernels of convolutions.
+_PLAIN = (ROUTER, "shortconv.conv", "ssm_conv1d")
 _PREDICTORS = (".fc1.weight", ".fc2.weight")
 
 
@@ -164,11 +166,11 @@ def _format_of_most(targets: Sequence[Target]) -> str:
 
 
 def _format(target: Target, outtype: str) -> str:
-    """Choose a format: F32 for vectors and routers, F16 for rows that are not whole blocks."""
+    """Choose a format: F32 for what is small or delicate, F16 for rows that are no whole blocks."""
     module, _, part = target.name.rpartition(".")
     if target.is_mxfp4:
         return "mxfp4"
-    if len(target.shape) < 2 or part == "bias" or module.endswith(ROUTER):
+    if len(target.shape) < 2 or part == "bias" or module.endswith(_PLAIN):
         return "f32"
     return "f16" if target.shape[-1] % get_format(outtype).block_size else outtype
 

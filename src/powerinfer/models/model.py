@@ -10,6 +10,7 @@ import numpy as np
 
 from powerinfer.errors import UnsupportedError
 from powerinfer.kvcache.kv_cache import BLOCK_SIZE, KVCache
+from powerinfer.kvcache.state_slots import StateSlots
 from powerinfer.models.architecture import Architecture
 from powerinfer.models.attention import AttentionOptions
 from powerinfer.models.blocks import (
@@ -132,6 +133,7 @@ class Model:
             kv_type=kv_type,
             bytes_per_position=bytes_per_position,
             copy_blocks=partial(ops.copy_kv_blocks, attention),
+            states=StateSlots(num_slots, config.state_bytes) if state_sizes else None,
         )
 
     def forward(

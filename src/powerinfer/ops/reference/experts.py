@@ -66,11 +66,13 @@ def router_of(ffn: ReferenceFFN) -> ReferenceRouter:
 
 @ignore_float_errors
 def choose_experts(x: FloatArray, router: ReferenceRouter) -> ChosenExperts:
-    """Choose the experts with the largest logits for each token; among equals, the lower id."""
+    """Choose the experts with the largest scores for each token; among equals, the lower id."""
     logits = narrow(product(x, router.linear))
-    is_nan = np.isnan(logits)
-    # A stable sort keeps equal logits in the order of ids.
-    order = np.argsort(np.where(is_nan, np.inf, -logits), axis=1, kind="stable")
+    is_nan, scores = np.isnan(logits), logits
+    if router.selection_bias is not None:
+        scores = narrow(_sigmoid(logits.astype(np.float64))) + router.selection_bias
+    # A stable sort keeps equal scores in the order of ids.
+    order = np.argsort(np.where(is_nan, np.inf, -scores), axis=1, kind="stable")
     ids = np.sort(order[:, : router.num_used], axis=1).astype(np.int32)
     weights = _weights(logits.astype(np.float64), ids, router)
     weights[is_nan.any(axis=1)] = np.nan
@@ -81,7 +83,7 @@ def _weights(logits: DoubleArray, ids: IntArray, router: ReferenceRouter) -> Dou
     """Compute the weights of the chosen experts: f64[num_tokens, num_used]."""
     chosen: DoubleArray = np.take_along_axis(logits, ids, axis=1)
     if router.rule is RouterRule.SIGMOID:
-        weights: DoubleArray = 1.0 / (1.0 + np.exp(-chosen))
+        weights: DoubleArray = _sigmoid(chosen)
         if router.is_normalized:
             weights /= np.maximum(weights.sum(axis=1, keepdims=True), _LEAST_SUM)
         return weights
@@ -90,6 +92,11 @@ def _weights(logits: DoubleArray, ids: IntArray, router: ReferenceRouter) -> Dou
     weights = np.exp(chosen - largest)
     weights /= np.exp(over - largest).sum(axis=1, keepdims=True)
     return weights
+
+
+def _sigmoid(logits: DoubleArray) -> DoubleArray:
+    sigmoids: DoubleArray = 1.0 / (1.0 + np.exp(-logits))
+    return sigmoids
 
 
 def run_experts(
