@@ -214,13 +214,14 @@ RowsView<const float> CheckedRouterInput(const std::optional<InputRows>& router_
 }
 
 RouterHandle::RouterHandle(nb::object matrix, nb::object bias, const std::string& rule,
-                           std::int64_t num_used, bool is_normalized)
-    : objects{std::move(matrix), std::move(bias)} {
+                           std::int64_t num_used, bool is_normalized, nb::object selection_bias)
+    : objects{std::move(matrix), std::move(bias), std::move(selection_bias)} {
   view.matrix = nb::cast<const MatrixHandle&>(objects[0]).view;
   view.bias = BiasOf("bias of the router", objects[1], view.NumExperts());
   view.rule = RuleByName(rule);
   view.num_used = num_used;
   view.is_normalized = is_normalized;
+  view.selection_bias = BiasOf("selection bias of the router", objects[2], view.NumExperts());
   if (num_used >= 1 && num_used <= view.NumExperts()) return;
   throw nb::value_error(("a router of " + std::to_string(view.NumExperts()) +
                          " experts cannot choose " + std::to_string(num_used))
@@ -276,8 +277,9 @@ void BindFFN(nb::module_& module) {
       .def_ro("down_s", &FFNStats::down_s)
       .def_ro("router_s", &FFNStats::router_s);
   nb::class_<RouterHandle>(module, "Router")
-      .def(nb::init<nb::object, nb::object, const std::string&, std::int64_t, bool>(), "matrix"_a,
-           "bias"_a.none(), "rule"_a, "num_used"_a, "is_normalized"_a);
+      .def(nb::init<nb::object, nb::object, const std::string&, std::int64_t, bool, nb::object>(),
+           "matrix"_a, "bias"_a.none(), "rule"_a, "num_used"_a, "is_normalized"_a,
+           "selection_bias"_a.none() = nb::none());
   nb::class_<FFNHandle>(module, "FFN")
       .def(nb::init<Part, Part, Part, const std::string&, float, bool, bool, nb::object,
                     std::tuple<float, float>>(),

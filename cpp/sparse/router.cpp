@@ -25,21 +25,37 @@ bool ReplaceNaN(float* logits, std::int64_t count) {
   return has_nan;
 }
 
-/// The ids of the num_used largest logits, ascending.
-void ChooseLargest(const float* logits, std::int64_t num_experts, std::int64_t num_used,
+/// The ids of the num_used largest scores, ascending.
+template <typename Score>
+void ChooseLargest(const Score& score, std::int64_t num_experts, std::int64_t num_used,
                    std::int32_t* ids) {
   std::int64_t count = 0;
-  // By falling logits meanwhile; later ids do not displace equal ones.
+  // By falling scores meanwhile; later ids do not displace equal ones.
   for (std::int32_t id = 0; id < num_experts; ++id) {
-    if (count == num_used && !(logits[id] > logits[ids[count - 1]])) continue;
+    const float own = score(id);
+    if (count == num_used && !(own > score(ids[count - 1]))) continue;
     std::int64_t place = count < num_used ? count++ : count - 1;
-    for (; place > 0 && logits[id] > logits[ids[place - 1]]; --place) ids[place] = ids[place - 1];
+    for (; place > 0 && own > score(ids[place - 1]); --place) ids[place] = ids[place - 1];
     ids[place] = id;
   }
   std::sort(ids, ids + num_used);
 }
 
 float Sigmoid(float x) { return 1.0F / (1.0F + FastExp(-x)); }
+
+void Choose(const RouterView& router, const float* logits, std::int32_t* ids) {
+  const float* bias = router.selection_bias;
+  if (bias == nullptr) {
+    ChooseLargest([=](std::int32_t id) { return logits[id]; }, router.NumExperts(), router.num_used,
+                  ids);
+  } else {
+    // What was NaN stays the smallest.
+    const auto score = [=](std::int32_t id) {
+      return std::isinf(logits[id]) ? logits[id] : Sigmoid(logits[id]) + bias[id];
+    };
+    ChooseLargest(score, router.NumExperts(), router.num_used, ids);
+  }
+}
 
 /// weights[i] = exp(logit of ids[i]) as a share of the sum over the chosen, or over all experts.
 void Softmax(const RouterView& router, const float* logits, const std::int32_t* ids,
@@ -74,7 +90,7 @@ void Sigmoids(const RouterView& router, const float* logits, const std::int32_t*
 
 void RouteToken(const RouterView& router, float* logits, std::int32_t* ids, float* weights) {
   const bool has_nan = ReplaceNaN(logits, router.NumExperts());
-  ChooseLargest(logits, router.NumExperts(), router.num_used, ids);
+  Choose(router, logits, ids);
   if (has_nan) {
     std::fill_n(weights, router.num_used, std::numeric_limits<float>::quiet_NaN());
   } else if (router.rule == RouterRule::kSoftmax) {

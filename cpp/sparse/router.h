@@ -13,7 +13,7 @@ namespace powerinfer {
 /// values.py's RouterRule.
 enum class RouterRule : std::int32_t { kSoftmax, kSigmoid };
 
-/// Chooses the experts with the num_used largest logits; of equal ones those with lower ids.
+/// Chooses the experts with the num_used largest scores; of equal ones those with lower ids.
 struct RouterView {
   MatrixView matrix;            ///< [num_experts, hidden_size]
   const float* bias = nullptr;  ///< f32[num_experts] or null
@@ -21,6 +21,8 @@ struct RouterView {
   std::int64_t num_used = 0;
   /// The weights of the chosen are divided by their sum, a sum of sigmoids by at least 6.1e-5.
   bool is_normalized = false;
+  /// Null: scores are logits. Else f32[num_experts]: they are sigmoids of logits plus this.
+  const float* selection_bias = nullptr;
 
   std::int64_t NumExperts() const { return matrix.rows; }
 };

@@ -110,6 +110,18 @@ TEST_CASE("RouterShowsNaN") {
   REQUIRE(FixedRouter({kNaN, kNaN, 1}, 2).Run().ids == std::vector<std::int32_t>{0, 2});
 }
 
+TEST_CASE("RouterChoosesBySigmoidsPlusABias") {
+  FixedRouter router({4, 3, 2, 1}, 2);
+  router.view.rule = RouterRule::kSigmoid;
+  const std::vector<float> bias = {-1, 0, 0.5F, 0};
+  router.view.selection_bias = bias.data();
+  const Routed routed = router.Run();
+  REQUIRE(routed.ids == std::vector<std::int32_t>{1, 2});
+  const double first = 1.0 / (1.0 + std::exp(-3.0));
+  const double second = 1.0 / (1.0 + std::exp(-2.0));
+  REQUIRE(std::fabs(routed.weights[0] - first / (first + second)) < 1e-6);
+}
+
 TEST_CASE("RouterDividesSmallSigmoidsByALeastSum") {
   FixedRouter router({-20, -21, -22}, 2);
   router.view.rule = RouterRule::kSigmoid;

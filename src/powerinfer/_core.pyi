@@ -83,7 +83,13 @@ class StepRecord:
 
 class Router:
     def __init__(
-        self, matrix: Matrix, bias: Vector | None, rule: str, num_used: int, is_normalized: bool
+        self,
+        matrix: Matrix,
+        bias: Vector | None,
+        rule: str,
+        num_used: int,
+        is_normalized: bool,
+        selection_bias: Vector | None = None,
     ) -> None: ...
 
 class FFN:

@@ -187,6 +187,5 @@ def _native_router(router: Router[_core.Matrix, _core.Vector]) -> _core.Router:
             f"a router of {linear.matrix.rows} rows cannot choose {router.num_used} of "
             f"{router.num_experts} experts"
         )
-    return _core.Router(
-        linear.matrix, linear.bias, router.rule.value, router.num_used, router.is_normalized
-    )
+    rule = router.rule.value, router.num_used, router.is_normalized
+    return _core.Router(linear.matrix, linear.bias, *rule, router.selection_bias)
