@@ -12,6 +12,7 @@ void BindLinear(nanobind::module_& module);       ///< products
 void BindRecode(nanobind::module_& module);       ///< copies of matrices in other formats
 void BindLogits(nanobind::module_& module);       ///< what sampling asks of all logits
 void BindAttention(nanobind::module_& module);    ///< rotation, cache writes, attention
+void BindState(nanobind::module_& module);        ///< states of sequences, and their mixers
 void BindLazyExperts(nanobind::module_& module);  ///< matrices of experts
 void BindFFN(nanobind::module_& module);          ///< feed-forward blocks
 void BindFiring(nanobind::module_& module);       ///< blocks that report firing neurons

@@ -179,6 +179,19 @@ BatchHandle::BatchHandle(Array<const std::int32_t, 1> positions,
           CheckedMarks(marks_array, Size(positions_array, 0))};
 }
 
+void BatchHandle::SetStates(Array<const std::int32_t, 1> sources,
+                            Array<const std::int32_t, 1> targets) {
+  for (const auto* slots : {&sources, &targets}) {
+    if (Size(*slots, 0) == view.num_sequences) continue;
+    RaiseShapeError("a batch of " + std::to_string(view.num_sequences) + " sequences names " +
+                    std::to_string(Size(*slots, 0)) + " slots of states, must name one each");
+  }
+  sources_array = std::move(sources);
+  targets_array = std::move(targets);
+  view.state_sources = sources_array.data();
+  view.state_targets = targets_array.data();
+}
+
 void BindHandles(nb::module_& module) {
   nb::class_<TeamHandle>(module, "ThreadTeam")
       .def(nb::init<std::int32_t, const std::optional<std::string>&>(), "num_threads"_a,
@@ -212,7 +225,8 @@ void BindHandles(nb::module_& module) {
       .def(nb::init<Array<const std::int32_t, 1>, Array<const std::int32_t, 1>,
                     Array<const std::int32_t, 2>, RowMarks>(),
            "positions"_a.noconvert(), "sequences"_a.noconvert(), "block_tables"_a.noconvert(),
-           "is_prompt"_a.noconvert() = nb::none());
+           "is_prompt"_a.noconvert() = nb::none())
+      .def("set_states", &BatchHandle::SetStates, "sources"_a.noconvert(), "targets"_a.noconvert());
 }
 
 }  // namespace powerinfer

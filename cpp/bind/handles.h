@@ -125,11 +125,16 @@ struct BatchHandle {
   BatchHandle(Array<const std::int32_t, 1> positions, Array<const std::int32_t, 1> sequences,
               Array<const std::int32_t, 2> block_tables, RowMarks is_prompt);
 
+  /// Sets the slots of states that each sequence reads and writes. Raises ShapeError.
+  void SetStates(Array<const std::int32_t, 1> sources, Array<const std::int32_t, 1> targets);
+
   BatchView view;
   Array<const std::int32_t, 1> positions_array;
   Array<const std::int32_t, 1> sequences_array;
   Array<const std::int32_t, 2> tables_array;
   RowMarks marks_array;
+  Array<const std::int32_t, 1> sources_array;  // empty for models without state
+  Array<const std::int32_t, 1> targets_array;
 };
 
 /// Format by its lower-case name; raises ValueError.

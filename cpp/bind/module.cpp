@@ -38,6 +38,7 @@ NB_MODULE(_core, module) {
   powerinfer::BindRecode(module);
   powerinfer::BindLogits(module);
   powerinfer::BindAttention(module);
+  powerinfer::BindState(module);
   powerinfer::BindLazyExperts(module);
   powerinfer::BindPredictor(module);
   powerinfer::BindFFN(module);

@@ -69,6 +69,22 @@ using EncodeRowFn = bool (*)(const float* x, std::int64_t columns, std::uint8_t*
 using EncodeWeightedRowFn = bool (*)(const float* x, const float* weights, std::int64_t columns,
                                      std::uint8_t* row);
 
+/// One token of a head of the gated delta rule. Of each row of its state, with sums in an order
+/// that depends on key_dim alone: d = beta * (v - decay * row . k), row <- decay * row + d * k,
+/// out = row . q.
+struct DeltaStep {
+  const float* before = nullptr;  ///< f32[value_dim, key_dim]
+  float* after = nullptr;         ///< likewise; may be `before`
+  std::int64_t key_dim = 0;
+  std::int64_t value_dim = 0;
+  const float* q = nullptr;  ///< f32[key_dim]
+  const float* k = nullptr;  ///< f32[key_dim]
+  const float* v = nullptr;  ///< f32[value_dim]
+  float decay = 1.0F;
+  float beta = 0.0F;
+  float* out = nullptr;  ///< f32[value_dim]
+};
+
 struct KernelTable {
   std::string_view name;  ///< "portable", "avx2", "avxvnni", "avx512", "amx", "neon", "neoni8mm"
   DotRowsFn dot_rows[kNumFormats] = {};
@@ -132,6 +148,14 @@ struct KernelTable {
   /// scores[i] = cap * tanh(scale * scores[i] / cap), in place.
   void (*cap_scores)(float* scores, std::int64_t n, float scale, float cap) = nullptr;
   void (*f32_to_f16)(const float* x, std::int64_t n, std::uint16_t* out) = nullptr;
+
+  // Mixers with a state.
+  /// out[c] = sum over j < num_taps, in order, of weights[j * n + c] * inputs[j][c], c < n.
+  void (*convolve)(const float* const* inputs, const float* weights, std::int64_t num_taps,
+                   std::int64_t n, float* out) = nullptr;
+  void (*step_delta)(const DeltaStep& step) = nullptr;
+  /// x[i] *= sigmoid(g[i]), i < n.
+  void (*gate)(const float* g, std::int64_t n, float* x) = nullptr;
 
   /// True if prompt rows multiply whole matrices of this format in int8.
   bool UsesInt8Products(Format format) const { return int8.Takes(format) && !gemm.beats_int8; }

@@ -19,6 +19,9 @@ struct BatchView {
   std::int64_t num_sequences = 0;
   std::int64_t max_blocks = 0;
   const bool* is_prompt = nullptr;  // bool[num_tokens]; null: all are decode rows
+  // i32[num_sequences]; null for models without state
+  const std::int32_t* state_sources = nullptr;
+  const std::int32_t* state_targets = nullptr;
 
   RowKind Kind(std::int64_t token) const {
     return is_prompt != nullptr && is_prompt[token] ? RowKind::kPrompt : RowKind::kDecode;

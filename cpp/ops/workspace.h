@@ -32,8 +32,10 @@ enum class Scratch : std::int32_t {
   kExpertInput,           ///< f32[num_tokens of an expert, hidden_size]
   kExpertPredictorInput,  ///< likewise
   kExpertOutput,          ///< f32[pairs, hidden_size]
+  kConvolution,           ///< f32[num_tokens, channels]: input or output of a convolution
+  kStateHeads,            ///< per thread: q, k and z of a head
 };
-inline constexpr std::size_t kNumScratch = 22;
+inline constexpr std::size_t kNumScratch = 24;
 
 /// Growable buffers aligned to 64 bytes. Once an operation has run with its largest shape it
 /// allocates nothing. Not thread-safe: call it before a parallel region, never inside one.

@@ -61,6 +61,15 @@ class KVLayer:
     def nbytes(self) -> int: ...
     def copy_block(self, source: int, target: int) -> None: ...
 
+class StateLayer:
+    def __init__(self, num_slots: int, size: int) -> None: ...
+    @property
+    def num_slots(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
 class RopeTable:
     def __init__(self, cos: FloatArray, sin: FloatArray, is_interleaved: bool) -> None: ...
 
@@ -72,6 +81,7 @@ class Batch:
         block_tables: IntArray,
         is_prompt: BoolArray | None = None,
     ) -> None: ...
+    def set_states(self, sources: IntArray, targets: IntArray) -> None: ...
 
 class StepRecord:
     def __init__(self) -> None: ...
@@ -256,6 +266,29 @@ def attention(
     sinks: Vector | None = None,
     soft_cap: float = 0.0,
 ) -> None: ...
+def short_conv(
+    team: ThreadTeam,
+    x: FloatArray,
+    weight: Vector,
+    num_taps: int,
+    state: StateLayer,
+    batch: Batch,
+    out: FloatArray,
+) -> None: ...
+def delta_rule(
+    team: ThreadTeam,
+    mixed: FloatArray,
+    gate: FloatArray,
+    beta: FloatArray,
+    alpha: FloatArray,
+    vectors: tuple[Vector, Vector, Vector, Vector],
+    eps: float,
+    sizes: tuple[int, int, int, int, int],
+    state: StateLayer,
+    batch: Batch,
+    out: FloatArray,
+) -> None: ...
+def gate(team: ThreadTeam, x: FloatArray, g: FloatArray) -> None: ...
 def ffn(
     team: ThreadTeam,
     x: FloatArray,

@@ -35,7 +35,7 @@ NativeBackend: TypeAlias = Ops[
     _core.Matrix,
     _core.Vector,
     _core.KVLayer,
-    object,
+    _core.StateLayer,
 ]
 HybridBackend: TypeAlias = """Ops[
     HybridArray,

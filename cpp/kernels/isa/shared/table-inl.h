@@ -15,6 +15,7 @@
 #include "kernels/isa/shared/listed-inl.h"
 #include "kernels/isa/shared/sign-inl.h"
 #include "kernels/isa/shared/softmax-inl.h"
+#include "kernels/isa/shared/state-inl.h"
 #include "kernels/isa/shared/vector_ops-inl.h"
 #include "kernels/kernel_table.h"
 
@@ -279,6 +280,9 @@ KernelTable MakeTable(std::string_view name, const GemmKernel& gemm, std::string
   table.dot_listed = DotListed;
   table.add_listed = AddListed;
   table.f32_to_f16 = F32ToF16Row;
+  table.convolve = ConvolveRow;
+  table.step_delta = StepDelta;
+  table.gate = GateRow;
   return table;
 }
 

@@ -16,6 +16,7 @@ __all__ = [
     "NativeLinear",
     "NativeMatrix",
     "NativePredictor",
+    "NativeState",
     "NativeVector",
     "RopeHandles",
     "add_stats",
@@ -26,6 +27,7 @@ __all__ = [
 NativeMatrix: TypeAlias = _core.Matrix
 NativeVector: TypeAlias = _core.Vector
 NativeKV: TypeAlias = _core.KVLayer
+NativeState: TypeAlias = _core.StateLayer
 
 # Operands that hold them.
 NativeLinear: TypeAlias = Linear[NativeMatrix, NativeVector]
@@ -33,17 +35,28 @@ NativePredictor: TypeAlias = NeuronPredictor[NativeMatrix, NativeVector]
 NativeFFN: TypeAlias = FFN[NativeMatrix, NativeVector]
 
 
-@dataclass(slots=True)
+def new_batch(batch: Batch) -> _core.Batch:
+    """Create a handle of a batch."""
+    handle = _core.Batch(batch.positions, batch.sequences, batch.block_tables, batch.is_prompt)
+    if batch.state_sources is not None and batch.state_targets is not None:
+        handle.set_states(batch.state_sources, batch.state_targets)
+    return handle
+
+
 class CurrentBatch:
     """The batch that the layers of one step share, and its handle."""
 
-    batch: Batch | None = None
-    handle: _core.Batch | None = None
+    def __init__(self, batch: Batch | None = None, handle: _core.Batch | None = None) -> None:
+        """Start with a batch, if it is known."""
+        self._known = batch, handle  # replaced at once, since several threads may compute
 
-
-def new_batch(batch: Batch) -> _core.Batch:
-    """Create a handle of a batch."""
-    return _core.Batch(batch.positions, batch.sequences, batch.block_tables, batch.is_prompt)
+    def of(self, batch: Batch) -> _core.Batch:
+        """Return the handle of a batch, created at its first use."""
+        known, handle = self._known
+        if known is not batch or handle is None:
+            handle = new_batch(batch)
+            self._known = batch, handle
+        return handle
 
 
 @dataclass(slots=True)

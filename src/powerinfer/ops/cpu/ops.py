@@ -25,9 +25,8 @@ from powerinfer.ops.cpu.handles import (
     new_batch,
 )
 from powerinfer.ops.cpu.machine import start_team
+from powerinfer.ops.cpu.mixers import NativeMixers
 from powerinfer.ops.cpu.prefetch_settings import PrefetchSettings
-from powerinfer.ops.cpu.weights import NativeWeights
-from powerinfer.ops.mixer_ops import NoMixerOps
 from powerinfer.ops.protocol import (
     ActiveIds,
     FFNCounters,
@@ -46,7 +45,7 @@ MAX_RECORDED_TOKENS = 32
 MB per token at 7B. With more tokens Python's share of a step is small."""
 
 
-class NativeOps(NoMixerOps, NativeWeights):
+class NativeOps(NativeMixers):
     """`powerinfer.ops.protocol.Ops` on a team of threads; see there for shapes.
 
     Errors beyond the protocol's: TypeError for arrays of another dtype or not C-contiguous,
@@ -178,7 +177,7 @@ class NativeOps(NoMixerOps, NativeWeights):
         """Normalise and rotate q and k in place and write k and v."""
         table = None if rope is None else self._ropes.handle(rope)
         norms = None if head_norms is None else (head_norms.q, head_norms.k, head_norms.eps)
-        _core.rope_and_store(self._team, q, k, v, cache, self._batch(batch), table, norms)
+        _core.rope_and_store(self._team, q, k, v, cache, self._current.of(batch), table, norms)
 
     def new_kv_layers(
         self,
@@ -216,7 +215,7 @@ class NativeOps(NoMixerOps, NativeWeights):
     ) -> FloatArray:
         """Compute softmax attention over the cache, in fixed chunks of positions."""
         out = np.empty(q.shape, np.float32)
-        tokens, reach, cap = self._batch(batch), window or 0, soft_cap or 0.0
+        tokens, reach, cap = self._current.of(batch), window or 0, soft_cap or 0.0
         _core.attention(self._team, q, cache, tokens, scale, reach, out, sinks, cap)
         return out
 
@@ -346,7 +345,9 @@ class NativeOps(NoMixerOps, NativeWeights):
         if not record.calls.is_complete:
             return _run(x, batch, program)
         np.copyto(record.x, x)
-        add_stats(self.counters, record.calls.run(self._team, record.batch, self._batch(batch)))
+        add_stats(
+            self.counters, record.calls.run(self._team, record.batch, self._current.of(batch))
+        )
         return record.out.copy()
 
     def _record(
@@ -364,14 +365,6 @@ class NativeOps(NoMixerOps, NativeWeights):
             calls.end(self._team)
         self._records.keep(key, batch.num_tokens, StepRecord(calls, x, own, out))
         return out.copy()
-
-    def _batch(self, batch: Batch) -> _core.Batch:
-        current = self._current
-        if current.batch is batch and current.handle is not None:
-            return current.handle
-        handle = new_batch(batch)
-        self._current = CurrentBatch(batch, handle)
-        return handle
 
 
 def _run(x: FloatArray, batch: Batch, program: LayerProgram[FloatArray]) -> FloatArray:

@@ -1,0 +1,83 @@
+// Kernels of mixers with a state: convolution taps, steps of the delta rule, sigmoid gates.
+#pragma once
+
+#include <cstdint>
+
+#include "base/exp.h"
+#include "kernels/isa/shared/dot_float-inl.h"
+#include "kernels/kernel_table.h"
+
+namespace powerinfer::POWERINFER_ISA {
+namespace {
+
+/// out[c] = sum over j, in order, of weights[j * n + c] * inputs[j][c].
+void ConvolveRow(const float* const* inputs, const float* weights, std::int64_t num_taps,
+                 std::int64_t n, float* out) {
+  std::int64_t c = 0;
+  for (; c + kLanes <= n; c += kLanes) {
+    VecF sum = Mul(Load(weights + c), Load(inputs[0] + c));
+    for (std::int64_t j = 1; j < num_taps; ++j) {
+      sum = Fma(Load(weights + j * n + c), Load(inputs[j] + c), sum);
+    }
+    Store(out + c, sum);
+  }
+  for (; c < n; ++c) {
+    float sum = weights[c] * inputs[0][c];
+    for (std::int64_t j = 1; j < num_taps; ++j) sum += weights[j * n + c] * inputs[j][c];
+    out[c] = sum;
+  }
+}
+
+void GateRow(const float* g, std::int64_t n, float* x) {
+  for (std::int64_t i = 0; i < n; ++i) x[i] *= 1.0F / (1.0F + FastExp(-g[i]));
+}
+
+/// Rows [first, first + kRows) of a head. All have their first pass before any has its second, so
+/// that none waits for its sum; a row's sums do not depend on the others.
+template <int kRows>
+inline void StepDeltaRows(const DeltaStep& step, std::int64_t first) {
+  const std::int64_t n = step.key_dim;
+  const float* before = step.before + first * n;
+  float* after = step.after + first * n;
+  VecF sums[kRows];
+  for (VecF& sum : sums) sum = Zero();
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const VecF k = Load(step.k + i);
+    for (int r = 0; r < kRows; ++r) sums[r] = Fma(Load(before + r * n + i), k, sums[r]);
+  }
+  float deltas[kRows], tails[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    float sum = Sum(sums[r]);
+    for (std::int64_t t = i; t < n; ++t) sum += before[r * n + t] * step.k[t];
+    deltas[r] = step.beta * (step.v[first + r] - step.decay * sum);
+    tails[r] = 0.0F;
+    for (std::int64_t t = i; t < n; ++t) {
+      const float updated = step.decay * before[r * n + t] + deltas[r] * step.k[t];
+      after[r * n + t] = updated;
+      tails[r] += updated * step.q[t];
+    }
+    sums[r] = Zero();
+  }
+  const VecF decay = Broadcast(step.decay);
+  for (i = 0; i + kLanes <= n; i += kLanes) {
+    const VecF k = Load(step.k + i), q = Load(step.q + i);
+    for (int r = 0; r < kRows; ++r) {
+      const VecF decayed = Mul(decay, Load(before + r * n + i));
+      const VecF updated = Fma(Broadcast(deltas[r]), k, decayed);
+      Store(after + r * n + i, updated);
+      sums[r] = Fma(updated, q, sums[r]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) step.out[first + r] = Sum(sums[r]) + tails[r];
+}
+
+void StepDelta(const DeltaStep& step) {
+  constexpr int kRows = 4;  // with AVX2 their sums and factors leave registers for the operands
+  std::int64_t row = 0;
+  for (; row + kRows <= step.value_dim; row += kRows) StepDeltaRows<kRows>(step, row);
+  for (; row < step.value_dim; ++row) StepDeltaRows<1>(step, row);
+}
+
+}  // namespace
+}  // namespace powerinfer::POWERINFER_ISA

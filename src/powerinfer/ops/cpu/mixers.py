@@ -1,0 +1,59 @@
+"""Mixers with a state, and gates: a part of the native CPU backend."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from powerinfer import _core
+from powerinfer.ops.cpu.handles import CurrentBatch
+from powerinfer.ops.cpu.weights import NativeWeights
+from powerinfer.ops.operands import DeltaRule, ShortConv
+from powerinfer.values import Batch, FloatArray
+
+__all__ = ["NativeMixers"]
+
+
+class NativeMixers(NativeWeights):
+    """`powerinfer.ops.mixer_ops.MixerOps` on a team of threads; see there for shapes.
+
+    Errors beyond the protocol's: ValueError if the batch names no slots, if the tokens of a
+    sequence do not stand together, or if a slot that is written belongs to another sequence, too.
+    """
+
+    _current: CurrentBatch
+
+    def new_state_layers(self, sizes: Sequence[int], num_slots: int) -> list[_core.StateLayer]:
+        """Reserve addresses; a slot takes memory once it is written."""
+        return [_core.StateLayer(num_slots, size) for size in sizes]
+
+    def short_conv(
+        self, x: FloatArray, conv: ShortConv[_core.Vector], state: _core.StateLayer, batch: Batch
+    ) -> FloatArray:
+        """Convolve blocks of channels, each of one sequence."""
+        out = np.empty((len(x), x.shape[1] // 3), np.float32)
+        tokens = self._current.of(batch)
+        _core.short_conv(self._team, x, conv.weight, conv.num_taps, state, tokens, out)
+        return out
+
+    def delta_rule(
+        self,
+        mixed: FloatArray,
+        gate: FloatArray,
+        beta: FloatArray,
+        alpha: FloatArray,
+        rule: DeltaRule[_core.Vector],
+        state: _core.StateLayer,
+        batch: Batch,
+    ) -> FloatArray:
+        """Convolve blocks of channels, then run heads, each of one sequence."""
+        out = np.empty(gate.shape, np.float32)
+        vectors = rule.conv, rule.a, rule.dt_bias, rule.norm
+        heads = rule.num_key_heads, rule.num_value_heads
+        sizes = rule.num_taps, *heads, rule.key_dim, rule.value_dim
+        operands, tokens = (mixed, gate, beta, alpha), self._current.of(batch)
+        _core.delta_rule(self._team, *operands, vectors, rule.eps, sizes, state, tokens, out)
+        return out
+
+    def gate(self, x: FloatArray, g: FloatArray) -> None:
+        """Multiply x by sigmoid(g) in place."""
+        _core.gate(self._team, x, g)
