@@ -4,6 +4,7 @@ transformers' logits are stored, so the comparison runs without torch; where tor
 transformers is run again and must still give them.
 """
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from backends import BACKENDS, using
 from powerinfer.gguf import open_gguf
 from powerinfer.models import load_model
-from powerinfer.models.architecture import architecture_names
+from powerinfer.models.architecture import architecture_names, get_architecture, no_state
 from powerinfer.ops.reference.ops import ReferenceOps
 from tolerances import assert_close
 from transformers_cases import CASES, FOLDER, POSITIONS, TOKEN_IDS
@@ -23,6 +24,13 @@ SPARSITIES = [
     (name, sparsity)
     for name, case in CASES.items()
     for sparsity in (("off", "exact") if case.is_sparse else ("off",))
+]
+
+
+WITH_STATE = [
+    name
+    for name, case in CASES.items()
+    if get_architecture(case.architecture).state_mixers is not no_state
 ]
 
 
@@ -69,6 +77,25 @@ def test_logits_equal_transformers(
         got = model.forward(cache.batch([(0, case.token_ids, 0)], [is_prompt]), cache)
     got = got[case.positions]
     assert_close(got, goldens[name], "transformers")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", WITH_STATE)
+def test_decoding_after_a_prompt_equals_transformers(
+    name: str, backend: str, goldens: dict[str, npt.NDArray[np.float32]], tmp_path: Path
+) -> None:
+    """A state is handed on from step to step, and from part to part of a prompt."""
+    case = CASES[name]
+    cuts = [0, case.num_tokens // 4, case.num_tokens // 2]
+    cuts += range(max(cuts[-1], case.num_tokens - 10) + 1, case.num_tokens + 1)
+    with using(backend) as ops:
+        model = load_model(open_gguf(save(tmp_path / "m.gguf", case)), ops)
+        cache, rows = model.new_cache(), []
+        for number, (first, end) in enumerate(pairwise(cuts)):
+            part = case.token_ids[first:end]
+            if part:
+                rows.append(model.forward(cache.batch([(0, part, first)], [number < 2]), cache))
+    assert_close(np.concatenate(rows)[case.positions], goldens[name], "transformers")
 
 
 def test_activation_option_overrides_a_plain_file(

@@ -52,6 +52,8 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "olmoe": {"num_key_value_heads": 4},
     "granitemoe": {},
     "granitemoe-shared": {},
+    "lfm2": {},
+    "lfm2moe": {},
 }
 CONVERTED: dict[str, Case] = {
     name: replace(CASES[name], config=CASES[name].config | changes)

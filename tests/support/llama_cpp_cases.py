@@ -75,6 +75,11 @@ CASES = {name: _case("llama", name) for name in format_names()} | {
         "smallthinker", "f32", num_layers=5, metadata=_SMALLTHINKER_WINDOW
     ),
     "gpt-oss-f32": _case("gpt-oss", "f32", num_heads=8, metadata=_WHOLE_RAMP),
+    "lfm2-f32": _case("lfm2", "f32"),
+    "lfm2moe-f32": _case("lfm2moe", "f32"),
+    "lfm2-q4_0": _case("lfm2", "q4_0"),
+    "lfm2-q8_0": _case("lfm2", "q8_0"),
+    "lfm2-q4_k": _case("lfm2", "q4_k"),
     "mixtral-q4_0": _case("mixtral", "q4_0"),
     "mixtral-q8_0": _case("mixtral", "q8_0"),
     "qwen3moe-q4_k": _case("qwen3moe", "q4_k"),
