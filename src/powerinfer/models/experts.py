@@ -37,6 +37,8 @@ class ExpertRules:
         size_key: key of the number of neurons per expert, without the architecture's prefix.
         has_dense_layers: the first layers may have one FFN of their own size each.
         has_selection_bias: a bias may change which experts are chosen, but not their weights.
+        has_shared_gate: there is a shared expert, whose output is multiplied by the sigmoid of its
+            own gate.
     """
 
     rule: RouterRule = RouterRule.SOFTMAX
@@ -44,6 +46,7 @@ class ExpertRules:
     size_key: str = keys.INTERMEDIATE_SIZE
     has_dense_layers: bool = False
     has_selection_bias: bool = False
+    has_shared_gate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,7 @@ class ExpertsConfig:
         num_dense_layers: number of layers at the beginning that have one FFN each.
         dense_size: neurons of each of these.
         has_selection_bias: see `ExpertRules`.
+        has_shared_gate: see `ExpertRules`.
     """
 
     num_experts: int
@@ -66,6 +70,7 @@ class ExpertsConfig:
     num_dense_layers: int = 0
     dense_size: int = 0
     has_selection_bias: bool = False
+    has_shared_gate: bool = False
 
 
 def read_experts(metadata: Metadata, rules: ExpertRules | None) -> ExpertsConfig | None:
@@ -102,10 +107,13 @@ def read_experts(metadata: Metadata, rules: ExpertRules | None) -> ExpertsConfig
         metadata.integer(keys.NUM_USED_EXPERTS, high=num_experts),
         rule,
         is_normalized,
-        metadata.integer(keys.SHARED_EXPERT_SIZE, default=0, low=0, high=_MAX_SIZE),
+        metadata.integer(keys.SHARED_EXPERT_SIZE, high=_MAX_SIZE)
+        if rules.has_shared_gate
+        else metadata.integer(keys.SHARED_EXPERT_SIZE, default=0, low=0, high=_MAX_SIZE),
         num_dense,
         metadata.integer(keys.INTERMEDIATE_SIZE, high=_MAX_SIZE) if num_dense else 0,
         rules.has_selection_bias,
+        rules.has_shared_gate,
     )
 
 

@@ -319,10 +319,11 @@ def _bytes_of_ffn(ops: Backend, ffn: SomeFFN) -> int:
 
 
 def _always_read(ops: Backend, layer: LayerWeights) -> int:
-    """Bytes of a layer's router and shared expert, which every token reads."""
-    router = layer.ffn.router
+    """Bytes of a layer's routers and shared expert, which every token reads."""
+    blocks = (layer.ffn, layer.shared_ffn)
+    routers = [block.router.linear.matrix for block in blocks if block and block.router]
     shared = 0 if layer.shared_ffn is None else _bytes_of_ffn(ops, layer.shared_ffn)
-    return shared + (0 if router is None else ops.matrix_bytes(router.linear.matrix))
+    return shared + sum(map(ops.matrix_bytes, routers))
 
 
 def _kind(layer: LayerWeights) -> str:

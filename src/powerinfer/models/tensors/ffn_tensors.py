@@ -48,6 +48,8 @@ def find_ffn(block: Section, config: ModelConfig, number: int, *, is_gated: bool
     if experts.shared_size:
         shared = tuple(f"{name}{SHARED}" for name in (*names, "ffn_down"))
         _find_dense(block, shared, (experts.shared_size, hidden))
+    if experts.has_shared_gate:
+        _find_shared_gate(block, hidden)
 
 
 def _find_dense(block: Section, names: tuple[str, ...], shape: tuple[int, int]) -> None:
@@ -55,6 +57,16 @@ def _find_dense(block: Section, names: tuple[str, ...], shape: tuple[int, int]) 
     for name in names[:-1]:
         block.linear(name, shape)
     block.down(names[-1], (shape[1], shape[0]))
+
+
+def _find_shared_gate(block: Section, hidden: int) -> None:
+    """Add the gate of a shared expert, stored as a row or as a vector, as a row."""
+    name, row = f"{ROUTER}{SHARED}.weight", (1, hidden)
+    stored = block.lookup.file.tensors.get(block.prefix + name)
+    is_vector = stored is not None and len(stored.shape) == 1
+    block.need(name, (hidden,) if is_vector else row)
+    if name in block.tensors:
+        block.tensors[name] = replace(block.tensors[name], shape=row)
 
 
 def _find_merged(block: Section, config: ModelConfig, names: tuple[str, ...]) -> None:

@@ -9,9 +9,12 @@ from powerinfer.models.experts import SELECTION_BIAS, ExpertsConfig
 from powerinfer.models.tensors.ffn_tensors import ROUTER, SHARED
 from powerinfer.models.tensors.preparer import Preparer
 from powerinfer.ops.backend import Matrix, SomeFFN, SomeLinear, Vector
-from powerinfer.ops.protocol import FFN, MatrixUse, Router
+from powerinfer.ops.protocol import FFN, MatrixUse, Router, RouterRule
 
 __all__ = ["prepare_ffn"]
+
+# A shared expert with a gate is a mixture of one, weighted by the sigmoid of its only logit.
+_GATED = ExpertsConfig(1, 1, RouterRule.SIGMOID, is_normalized=False)
 
 
 def prepare_ffn(
@@ -22,7 +25,7 @@ def prepare_ffn(
     skips_neurons: bool,
     is_shared: bool = False,
 ) -> SomeFFN:
-    """Prepare a dense block or one of experts, or the shared expert, which is dense.
+    """Prepare a dense block or one of experts, or the shared expert: dense unless it has a gate.
 
     Args:
         skips_neurons: prepare it so that neurons can be skipped.
@@ -50,7 +53,11 @@ def prepare_ffn(
         bias = tensors.get(f"{own}.bias")
         return prepare.expert_linear(weights, bias, use) if weights else None
 
-    router = None if experts is None else _router(prepare, tensors, experts)
+    router = None
+    if experts is not None:
+        router = _router(prepare, tensors, ROUTER, experts)
+    elif f"{ROUTER}{suffix}.weight" in tensors:
+        router = _router(prepare, tensors, f"{ROUTER}{suffix}", _GATED)
     gate, up = linear("ffn_gate", use), linear("ffn_up", use)
     down = linear("ffn_down", down_use, "_t" if is_down_transposed else "")
     if up is None or down is None:
@@ -70,19 +77,19 @@ def prepare_ffn(
 
 
 def _router(
-    prepare: Preparer, tensors: dict[str, Tensor], experts: ExpertsConfig
+    prepare: Preparer, tensors: dict[str, Tensor], name: str, experts: ExpertsConfig
 ) -> Router[Matrix, Vector]:
     """Prepare a router. A damaged one would misroute tokens, so it must be finite."""
-    for name in (f"{ROUTER}.weight", f"{ROUTER}.bias", SELECTION_BIAS):
-        tensor = tensors.get(name)
+    for stored in (f"{name}.weight", f"{name}.bias", SELECTION_BIAS):
+        tensor = tensors.get(stored)
         if tensor is not None and not np.isfinite(tensor.decode()).all():
             raise GGUFError(
                 f"{tensor.file}: tensor {tensor.name} of a router holds NaN or infinity; expected "
                 "finite numbers: the file is damaged"
             )
-    bias = tensors.get(SELECTION_BIAS)
+    bias = tensors.get(SELECTION_BIAS) if experts.has_selection_bias else None
     return Router(
-        prepare.linear(tensors, ROUTER),
+        prepare.linear(tensors, name),
         experts.num_experts,
         experts.num_used,
         experts.rule,
