@@ -173,6 +173,6 @@ def test_bf16_to_f16_in_every_bit(tmp_path: Path) -> None:
     values = (bits.astype(np.uint32) << 16).view(np.float32)
     bits = BF16(bits[np.abs(values) < 65520]).bits
     source = CheckpointTensor("w", "bf16", bits, bits.shape, tmp_path)
-    got = encoded((Piece(source, bits), bits, None), "f16", adds_one=False)
+    got = encoded((Piece(source, bits), bits, None), "f16")
     expected = (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float16)
     np.testing.assert_array_equal(got, expected.view(np.uint8))

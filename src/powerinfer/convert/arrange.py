@@ -1,6 +1,6 @@
 """Arrangement of a checkpoint's tensors as those of a model file, as views without copies."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -11,10 +11,12 @@ from powerinfer.convert.checkpoint import CheckpointTensor
 from powerinfer.convert.naming import Place
 from powerinfer.errors import CheckpointError
 from powerinfer.models import Architecture
+from powerinfer.values import FloatArray
 
-__all__ = ["Heads", "Piece", "Target", "arrange", "mxfp4", "stacked"]
+__all__ = ["Change", "Heads", "Piece", "Target", "arrange", "mxfp4", "stacked"]
 
 Array: TypeAlias = npt.NDArray[np.generic]
+Change: TypeAlias = Callable[[FloatArray], FloatArray]
 
 _MXFP4_BLOCK = 32
 _MXFP4_BYTES = 16
@@ -47,12 +49,16 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """A tensor to write: the numbers of its pieces in C order, concatenated."""
+    """A tensor to write: the numbers of its pieces in C order, concatenated.
+
+    Attributes:
+        change: function of the numbers, one by one; None writes them as they are.
+    """
 
     name: str
     shape: tuple[int, ...]
     pieces: tuple[Piece, ...]
-    adds_one: bool = False
+    change: Change | None = None
 
     @property
     def is_mxfp4(self) -> bool:
@@ -117,8 +123,11 @@ def arrange(
                 yield _transposed(renamed) if kind == "weight" else renamed
             elif own in _KERNELS and len(part.shape) == 3:
                 yield _squeezed(part)
-            elif own.endswith(("norm", "norm_2")) and kind == "weight":
-                yield replace(part, adds_one=rules.adds_one_to_norms)
+            elif own == "ssm_a":
+                # Files have the factor of the time step, under a name without a part.
+                yield replace(part, name=module, change=_negative_exp)
+            elif own.endswith(("norm", "norm_2")) and kind == "weight" and own != "ssm_norm":
+                yield replace(part, change=_plus_one if rules.adds_one_to_norms else None)
             else:
                 yield part
 
@@ -166,6 +175,15 @@ def _squeezed(target: Target) -> Target:
         return target
     pieces = tuple(replace(each, values=each.values[:, 0]) for each in target.pieces)
     return replace(target, shape=(target.shape[0], target.shape[2]), pieces=pieces)
+
+
+def _plus_one(values: FloatArray) -> FloatArray:
+    return values + np.float32(1.0)
+
+
+def _negative_exp(values: FloatArray) -> FloatArray:
+    with np.errstate(over="ignore"):  # the result is checked
+        return -np.exp(values)
 
 
 def _interleaved(target: Target, head_dim: int) -> Target:

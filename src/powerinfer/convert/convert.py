@@ -109,7 +109,7 @@ def _in_order(target: Target, format_name: str, pool: ThreadPoolExecutor) -> Ite
     """Yield the encoded steps of a tensor, encoding some ahead of the writer."""
     waiting: deque[Future[ByteArray]] = deque()
     for step in steps(target):
-        waiting.append(pool.submit(encoded, step, format_name, adds_one=target.adds_one))
+        waiting.append(pool.submit(encoded, step, format_name, target.shape[-1], target.change))
         if len(waiting) > _AHEAD:
             yield waiting.popleft().result()
     while waiting:

@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from powerinfer.convert.arrange import Array, Piece, Target
+from powerinfer.convert.arrange import Array, Change, Piece, Target
 from powerinfer.errors import NumericsError
 from powerinfer.ops.cpu.encode import encode_rows
 from powerinfer.quant import get_format
@@ -44,11 +44,15 @@ def steps(target: Target) -> Iterator[Step]:
                 yield piece, piece.values[rows], piece.scales[rows]
 
 
-def encoded(step: Step, format_name: str, *, adds_one: bool) -> ByteArray:
+def encoded(
+    step: Step, format_name: str, row_length: int | None = None, change: Change | None = None
+) -> ByteArray:
     """Encode the numbers of a step: u8[num_bytes].
 
     Args:
         format_name: `f32`, `f16`, `bf16`, a block format; `mxfp4` for MXFP4 blocks only.
+        row_length: numbers in a row of the tensor; None for the last axis of the step.
+        change: see `Target.change`.
 
     Raises:
         NumericsError: NaN, infinity, or a number outside the format's range; the message names
@@ -60,12 +64,13 @@ def encoded(step: Step, format_name: str, *, adds_one: bool) -> ByteArray:
     source = piece.source.format
     array = _contiguous(values)
     _check_finite(array, source, piece)
-    if adds_one or source == "f64":
+    if change is not None or source == "f64":
         numbers = _as_f32(array, source)
-        array, source = numbers + np.float32(1.0) if adds_one else numbers, "f32"
+        array, source = numbers if change is None else change(numbers), "f32"
+        _check_finite(array, source, piece)
     if source == format_name:
         return _as_bytes(array)
-    row_length = array.shape[-1]
+    row_length = row_length or array.shape[-1]
     rows = array.reshape(-1, row_length).view(np.uint8)
     try:
         # The steps of a tensor are encoded at the same time, by a thread each.

@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from powerinfer.convert.arrange import Heads, Piece, Target, arrange, mxfp4, stacked
 from powerinfer.convert.checkpoint import Checkpoint, CheckpointTensor
 from powerinfer.convert.checkpoint.tensor import STORAGE
 from powerinfer.convert.naming import Names, Place, is_ignored
+from powerinfer.convert.value_heads import ValueHeads, with_tiled_heads
 from powerinfer.errors import CheckpointError, UnsupportedError
 from powerinfer.gguf import keys
 from powerinfer.models import Architecture
@@ -38,13 +40,16 @@ def model_tensors(
             found.append(_of_blocks(place, tensors, places))
         elif place.part != "scales":
             found.append(stacked(place, tensors, num_experts))
-    heads = Heads(
-        *(
-            _size(metadata, architecture, key)
-            for key in (keys.NUM_HEADS, keys.NUM_KV_HEADS, keys.HEAD_DIM)
-        )
-    )
+    size = partial(_size, metadata, architecture)
+    heads = Heads(size(keys.NUM_HEADS), size(keys.NUM_KV_HEADS), size(keys.HEAD_DIM))
     arranged = arrange(found, architecture, heads, is_down_transposed=is_down_transposed)
+    if architecture.checkpoint.has_value_groups:
+        num_heads = size(keys.SSM_TIME_STEP_RANK)
+        value_dim = size(keys.SSM_INNER_SIZE) // num_heads
+        own = ValueHeads(
+            size(keys.SSM_GROUP_COUNT), num_heads, size(keys.SSM_STATE_SIZE), value_dim
+        )
+        arranged = (with_tiled_heads(target, own) for target in arranged)
     targets = [*arranged, *_divisors(checkpoint, config, architecture, heads.head_dim)]
     return sorted(targets, key=_order)
 
@@ -56,7 +61,7 @@ def _places(
     names = Names(architecture)
     found: dict[Place, dict[int | None, CheckpointTensor]] = {}
     for tensor in checkpoint.tensors.values():
-        if is_ignored(tensor.name):
+        if is_ignored(tensor.name, architecture):
             continue
         place = names.place(tensor.name)
         if place is None:

@@ -18,6 +18,9 @@ _PARTS = {
     "": "weight",
 }
 _OUTER_MODULES = ("model.", "transformer.")
+# Suffixes of parameters of linear attention that are not part of a module.
+_PARAMETERS = {"A_log": "", "dt": "_bias"}
+_TEXT_MODEL = "model.language_model."
 # Computed from the configuration, but saved by some versions of some programs.
 _IGNORED = (".rotary_emb.inv_freq", ".masked_bias", "decoder.version")
 # Names that third-party code uses for TurboSparse-Mistral.
@@ -52,6 +55,8 @@ class Names:
             for name in self._theirs[ours]:
                 # Some checkpoints were saved from the inner model.
                 names = {name, *(name.removeprefix(outer) for outer in _OUTER_MODULES)}
+                if architecture.checkpoint.multimodal_types:
+                    names.add(name.replace("model.", _TEXT_MODEL, 1))
                 self._ours.update(dict.fromkeys(names, ours))
 
     def place(self, name: str) -> Place | None:
@@ -73,6 +78,8 @@ class Names:
     def in_checkpoint(self, name: str) -> str:
         """Checkpoint name of a model file's tensor, for messages."""
         module, _, part = name.rpartition(".")
+        if part == "ssm_a":  # without a part
+            module = name
         layer = re.match(r"blk\.(\d+)\.", module)
         template = re.sub(r"^blk\.\d+\.", "blk.{layer}.", module).removesuffix("_t")
         fused = re.sub(r"ffn_(gate|up)(?=_|$)", "ffn_gate_up", template)
@@ -82,9 +89,10 @@ class Names:
             return name
         is_parameter = theirs[0].endswith(("_proj", "sinks")) and "experts." in theirs[0]
         suffix = "" if is_parameter else f".{part}"
+        suffix = _PARAMETERS.get(theirs[0].rpartition(".")[2], suffix)
         return theirs[0].replace("{layer}", layer[1] if layer else "") + suffix
 
 
-def is_ignored(name: str) -> bool:
-    """Return whether a tensor is redundant with the configuration."""
-    return name.endswith(_IGNORED)
+def is_ignored(name: str, architecture: Architecture) -> bool:
+    """Return whether a tensor is redundant with the configuration or left out by the family."""
+    return name.endswith(_IGNORED) or name.startswith(architecture.checkpoint.left_out)

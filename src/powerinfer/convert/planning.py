@@ -33,7 +33,7 @@ from powerinfer.models.checkpoints.metadata import (
     model_metadata,
     named_for,
 )
-from powerinfer.models.tensors.ffn_tensors import ROUTER
+from powerinfer.models.tensors.ffn_tensors import ROUTER, SHARED
 from powerinfer.quant import get_format
 from powerinfer.values import Activation
 
@@ -44,8 +44,8 @@ OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0")
 _FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}
 _COMMIT = re.compile("[0-9a-f]{40}")
 _QUANTIZATION_VERSION = 2
-# Routers, and kernels of convolutions.
-_PLAIN = (ROUTER, "shortconv.conv", "ssm_conv1d")
+# Routers, gates, kernels of convolutions, and what decides about the state of a sequence.
+_PLAIN = (ROUTER, ROUTER + SHARED, "shortconv.conv", "ssm_conv1d", "ssm_alpha", "ssm_beta")
 _PREDICTORS = (".fc1.weight", ".fc2.weight")
 
 

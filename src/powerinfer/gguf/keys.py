@@ -50,6 +50,8 @@ RESIDUAL_SCALE: Final = "residual_scale"
 LOGIT_SCALE: Final = "logit_scale"
 LOGIT_SOFT_CAP: Final = "final_logit_softcapping"
 ROPE_DIMENSION_COUNT: Final = "rope.dimension_count"
+# Dimensions that rotate by the time, row and column of a token; alike in text
+ROPE_DIMENSION_SECTIONS: Final = "rope.dimension_sections"
 ROPE_FREQUENCY_BASE: Final = "rope.freq_base"
 ROPE_FREQUENCY_BASE_SWA: Final = "rope.freq_base_swa"
 ROPE_SCALING_TYPE: Final = "rope.scaling.type"
@@ -60,6 +62,17 @@ ROPE_YARN_EXTRAPOLATION: Final = "rope.scaling.yarn_ext_factor"
 ROPE_YARN_BETA_FAST: Final = "rope.scaling.yarn_beta_fast"
 ROPE_YARN_BETA_SLOW: Final = "rope.scaling.yarn_beta_slow"
 ROPE_SCALE_LINEAR: Final = "rope.scale_linear"
+# Blocks at the end, included in `block_count`, that predict further tokens
+NUM_NEXTN_LAYERS: Final = "nextn_predict_layers"
+# Layers with recurrent mixers: all but each `full_attention_interval`-th, or one flag per layer
+FULL_ATTENTION_INTERVAL: Final = "full_attention_interval"
+RECURRENT_LAYERS: Final = "attention.recurrent_layers"
+# Gated delta rule: taps of the convolution, width of a head, key heads, value heads, all the width
+SSM_CONV_KERNEL: Final = "ssm.conv_kernel"
+SSM_STATE_SIZE: Final = "ssm.state_size"
+SSM_GROUP_COUNT: Final = "ssm.group_count"
+SSM_TIME_STEP_RANK: Final = "ssm.time_step_rank"
+SSM_INNER_SIZE: Final = "ssm.inner_size"
 
 # Ours (contracts: metadata keys), legal under either magic
 FFN_ACTIVATION: Final = "powerinfer.ffn_activation"

@@ -148,7 +148,7 @@ def _predictor(target: Target) -> StoredTensor:
 def _encoded(target: Target) -> Iterator[ByteArray]:
     for step in steps(target):
         try:
-            yield encoded(step, _FORMAT, adds_one=False)
+            yield encoded(step, _FORMAT)
         except NumericsError as error:
             # The error's remedy is another format, which the original does not support.
             raise NumericsError(error.message) from None

@@ -33,9 +33,10 @@ def architecture_of_checkpoint(config: CheckpointConfig) -> Architecture:
     known: list[str] = []
     for name in architecture_names():
         architecture = get_architecture(name)
-        if model_type in architecture.checkpoint.model_types:
+        rules = architecture.checkpoint
+        if model_type in (*rules.model_types, *rules.multimodal_types):
             return architecture
-        known += architecture.checkpoint.model_types
+        known += [*rules.model_types, *rules.multimodal_types]
     where = f"{config.path}: model_type"
     raise _plugins.unsupported(where, model_type, tuple(sorted(known)))
 
@@ -67,8 +68,12 @@ def model_metadata(config: CheckpointConfig, architecture: Architecture) -> dict
 
 
 def named_for(config: CheckpointConfig, architecture: Architecture) -> CheckpointConfig:
-    """Copy a configuration with the names of a family."""
-    return replace(config, names=architecture.checkpoint.config_names)
+    """Copy a configuration with the names of a family; of a multimodal one, the text model's."""
+    rules = architecture.checkpoint
+    if config.string("model_type") in rules.multimodal_types:
+        # The text model's own values count.
+        config = replace(config, values={**config.values, **config.part("text_config").values})
+    return replace(config, names=rules.config_names)
 
 
 def checkpoint_activation(config: CheckpointConfig, architecture: Architecture) -> Activation:

@@ -42,12 +42,17 @@ class CheckpointRules:
 
     Attributes:
         model_types: values of `model_type` in `config.json`.
+        multimodal_types: the same of models of more than text, whose configuration has the text
+            model's in `text_config`; `model.` begins with `model.language_model.` there.
+        left_out: beginnings of the names of tensors that are not converted.
         config_names: Llama's names of configuration values to the family's.
         is_tied: default: the output head is the embedding.
         rotary_share: default share of a head that rotates.
         adds_one_to_norms: norms multiply by one plus the weight; GGUF files hold the sum.
         is_qkv_grouped: rows of a fused `attn_qkv` come in groups, one per key head: its queries,
             the key, the value.
+        has_value_groups: value heads of linear attention come in groups, one per key head; files
+            have the first of each group, then the second of each.
         expert_matrices: layout of experts in one tensor.
         windows: returns a window flag per layer; None for no windows.
         metadata: returns the family's own keys without its prefix (`!` marks keys without one), and
@@ -55,6 +60,8 @@ class CheckpointRules:
     """
 
     model_types: tuple[str, ...]
+    multimodal_types: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     config_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     activations: Mapping[str, ActivationKind] = field(default_factory=lambda: ACTIVATIONS)
     hidden_act: str | None = None
@@ -64,6 +71,7 @@ class CheckpointRules:
     context_length: int | None = None
     adds_one_to_norms: bool = False
     is_qkv_grouped: bool = False
+    has_value_groups: bool = False
     expert_matrices: ExpertMatrices = ExpertMatrices()
     windows: Callable[[CheckpointConfig], list[bool] | None] = lambda _: None
     metadata: Callable[[CheckpointConfig], dict[str, object]] = lambda _: {}
