@@ -5,9 +5,10 @@ mixtures (``_S`` and ``_M``) so do value projections and down projections of som
 and last eighth of the layers and every third in between. Rows that are not whole blocks get a
 format of smaller blocks, or F16.
 
-Three differences from llama.cpp: predictors are Q8_0 with any quantized format but Q4_0,
-``ffn_down_t`` counts as a down projection, and quantized tensors are kept unless the new format
-takes fewer bits or has plain numbers.
+Four differences from llama.cpp: predictors are Q8_0 with any quantized format but Q4_0,
+``ffn_down_t`` counts as a down projection, quantized tensors are kept unless the new format takes
+fewer bits or has plain numbers, and ``ssm_alpha`` and ``ssm_beta`` are kept: they are small, and
+what they decide stays in the state of a sequence.
 """
 
 import re
@@ -35,6 +36,8 @@ _DELICATE = (
     "token_types.weight",
     "attn_rel_b.weight",
     "ssm_conv1d",
+    "ssm_alpha.weight",
+    "ssm_beta.weight",
     "shortconv.conv.weight",
 )
 # Replacements for rows that are not whole blocks of 256.
