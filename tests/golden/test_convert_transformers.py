@@ -20,6 +20,9 @@ from transformers_cases import CASES, FOLDER, Case
 
 FloatArray = npt.NDArray[np.float32]
 
+# Tensors of several dimensions that are always F32.
+KEPT = ("bias", "gate_inp", "shortconv.conv", "ssm_alpha", "ssm_beta", "ssm_conv1d")
+
 # The longest prompts differ from the others in nothing that is converted.
 CONVERTED = [name for name in CASES if not name.endswith("600-tokens")]
 
@@ -89,8 +92,7 @@ def test_bf16_is_copied(name: str, tmp_path: Path) -> None:
     short, wide = files
     assert {tensor.format for tensor in wide.tensors.values()} == {"f32"}
     for key, tensor in short.tensors.items():
-        is_kept = any(part in key for part in ("bias", "gate_inp", "shortconv.conv"))
-        is_matrix = len(tensor.shape) > 1 and not is_kept
+        is_matrix = len(tensor.shape) > 1 and not any(part in key for part in KEPT)
         assert tensor.format == ("bf16" if is_matrix else "f32")
         np.testing.assert_array_equal(tensor.decode(), wide.tensors[key].decode())
 

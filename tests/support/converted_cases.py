@@ -15,6 +15,8 @@ MODEL_TYPES = {
     "GptOss": "gpt_oss",
     "Lfm2Moe": "lfm2_moe",
     "Qwen3Moe": "qwen3_moe",
+    "Qwen3_5": "qwen3_5_text",
+    "Qwen3_5Moe": "qwen3_5_moe_text",
 }
 
 

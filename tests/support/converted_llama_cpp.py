@@ -9,10 +9,14 @@ from checkpoint_files import write_checkpoint
 from converted_cases import save_without_torch
 from powerinfer.convert import planning
 from powerinfer.convert.convert import convert
+from powerinfer.convert.quantize.file_types import find_file_type
+from powerinfer.convert.quantize.plan import QuantizeOptions
+from powerinfer.convert.quantize.quantize import quantize
+from powerinfer.gguf import open_gguf
 from smallthinker_checkpoint import smallthinker_config, smallthinker_state
 from transformers_cases import CASES, TOKEN_IDS, Case
 
-__all__ = ["NAMES", "POSITIONS", "token_ids", "write_converted"]
+__all__ = ["NAMES", "POSITIONS", "QUANTIZED", "token_ids", "write_converted"]
 
 POSITIONS = (0, 9, 19)
 
@@ -54,10 +58,41 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "granitemoe-shared": {},
     "lfm2": {},
     "lfm2moe": {},
+    "qwen35": {},
+    "qwen35-equal-heads": {},
+    "qwen35moe": {},
 }
+# Rows of whole blocks of 256, and few roundings.
+_WIDE = {
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "head_dim": 64,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+}
+# All experts are chosen, as in llama_cpp_cases.py.
+_WIDE_EXPERTS = _WIDE | {
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 256,
+    "shared_expert_intermediate_size": 256,
+}
+QUANTIZED = {
+    "qwen35-wide-Q4_0": "Q4_0",
+    "qwen35-wide-Q8_0": "Q8_0",
+    "qwen35-wide-Q4_K_M": "Q4_K_M",
+    "qwen35moe-wide-Q4_K_S": "Q4_K_S",
+}
+"""Models that are quantized after they were converted, and the type."""
 CONVERTED: dict[str, Case] = {
     name: replace(CASES[name], config=CASES[name].config | changes)
     for name, changes in _CHANGES.items()
+} | {
+    name: replace(CASES[base], config=CASES[base].config | changes)
+    for name in QUANTIZED
+    for base, changes in (("qwen35moe", _WIDE_EXPERTS) if "moe" in name else ("qwen35", _WIDE),)
 }
 """Models by name: every family that llama.cpp knows, with activations that it runs."""
 
@@ -81,7 +116,10 @@ def write_converted(folder: Path, name: str) -> Path:
         mock.patch.object(planning, "check_tokenizer", lambda _folder, _metadata: None),
     ):
         convert(checkpoint, path, is_plain=True)
-    return path
+    if name not in QUANTIZED:
+        return path
+    options = QuantizeOptions(find_file_type(QUANTIZED[name]), threads=1)
+    return quantize(open_gguf(path), folder / f"{name}-quantized.gguf", options).path
 
 
 def _save(folder: Path, name: str) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tiny_models import TINY_MODELS, TinyModel, wide
 
-__all__ = ["CASES", "GOLDEN", "IMPORTANCE_CASES", "TYPES", "compact"]
+__all__ = ["CASES", "GOLDEN", "IMPORTANCE_CASES", "KEPT", "TYPES", "compact"]
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "llama_cpp" / "quantized_types.json"
 
@@ -60,8 +60,13 @@ CASES = {
     "qwen3moe": _deep("qwen3moe", 8),
     "granitemoe-shared": _deep("granitemoe-shared", 3),
     "gemma3": _deep("gemma3", 8),
+    "qwen35": _deep("qwen35", 9),
+    "qwen35moe": _deep("qwen35moe", 9),
 }
 """Models by name, as llama.cpp opens them."""
+
+KEPT = ("ssm_alpha.weight", "ssm_beta.weight")
+"""Tensors that llama.cpp quantizes and we do not."""
 
 IMPORTANCE_CASES = ("llama", "mixtral-8")
 """Those that are quantized with an importance matrix too."""

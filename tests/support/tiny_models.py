@@ -59,6 +59,10 @@ class TinyModel:
         num_dense_layers: layers before those with experts.
         conv_layers: layers with a short convolution instead of attention.
         final_norm: name of the norm before the head.
+        has_shared_gate: of the shared expert's output.
+        delta_rule: key heads, value heads and the width of both in layers with a delta rule; None
+            for attention in all layers. Attention has gates then.
+        attention_interval: of these layers, each that often has attention instead.
     """
 
     architecture: str
@@ -99,6 +103,13 @@ class TinyModel:
     num_dense_layers: int = 0
     conv_layers: tuple[int, ...] = ()
     final_norm: str = "output_norm"
+    has_shared_gate: bool = False
+    delta_rule: tuple[int, int, int] | None = None
+    attention_interval: int = 2
+
+    def is_recurrent(self, layer: int) -> bool:
+        """Whether a layer has a delta rule."""
+        return self.delta_rule is not None and (layer + 1) % self.attention_interval != 0
 
 
 _FALCON = TinyModel(
@@ -170,6 +181,22 @@ _GPT_OSS = TinyModel(
         "rope.scaling.factor": 4.0,
         "rope.scaling.original_context_length": 40,
     },
+)
+_QWEN35 = TinyModel(
+    "qwen35",
+    num_layers=3,
+    head_dim=16,
+    has_head_norms=True,
+    norms=("attn_norm", "post_attention_norm"),
+    delta_rule=(2, 4, 8),
+    metadata={"rope.dimension_count": 4},
+)
+_QWEN35_MOE = replace(
+    _QWEN35,
+    architecture="qwen35moe",
+    num_experts=6,
+    shared_size=24,
+    has_shared_gate=True,
 )
 
 
@@ -263,6 +290,15 @@ TINY_MODELS = {
         },
     ),
     "gpt-oss": _GPT_OSS,
+    "qwen35": _QWEN35,
+    "qwen35-equal-heads": replace(
+        _QWEN35, delta_rule=(3, 3, 8), num_kv_heads=4, is_tied=True, attention_interval=3
+    ),
+    "qwen35-relu": replace(_QWEN35, activation="relu", is_down_transposed=True),
+    "qwen35moe": _QWEN35_MOE,
+    "qwen35moe-fused": replace(
+        _QWEN35_MOE, expert_layout="fused", num_layers=2, delta_rule=(1, 3, 8)
+    ),
     "gemma3": _GEMMA3,
     "gemma3-capped": replace(
         _GEMMA3,
@@ -310,6 +346,7 @@ def wide(model: TinyModel, format_name: str = "f32") -> TinyModel:
         head_dim=64,
         vocab_size=512,
         format=format_name,
+        delta_rule=(2, 4, 64) if model.delta_rule else None,
     )
 
 
@@ -373,6 +410,8 @@ def _metadata(model: TinyModel) -> dict[str, Any]:
         sizes["expert_used_count"] = model.num_used_experts
         sizes["expert_feed_forward_length"] = model.intermediate_size
         sizes["expert_shared_feed_forward_length"] = model.shared_size
+    if model.delta_rule is not None:
+        sizes |= _delta_rule_keys(*model.delta_rule, model.attention_interval)
     if model.has_norm_biases:
         sizes["attention.layer_norm_epsilon"] = sizes.pop("attention.layer_norm_rms_epsilon")
     if model.has_positions:
@@ -384,6 +423,21 @@ def _metadata(model: TinyModel) -> dict[str, Any]:
     if model.is_post_norm:
         metadata["powerinfer.post_norm"] = True
     return metadata | (_vocabulary(model) if model.has_vocabulary else _no_vocabulary())
+
+
+def _delta_rule_keys(
+    num_key_heads: int, num_value_heads: int, width: int, interval: int
+) -> dict[str, Any]:
+    return {
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "full_attention_interval": interval,
+        "rope.dimension_sections": np.array([11, 11, 10, 0], np.int32),
+        "ssm.conv_kernel": 4,
+        "ssm.state_size": width,
+        "ssm.group_count": num_key_heads,
+        "ssm.time_step_rank": num_value_heads,
+        "ssm.inner_size": num_value_heads * width,
+    }
 
 
 def _no_vocabulary() -> dict[str, Any]:
@@ -435,7 +489,10 @@ def _layer_tensors(model: TinyModel, layer: int) -> Iterator[tuple[str, tuple[in
     """Name without the block's prefix, shape, format."""
     hidden = model.hidden_size
     yield from _norm(model, model.norms[0])
-    yield from _conv(model) if layer in model.conv_layers else _attention(model)
+    if model.is_recurrent(layer):
+        yield from _delta_rule(model)
+    else:
+        yield from _conv(model) if layer in model.conv_layers else _attention(model)
     for norm in model.norms[1:]:
         yield from _norm(model, norm)
     yield from _ffn(model, layer)
@@ -470,12 +527,28 @@ def _attention(model: TinyModel) -> Iterator[tuple[str, tuple[int, ...], str]]:
     yield from _linear(model, "attn_output", (hidden, q_size))
 
 
+def _delta_rule(model: TinyModel) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    key_heads, value_heads, width = model.delta_rule or (0, 0, 0)
+    hidden, inner = model.hidden_size, value_heads * width
+    channels = 2 * key_heads * width + inner
+    yield from _linear(model, "attn_qkv", (channels, hidden))
+    yield from _linear(model, "attn_gate", (inner, hidden))
+    yield "ssm_conv1d.weight", (channels, 4), "f32"
+    yield "ssm_dt.bias", (value_heads,), "f32"
+    yield "ssm_a", (value_heads,), "f32"
+    yield "ssm_beta.weight", (value_heads, hidden), "f32"
+    yield "ssm_alpha.weight", (value_heads, hidden), "f32"
+    yield "ssm_norm.weight", (width,), "f32"
+    yield from _linear(model, "ssm_out", (hidden, inner))
+
+
 def _attention_inputs(model: TinyModel) -> dict[str, int]:
     """Name and rows of what makes queries, keys and values."""
     q_size, kv_size = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     if model.is_qkv_fused:
         return {"attn_qkv": q_size + 2 * kv_size}
-    return {"attn_q": q_size, "attn_k": kv_size, "attn_v": kv_size}
+    has_gate = model.delta_rule is not None
+    return {"attn_q": q_size * (1 + has_gate), "attn_k": kv_size, "attn_v": kv_size}
 
 
 def _ffn(model: TinyModel, layer: int) -> Iterator[tuple[str, tuple[int, ...], str]]:
@@ -485,6 +558,8 @@ def _ffn(model: TinyModel, layer: int) -> Iterator[tuple[str, tuple[int, ...], s
         yield from _dense(model, "", model.intermediate_size)
     if model.shared_size:
         yield from _dense(model, "_shexp", model.shared_size)
+    if model.has_shared_gate:
+        yield "ffn_gate_inp_shexp.weight", (1, model.hidden_size), "f32"
 
 
 def _dense(
@@ -547,7 +622,10 @@ def _tensor(name: str, shape: tuple[int, ...], format_name: str, stream: Stream)
         return _matrix(name, shape, format_name, stream, shape[-1] ** -0.5)
     if "norm" in name and name.endswith("weight"):
         return name, shape, "f32", (1.0 + stream.numbers(shape, 0.1)).astype("<f4").tobytes()
-    return name, shape, "f32", stream.numbers(shape, 0.3).astype("<f4").tobytes()
+    numbers = stream.numbers(shape, 0.3)
+    if name.endswith("ssm_a"):
+        numbers = -np.abs(numbers)
+    return name, shape, "f32", numbers.astype("<f4").tobytes()
 
 
 def _matrix(

@@ -48,6 +48,7 @@ _OWN_NAMES: dict[str, dict[str, str | None]] = {
     "Gemma3": {"hidden_act": "hidden_activation"},
     "Lfm2": {"rms_norm_eps": "norm_eps", "hidden_act": None},
     "Lfm2Moe": {"rms_norm_eps": "norm_eps", "hidden_act": None},
+    "Qwen3_5Moe": {"intermediate_size": None},
 }
 
 
@@ -230,6 +231,38 @@ _LFM2_MOE_KEYS = {
     "expert_gating_func": 2,
     "leading_dense_block_count": 1,
 }
+
+_QWEN35: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "rms_norm_eps": 1e-6,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 5000.0,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [11, 11, 10],
+        "mrope_interleaved": True,
+    },
+}
+_QWEN35_NORMS = ("attn_norm", "post_attention_norm")
+_QWEN35_MOE = _QWEN35 | {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "shared_expert_intermediate_size": 24,
+}
+
+
+def _qwen35(config: dict[str, Any] = _QWEN35, num_tokens: int = len(TOKEN_IDS)) -> Case:
+    kind, name = ("Qwen3_5Moe", "qwen35moe") if "num_experts" in config else ("Qwen3_5", "qwen35")
+    keys = {"rope.freq_base": 5000.0}
+    return Case(kind, name, config, keys, layer_norms=_QWEN35_NORMS, num_tokens=num_tokens)
+
 
 CASES = {
     "llama-gqa": Case("Llama", "llama"),
@@ -434,6 +467,21 @@ CASES = {
     "olmoe-normalized": Case(
         "Olmoe", "olmoe", _OLMOE | {"norm_topk_prob": True}, {"expert_weights_norm": True}
     ),
+    "qwen35": _qwen35(),
+    "qwen35-equal-heads": _qwen35(
+        _QWEN35
+        | {
+            "tie_word_embeddings": True,
+            "linear_num_value_heads": 2,
+            "linear_conv_kernel_dim": 3,
+            "layer_types": [*["linear_attention"] * 2, "full_attention", "linear_attention"],
+        }
+    ),
+    "qwen35-1-token": _qwen35(num_tokens=1),
+    "qwen35-7-tokens": _qwen35(num_tokens=7),
+    "qwen35-600-tokens": _qwen35(_QWEN35 | {"max_position_embeddings": 640}, 600),
+    "qwen35moe": _qwen35(_QWEN35_MOE),
+    "qwen35moe-7-tokens": _qwen35(_QWEN35_MOE, 7),
     "granitemoe": Case("GraniteMoe", "granitemoe", _GRANITE_MOE, _GRANITE_KEYS),
     "granitemoe-shared": Case(
         "GraniteMoeShared",

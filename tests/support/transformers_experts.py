@@ -25,7 +25,7 @@ def expert_keys(case: Case) -> dict[str, int]:
         "expert_count": case.num_experts,
         "expert_used_count": sizes["num_experts_per_tok"],
         "expert_feed_forward_length": case.expert_size,
-        "expert_shared_feed_forward_length": sizes.get("shared_intermediate_size", 0),
+        "expert_shared_feed_forward_length": _shared_size(case),
     }
 
 
@@ -44,10 +44,21 @@ def expert_shapes(case: Case) -> Iterator[tuple[str, tuple[int, ...]]]:
         return
     yield "ffn_gate_up_exps.weight", (count, 2 * size, hidden)
     yield "ffn_down_exps.weight", (count, hidden, size)
-    shared = case.sizes.get("shared_intermediate_size", 0)
-    if shared:
+    shared = _shared_size(case)
+    if case.kind == "Qwen3_5Moe":
+        yield "ffn_gate_inp_shexp.weight", (1, hidden)
+        yield "ffn_gate_shexp.weight", (shared, hidden)
+        yield "ffn_up_shexp.weight", (shared, hidden)
+        yield "ffn_down_shexp.weight", (hidden, shared)
+    elif shared:
         yield "ffn_gate_up_shexp.weight", (2 * shared, hidden)
         yield "ffn_down_shexp.weight", (hidden, shared)
+
+
+def _shared_size(case: Case) -> int:
+    sizes = case.sizes
+    default = sizes.get("shared_intermediate_size", 0)
+    return int(sizes.get("shared_expert_intermediate_size", default))
 
 
 def from_gpt_oss(name: str, values: FloatArray) -> FloatArray:

@@ -3,7 +3,8 @@
 Weights are made without torch, from the raw stream of PCG64 (see tiny_models.py). Both sides get
 them: transformers under its names, we through a GGUF file with what its converters change: rows of
 q and k permuted (`llama`), groups of query_key_value taken apart (`falcon`), the one of LayerNorm1p
-added (`nemotron`, `gemma3`). torch is imported only to run transformers.
+added (`nemotron`, `gemma3`, `qwen35`), value heads in another order (`qwen35`). torch is imported
+only to run transformers.
 """
 
 import math
@@ -19,6 +20,12 @@ from powerinfer.gguf import TensorSpec, encode_tensor, write_gguf
 from powerinfer.models import get_architecture
 from tiny_models import Stream
 from transformers_cases import Case
+from transformers_delta_rule import (
+    delta_rule_keys,
+    delta_rule_shapes,
+    has_delta_rule,
+    stored_delta_rule,
+)
 from transformers_experts import (
     expert_keys,
     expert_shapes,
@@ -33,11 +40,14 @@ FloatArray = npt.NDArray[np.float32]
 _UNGATED = ("Falcon", "OPT", "Arcee", "Nemotron")
 _LAYER_NORM = ("Falcon", "OPT", "Nemotron")
 # Norms multiply by one plus the weight; GGUF files have the sum.
-_ONE_PLUS = ("Nemotron", "Gemma3")
-_HEAD_NORMS = ("Qwen3", "Gemma3", "Qwen3Moe", "Lfm2", "Lfm2Moe")
+_ONE_PLUS = ("Nemotron", "Gemma3", "Qwen3_5", "Qwen3_5Moe")
+_HEAD_NORMS = ("Qwen3", "Gemma3", "Qwen3Moe", "Lfm2", "Lfm2Moe", "Qwen3_5", "Qwen3_5Moe")
+_GATED_ATTENTION = ("Qwen3_5", "Qwen3_5Moe")
 _PROJECTION_NORMS = ("Olmoe",)
 _PARTS = {"weight": ".weight", "bias": ".bias"}
-_CONFIGS = {"Gemma3": "Gemma3Text"}
+_CONFIGS = {"Gemma3": "Gemma3Text", "Qwen3_5": "Qwen3_5Text", "Qwen3_5Moe": "Qwen3_5MoeText"}
+# Parameters that are not the weight or bias of a module.
+_PARAMETERS = (".sinks", ".expert", ".A_log", ".dt")
 
 
 def save(path: Path, case: Case, *, is_down_transposed: bool = False) -> Path:
@@ -54,7 +64,7 @@ def save(path: Path, case: Case, *, is_down_transposed: bool = False) -> Path:
         "attention.value_length": case.head_dim,
         "attention.layer_norm_rms_epsilon": sizes["rms_norm_eps"],
     }
-    keys |= expert_keys(case)
+    keys |= expert_keys(case) | delta_rule_keys(case)
     if case.kind in _LAYER_NORM:
         keys["attention.layer_norm_epsilon"] = keys.pop("attention.layer_norm_rms_epsilon")
     if case.kind == "OPT":
@@ -136,8 +146,8 @@ def _names(case: Case) -> dict[str, str]:
         if "{expert}" in theirs:
             continue  # transformers holds all of them in one parameter
         for layer in range(case.sizes["num_hidden_layers"]):
-            # Sinks, matrices and biases of all experts are parameters, not modules with a weight.
-            is_parameter = ".experts." in theirs or theirs.endswith((".sinks", ".expert"))
+            # So are matrices and biases of all experts.
+            is_parameter = ".experts." in theirs or theirs.endswith(_PARAMETERS)
             parts = {"weight": "", "bias": "_bias"} if is_parameter else _PARTS
             for part, own in parts.items():
                 name = f"{theirs.format(layer=layer)}{own}"
@@ -151,7 +161,11 @@ def _weights(case: Case) -> dict[str, FloatArray]:
     for name, shape in _shapes(case):
         stream = Stream(zlib.crc32(names[name].encode()))
         if name.endswith(("norm.weight", "norm_2.weight")):
-            weights[name] = stream.numbers(shape, 0.1) + (case.kind not in _ONE_PLUS)
+            is_offset = case.kind in _ONE_PLUS and "ssm_norm" not in name
+            weights[name] = stream.numbers(shape, 0.1) + (not is_offset)
+        elif name.endswith("ssm_a.weight"):
+            # Heads that forget within a token, and heads that remember some fifty.
+            weights[name] = stream.numbers(shape, 2.0) - 1
         elif len(shape) == 1:
             weights[name] = stream.numbers(shape, 0.1)
         else:
@@ -186,6 +200,16 @@ def _block_shapes(case: Case, layer: int) -> Iterator[tuple[str, tuple[int, ...]
             yield f"{name}.bias", shape[:1]
     for norm in case.layer_norms:
         yield from _norm_shapes(case, norm)
+    yield from _mixer_extras(case, layer)
+    if case.num_experts and layer >= case.num_dense_layers:
+        yield from expert_shapes(case)
+
+
+def _mixer_extras(case: Case, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The same of what a mixer has besides the matrices of `_linears`."""
+    if has_delta_rule(case, layer):
+        yield from delta_rule_shapes(case)
+        return
     if case.has_conv(layer):
         yield (
             "shortconv.conv.weight",
@@ -199,8 +223,6 @@ def _block_shapes(case: Case, layer: int) -> Iterator[tuple[str, tuple[int, ...]
             yield f"attn_{name}_norm.weight", (case.sizes[heads] * case.head_dim,)
     if case.kind == "GptOss":
         yield "attn_sinks.weight", (case.sizes["num_attention_heads"],)
-    if case.num_experts and layer >= case.num_dense_layers:
-        yield from expert_shapes(case)
 
 
 def _norm_shapes(case: Case, name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -218,7 +240,7 @@ def _linears(case: Case, layer: int) -> dict[str, tuple[tuple[int, int], bool]]:
     qkv_bias = case.kind == "Qwen2" or attention_bias
     mlp_bias = case.kind == "OPT" or sizes.get("mlp_bias", False)
     linears = {
-        "attn_q": ((q_size, hidden), qkv_bias),
+        "attn_q": ((q_size * (1 + (case.kind in _GATED_ATTENTION)), hidden), qkv_bias),
         "attn_k": ((kv_size, hidden), qkv_bias),
         "attn_v": ((kv_size, hidden), qkv_bias),
         "attn_output": ((hidden, q_size), attention_bias),
@@ -232,6 +254,7 @@ def _linears(case: Case, layer: int) -> dict[str, tuple[tuple[int, int], bool]]:
     if case.has_conv(layer):
         linears["shortconv.in_proj"] = ((3 * hidden, hidden), False)
         linears["shortconv.out_proj"] = ((hidden, hidden), False)
+    if case.has_conv(layer) or has_delta_rule(case, layer):
         left_out |= {"attn_q", "attn_k", "attn_v", "attn_output"}
     if case.num_experts and layer >= case.num_dense_layers:
         left_out |= {"ffn_gate", "ffn_up", "ffn_down"}
@@ -250,14 +273,15 @@ def _tensors(case: Case, *, is_down_transposed: bool) -> Iterator[TensorSpec]:
         stored = values
         if is_interleaved and case.kind != "OPT" and (".attn_q." in name or ".attn_k." in name):
             stored = _interleave(values, case.head_dim)
-        elif "attn_qkv" in name:
+        elif "attn_qkv" in name and case.kind == "Falcon":
             stored = _ungroup(values, case)
-        elif case.kind in _ONE_PLUS and name.endswith("norm.weight"):
+        elif case.kind in _ONE_PLUS and name.endswith("norm.weight") and "ssm_" not in name:
             stored = values + np.float32(1.0)
         elif is_down_transposed and name.endswith("ffn_down.weight"):
             stored = np.ascontiguousarray(values.T)
         new_name = name.replace("ffn_down", "ffn_down_t") if is_down_transposed else name
-        yield encode_tensor(new_name, stored)
+        new_name, stored = stored_delta_rule(new_name, stored, case)
+        yield encode_tensor(new_name, np.ascontiguousarray(stored))
     scaling = case.config.get("rope_scaling", {})
     if scaling.get("rope_type") == "llama3":
         yield encode_tensor("rope_freqs.weight", _llama3_divisors(scaling, case.head_dim))

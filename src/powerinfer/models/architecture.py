@@ -82,6 +82,7 @@ class Architecture:
         is_parallel: attention and FFN of a layer share one input.
         is_gated: the FFN has a gate; else the activation applies to `up`.
         qk_norm: norms of q and k, or None.
+        has_attention_gate: each head of `attn_q` has the rows of its query, then those of a gate.
         has_attention_sinks: each head has an extra score without a position, `attn_sinks`.
         windows: layers with a window, if the file gives one.
         scales: scale factors, if the file has no keys for them.
@@ -114,6 +115,7 @@ class Architecture:
     is_parallel: bool = False
     is_gated: bool = True
     qk_norm: QKNorm | None = None
+    has_attention_gate: bool = False
     has_attention_sinks: bool = False
     windows: WindowPattern = _NO_PATTERN
     scales: DefaultScales = usual_scales

@@ -51,6 +51,7 @@ class ModelConfig:
         max_positions: number of learned positions, a hard limit on sequences; None if there are
             none.
         is_post_norm: norms follow attention and FFN instead of preceding them.
+        num_nextn_layers: blocks behind these layers that predict further tokens; they are not run.
     """
 
     architecture: str
@@ -70,6 +71,7 @@ class ModelConfig:
     is_post_norm: bool = False
     experts: ExpertsConfig | None = None
     state_mixers: Mapping[int, StateMixer] = field(default_factory=dict)
+    num_nextn_layers: int = 0
 
     @property
     def num_experts(self) -> int:
@@ -162,6 +164,7 @@ def read_config(
         is_post_norm=architecture.may_be_post_norm and file.get_bool(keys.POST_NORM, default=False),
         experts=experts,
         state_mixers=architecture.state_mixers(metadata, sizes),
+        num_nextn_layers=metadata.integer(keys.NUM_NEXTN_LAYERS, default=0, low=0),
     )
 
 
@@ -186,7 +189,10 @@ def _max_positions(metadata: Metadata, architecture: Architecture) -> int | None
 
 def _read_sizes(metadata: Metadata, architecture: Architecture) -> Sizes:
     hidden_size = metadata.integer(keys.HIDDEN_SIZE, high=_MAX_SIZE)
-    num_layers = metadata.integer(keys.NUM_LAYERS, high=_MAX_LAYERS)
+    num_blocks = metadata.integer(keys.NUM_LAYERS, high=_MAX_LAYERS)
+    num_layers = num_blocks - metadata.integer(
+        keys.NUM_NEXTN_LAYERS, default=0, low=0, high=num_blocks - 1
+    )
     num_heads = metadata.integer(keys.NUM_HEADS, high=_MAX_HEADS)
     num_kv_heads = _read_kv_heads(metadata, architecture, num_layers, num_heads)
     head_dim = _read_head_dim(metadata, hidden_size, num_heads)

@@ -22,11 +22,12 @@ from powerinfer.ops.backend import (
     StateLayer,
     Vector,
 )
-from powerinfer.ops.protocol import ShortConv
+from powerinfer.ops.protocol import DeltaRule, ShortConv
 from powerinfer.values import Batch
 
 __all__ = [
     "AttentionWeights",
+    "DeltaRuleMixer",
     "DeltaRuleWeights",
     "Mixer",
     "ShortConvMixer",
@@ -179,6 +180,64 @@ class ShortConvWeights(StateMixerWeights):
         """Project, then convolve between the gates: f32[num_tokens, num_channels]."""
         (projected,) = ops.linear(x, (self.in_proj,), batch.is_prompt)
         return ops.short_conv(projected, self.conv, state, batch)
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaRuleMixer(StateMixer):
+    """Gated delta rule (Qwen3.5).
+
+    Attributes:
+        head_dim: width of key heads and of value heads.
+        eps: see `DeltaRule`.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    head_dim: int
+    num_taps: int
+    eps: float
+
+    @property
+    def state_size(self) -> int:
+        """Columns of the convolution's input that the next token sees, and a matrix per head."""
+        matrices = self.num_value_heads * self.head_dim**2
+        return (self.num_taps - 1) * self._num_channels + matrices
+
+    @property
+    def _num_channels(self) -> int:
+        return (2 * self.num_key_heads + self.num_value_heads) * self.head_dim
+
+    def find(self, block: Section, hidden_size: int) -> None:
+        """Add the projections, the kernel, and the vectors of the rule."""
+        heads, inner = self.num_value_heads, self.num_value_heads * self.head_dim
+        block.linear("attn_qkv", (self._num_channels, hidden_size))
+        block.linear("attn_gate", (inner, hidden_size))
+        block.linear("ssm_beta", (heads, hidden_size))
+        block.linear("ssm_alpha", (heads, hidden_size))
+        block.need("ssm_conv1d.weight", (self._num_channels, self.num_taps))
+        block.need("ssm_a", (heads,))
+        block.need("ssm_dt.bias", (heads,))
+        block.need("ssm_norm.weight", (self.head_dim,))
+        block.linear("ssm_out", (hidden_size, inner))
+
+    def prepare(self, prepare: Preparer, tensors: dict[str, Tensor]) -> StateMixerWeights:
+        """Prepare them."""
+        names = DeltaRuleWeights.input_names
+        mixed, gate, beta, alpha = (prepare.linear(tensors, name) for name in names)
+        rule = DeltaRule(
+            conv=prepare.flat_vector(tensors["ssm_conv1d.weight"]),
+            a=prepare.vector(tensors["ssm_a"]),
+            dt_bias=prepare.vector(tensors["ssm_dt.bias"]),
+            norm=prepare.vector(tensors["ssm_norm.weight"]),
+            eps=self.eps,
+            num_taps=self.num_taps,
+            num_key_heads=self.num_key_heads,
+            num_value_heads=self.num_value_heads,
+            key_dim=self.head_dim,
+            value_dim=self.head_dim,
+        )
+        output = prepare.linear(tensors, DeltaRuleWeights.output_name)
+        return DeltaRuleWeights(mixed, gate, beta, alpha, rule, output)
 
 
 @dataclass(frozen=True, slots=True)

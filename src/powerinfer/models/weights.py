@@ -17,6 +17,7 @@ from powerinfer.models.tensors.ffn_weights import prepare_ffn
 from powerinfer.models.tensors.predictor_tensors import MLPTensors, find_predictors
 from powerinfer.models.tensors.preparer import Preparer, Progress
 from powerinfer.models.tensors.tensor_finder import TensorFinder
+from powerinfer.models.tensors.tensor_lookup import alternate_rows
 from powerinfer.ops.backend import Backend, Matrix, SomeFFN, SomeHeadNorms, SomeLinear, Vector
 from powerinfer.ops.protocol import HeadNorms, MatrixUse
 from powerinfer.predictors import LayerPredictor
@@ -182,13 +183,17 @@ class _PartPreparer:
         )
 
     def _attention(self, tensors: dict[str, Tensor]) -> AttentionWeights:
-        sinks = tensors.get("attn_sinks.weight")
+        sinks, gate = tensors.get("attn_sinks.weight"), None
+        if self.architecture.has_attention_gate:
+            tensors = tensors | _split_gate(tensors, self.config.head_dim)
+            gate = self.prepare.linear(tensors, "attn_gate")
         q, k, v = (self.prepare.linear(tensors, name) for name in AttentionWeights.input_names)
         return AttentionWeights(
             qkv=(q, k, v),
             attn_output=self.prepare.linear(tensors, AttentionWeights.output_name),
             head_norms=self._head_norms(tensors),
             sinks=None if sinks is None else self.prepare.vector(sinks),
+            gate=gate,
         )
 
     def _head_norms(self, tensors: dict[str, Tensor]) -> SomeHeadNorms | None:
@@ -196,3 +201,13 @@ class _PartPreparer:
             return None
         q, k = (self.prepare.vector(tensors[f"{name}.weight"]) for name in QK_NORMS)
         return HeadNorms(q, k, self.config.norm_eps)
+
+
+def _split_gate(tensors: dict[str, Tensor], head_dim: int) -> dict[str, Tensor]:
+    """Split `attn_q` into queries and gates, whose rows take turns head by head."""
+    found = {}
+    for part in ("weight", "bias"):
+        whole = tensors.get(f"attn_q.{part}")
+        if whole is not None:
+            found[f"attn_q.{part}"], found[f"attn_gate.{part}"] = alternate_rows(whole, head_dim)
+    return found

@@ -90,6 +90,10 @@ def _report(summary: "Summary") -> dict[str, object]:
         + (f" at {bits:.2f} bits" if (bits := summary["bits_per_weight"]) else ""),
     }
     rows.update({name.replace("_", " "): value for name, value in (sizes or {}).items()})
+    if summary["mtp_blocks"]:
+        rows["MTP blocks"] = (
+            f"{summary['mtp_blocks']} at the end, which predict further tokens: unused"
+        )
     rows["formats"] = ", ".join(
         f"{name} {row['tensors']} tensors ({row['bytes'] / 2**20:.1f} MiB)"
         + ("" if row["is_supported"] else " NOT SUPPORTED")

@@ -63,6 +63,7 @@ class Summary(TypedDict):
     parameters: int
     bits_per_weight: float | None
     sizes: dict[str, JSON] | None
+    mtp_blocks: int
     ffn: FFNSummary
     experts: ExpertsReport | None
     formats: dict[str, FormatSummary]
@@ -88,6 +89,7 @@ def summarize(file: GGUFFile) -> Summary:
         "parameters": parameters,
         "bits_per_weight": 8 * tensor_bytes / parameters if parameters else None,
         "sizes": _sizes(config) if config else None,
+        "mtp_blocks": config.num_nextn_layers if config else 0,
         "ffn": _ffn(file, config),
         "experts": experts_report(file, config) if config else None,
         "formats": _formats(tensors),

@@ -87,7 +87,8 @@ class TensorFinder:
     def _attention_inputs(self, block: Section) -> None:
         """Add attn_q, attn_k, attn_v, or split attn_qkv, their rows stacked in this order."""
         config = self._config
-        sizes = {"attn_q": config.q_size, "attn_k": config.kv_size, "attn_v": config.kv_size}
+        q_size = config.q_size * (2 if self._architecture.has_attention_gate else 1)
+        sizes = {"attn_q": q_size, "attn_k": config.kv_size, "attn_v": config.kv_size}
         if not block.has("attn_qkv.weight"):
             for name, size in sizes.items():
                 block.linear(name, (size, config.hidden_size))

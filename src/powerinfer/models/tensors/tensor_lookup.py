@@ -9,7 +9,7 @@ from powerinfer.errors import GGUFError
 from powerinfer.gguf import GGUFFile, Tensor
 from powerinfer.values import FloatArray
 
-__all__ = ["Section", "TensorLookup", "decoded", "rows_of"]
+__all__ = ["Section", "TensorLookup", "alternate_rows", "decoded", "rows_of"]
 
 _MAX_LISTED = 8
 # A small file can claim millions of tensors: 1024 layers of 4096 experts.
@@ -123,6 +123,14 @@ def rows_of(tensor: Tensor, start: int, count: int, name: str) -> Tensor:
         shape=(count, *tensor.shape[1:]),
         data=tensor.data[start * row_bytes : (start + count) * row_bytes],
     )
+
+
+def alternate_rows(tensor: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Copies of the rows of two matrices that take turns, `count` rows each."""
+    groups = tensor.data.reshape(-1, 2, count * len(tensor.data) // tensor.shape[0])
+    shape = (tensor.shape[0] // 2, *tensor.shape[1:])
+    first, second = (np.ascontiguousarray(groups[:, place]).reshape(-1) for place in (0, 1))
+    return replace(tensor, shape=shape, data=first), replace(tensor, shape=shape, data=second)
 
 
 def decoded(tensor: Tensor, values: FloatArray, name: str | None = None) -> Tensor:
