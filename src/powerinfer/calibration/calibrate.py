@@ -25,6 +25,7 @@ from powerinfer.models.sparsity import (
     InputStatistics,
     check_is_cuttable,
     check_is_sparse,
+    check_layers_are_alike,
     layer_source,
     uniform,
     with_predictors,
@@ -99,6 +100,7 @@ def calibrate(
         UnsupportedError: the activation is never zero, or a kind does not fit the model.
         NumericsError: the model produced NaN or infinity.
     """
+    check_layers_are_alike(model.config)
     if model.config.activation.is_sparse:
         exact = with_predictors(model, uniform(EXACT, model.config.num_layers), name=EXACT)
     else:

@@ -18,6 +18,7 @@ from powerinfer.calibration.routing import Routing
 from powerinfer.models import LayerWeights, Model, layer_source
 from powerinfer.models.blocks import Observer, Stage, StepObserver, marks_of
 from powerinfer.models.metrics import uncounted
+from powerinfer.models.sparsity import check_layers_are_alike
 from powerinfer.ops.backend import SomeFFN
 from powerinfer.predictors import get_kind
 from powerinfer.predictors.predictor import AsksNeurons
@@ -164,6 +165,7 @@ class _Watched:
 
 def with_recall_meter(model: Model) -> Model:
     """The same model, watched by a `RecallMeter`."""
+    check_layers_are_alike(model.config)
     return replace(model, observer=RecallMeter(model))
 
 

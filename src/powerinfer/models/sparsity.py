@@ -19,6 +19,7 @@ __all__ = [
     "InputStatistics",
     "check_is_cuttable",
     "check_is_sparse",
+    "check_layers_are_alike",
     "default_sparsity",
     "layer_source",
     "uniform",
@@ -65,6 +66,15 @@ def check_is_cuttable(activation: Activation, option: str) -> None:
         raise UnsupportedError(
             f"{option} sets thresholds on silu and gelu; this model runs {activation}",
             remedy="leave {" + option + "} out",
+        )
+
+
+def check_layers_are_alike(config: ModelConfig) -> None:
+    """Raise UnsupportedError if neurons cannot be counted: not all layers have as many."""
+    if config.experts is not None and config.experts.num_dense_layers:
+        raise UnsupportedError(
+            f"this model has experts from layer {config.experts.num_dense_layers} on; neurons are "
+            "measured only in models whose layers all have as many"
         )
 
 

@@ -1,5 +1,6 @@
 """Models with layers that keep a state: sizes, caches, and files that contradict themselves."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,6 +9,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from command_line import invoke
+from powerinfer.calibration.recall import with_recall_meter
 from powerinfer.errors import GGUFError, UnsupportedError
 from powerinfer.gguf import open_gguf
 from powerinfer.models import Model, kv_bytes_per_position, load_model, sequence_bytes
@@ -177,3 +180,16 @@ def test_layers_with_state_are_not_placed_on_a_gpu(tmp_path: Path) -> None:
     options = SimpleNamespace(solver=None)
     with pytest.raises(UnsupportedError, match=r"m\.gguf: lfm2 models .* on the CPU alone"):
         placement_task(*cast("Any", (sparsity, file, None, options, None)))
+
+
+def test_neurons_are_measured_only_where_layers_have_as_many(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="experts from layer 1 on"):
+        with_recall_meter(lfm2(tmp_path, "lfm2moe"))
+    assert with_recall_meter(lfm2(tmp_path)).observer is not None
+
+
+def test_inspect_shows_states(tmp_path: Path) -> None:
+    shown = invoke("inspect", write_model(tmp_path / "m.gguf", LFM2))
+    assert re.search(r"state layers +2\nstate bytes +512\n", shown.stdout)
+    other = invoke("inspect", write_model(tmp_path / "q.gguf", TINY_MODELS["qwen3"]))
+    assert "state layers" not in other.stdout

@@ -125,7 +125,10 @@ def _sizes(config: ModelConfig) -> dict[str, JSON]:
         *("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"),
         *("head_dim", "vocab_size", "context_length", "sliding_window"),
     )
-    return {name: getattr(config, name) for name in names}
+    found = {name: getattr(config, name) for name in names}
+    if config.state_mixers:
+        found |= {"state_layers": len(config.state_mixers), "state_bytes": config.state_bytes}
+    return found
 
 
 def _ffn(file: GGUFFile, config: ModelConfig | None) -> FFNSummary:

@@ -14,6 +14,7 @@ from powerinfer.calibration.firing import FiringLayer, count_fired, watch_firing
 from powerinfer.calibration.window_pass import batch_size, batches
 from powerinfer.errors import PowerInferError
 from powerinfer.models import Model
+from powerinfer.models.sparsity import check_layers_are_alike
 from powerinfer.placement.activation_record import ActivationProfile, ActivationRecord, Counted
 from powerinfer.train.checkpoint import SavedState, load_checkpoint, save_checkpoint
 from powerinfer.train.token_windows import TokenWindows
@@ -27,6 +28,7 @@ def count_firing(model: Model, windows: IntArray) -> npt.NDArray[np.int64]:
 
     The first token of each window counts too. The model runs on the CPU.
     """
+    check_layers_are_alike(model.config)
     shape = (model.config.num_layers, model.config.num_neurons)
     counts = np.zeros(shape, np.int64)
 
@@ -58,6 +60,7 @@ class ProfileRun:
         self._counted = counted
         self._checkpoint = checkpoint
         self._recipe = json.dumps(asdict(counted))
+        check_layers_are_alike(model.config)
         shape = (model.config.num_layers, model.config.num_neurons)
         self._state = _State(np.zeros(shape, np.int64), 0, windows.position)
         stored = load_checkpoint(checkpoint, self._recipe)
