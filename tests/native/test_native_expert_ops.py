@@ -8,6 +8,8 @@ import pytest
 from expert_cases import EXPERTS, ExpertCase, make_experts
 from native_cases import (
     FORMATS,
+    HostOps,
+    both,
     given_rows,
     make_linear,
     numbers,
@@ -20,7 +22,7 @@ from powerinfer.errors import ShapeError, UnsupportedError
 from powerinfer.ops.cpu.handles import NativeMatrix, NativePredictor, NativeVector
 from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.operands import NeuronPredictor, RouterRule, ScoreStage
-from powerinfer.values import Activation, ActivationKind, BoolArray, FloatArray
+from powerinfer.values import Activation, ActivationKind, BoolArray, FloatArray, IntArray
 from tolerances import assert_close
 
 RELU = Activation(ActivationKind.RELU)
@@ -102,6 +104,31 @@ def test_equal_logits_choose_the_lower_ids(kernels: str) -> None:
     ids, weights = ops.route(np.zeros((2, HIDDEN), np.float32), ffn)
     assert ids.tolist() == [[0, 1, 2]] * 2
     np.testing.assert_allclose(weights, 1 / 3, rtol=1e-6)
+
+
+@kinds
+def test_a_bias_chooses_experts_but_does_not_weigh_them(kernels: str, is_prompt: bool) -> None:
+    case = ExpertCase(num_used=3, rule=RouterRule.SIGMOID, is_normalized=False)
+    x = numbers((9, HIDDEN), 7)
+
+    def routed(ops: HostOps, bias: FloatArray) -> tuple[IntArray, FloatArray]:
+        ffn = make_experts(ops, case)
+        assert ffn.router is not None
+        router = replace(ffn.router, selection_bias=ops.constant(bias))
+        return ops.route(x, ops.ffn_weights(replace(ffn, router=router)), marks(9, is_prompt))
+
+    bias = numbers((EXPERTS,), 42)
+    native, oracle = both(kernels)
+    ids, weights = routed(native, bias)
+    expected_ids, expected_weights = routed(oracle, bias)
+    np.testing.assert_array_equal(ids, expected_ids)
+    np.testing.assert_allclose(weights, expected_weights, atol=1e-2)
+    # A bias beyond all sigmoids names the experts alone.
+    far = np.zeros(EXPERTS, np.float32)
+    far[-3:] = 2.0
+    ids, weights = routed(native, far)
+    assert ids.tolist() == [list(range(EXPERTS - 3, EXPERTS))] * 9
+    assert (weights <= 1.0).all()
 
 
 @kinds

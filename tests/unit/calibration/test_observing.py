@@ -68,15 +68,17 @@ def test_no_setting_computes_otherwise(tmp_path: Path, name: str, sparsity: str)
 @pytest.mark.parametrize("name", ALL)
 def test_each_layer_of_each_step_is_shown_once(tmp_path: Path, name: str) -> None:
     seen = _observe(_path(tmp_path, name))
+    last = (TINY_MODELS | TINY_EXPERTS)[name].num_layers - 1
     assert [(one.layer, one.num_tokens) for one in seen] == [
         # Of a prompt the last layer computes the token that is wanted.
-        *((0, len(PROMPT)), (1, 1)),
-        *((0, 1), (1, 1)) * 3,
+        *((layer, len(PROMPT)) for layer in range(last)),
+        (last, 1),
+        *[(layer, 1) for layer in range(last + 1)] * 3,
     ]
     assert seen[0].token_ids.tolist() == PROMPT
     assert seen[0].positions.tolist() == list(range(len(PROMPT)))
-    assert seen[1].token_ids.tolist() == PROMPT[-1:]
-    assert [one.positions.tolist() for one in seen[1::2]] == [[4], [5], [6], [7]]
+    assert seen[last].token_ids.tolist() == PROMPT[-1:]
+    assert [one.positions.tolist() for one in seen[last :: last + 1]] == [[4], [5], [6], [7]]
     assert all(set(one.sequences.tolist()) == {0} for one in seen)
 
 
