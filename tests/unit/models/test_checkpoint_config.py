@@ -47,7 +47,8 @@ def test_keys_are_those_of_the_files_of_the_tests(name: str) -> None:
     for key, value in case.metadata.items():
         if key != "rope.scale_linear":
             np.testing.assert_array_equal(found[key.removeprefix("!")], value)
-    assert found["attention.head_count_kv"] == case.sizes["num_key_value_heads"]
+    num_kv_heads = case.metadata.get("attention.head_count_kv", case.sizes["num_key_value_heads"])
+    np.testing.assert_array_equal(found["attention.head_count_kv"], num_kv_heads)
     assert found["attention.key_length"] == case.head_dim
 
 
@@ -272,3 +273,45 @@ def test_any_configuration_is_read_or_refused(name: str, changes: dict[str, Any]
         metadata(config_of(CASES[name]) | changes)
     except PowerInferError as error:
         assert "\n" not in str(error) and "config.json" in str(error)
+
+
+LFM2: dict[str, Any] = config_of(CASES["lfm2"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        # Published sizes: those of the configuration, and those of the model.
+        ({"intermediate_size": 12288, "block_auto_adjust_ff_dim": True}, 8192),
+        ({"block_ff_dim": 6656, "block_auto_adjust_ff_dim": True}, 4608),
+        ({"block_ff_dim": 10240, "block_auto_adjust_ff_dim": True}, 6912),
+        ({"intermediate_size": 10752}, 10752),
+    ],
+)
+def test_neurons_of_lfm2(changes: dict[str, Any], expected: int) -> None:
+    assert metadata(LFM2 | changes)["feed_forward_length"] == expected
+
+
+def test_lfm2_names_its_attention_by_number_or_by_type() -> None:
+    old = {key: value for key, value in LFM2.items() if key != "layer_types"}
+    for values in (LFM2, old | {"full_attn_idxs": [1]}):
+        assert metadata(values)["attention.head_count_kv"].tolist() == [0, 2, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("case", "changes"),
+    [
+        ("lfm2", {"conv_bias": True}),
+        ("lfm2", {"layer_types": ["conv", "full_attention", "conv", "mamba"]}),
+        ("lfm2", {"layer_types": ["conv"]}),
+        ("lfm2moe", {"routed_scaling_factor": 2.5}),
+    ],
+)
+def test_what_lfm2_cannot_run_is_refused(case: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(PowerInferError, match=f"config.json: key {next(iter(changes))}"):
+        metadata(config_of(CASES[case]) | changes)
+
+
+def test_lfm2_may_have_no_dense_layers() -> None:
+    found = metadata(config_of(CASES["lfm2moe"]) | {"num_dense_layers": 0})
+    assert found["leading_dense_block_count"] == 0
