@@ -1,10 +1,10 @@
-// Kernels of mixers with a state: convolution taps, steps of the delta rule, sigmoid gates.
+// Kernels of mixers with a state: convolution taps, steps of the delta rule, sigmoid gates. On the
+// f32 vectors of the table that includes this.
 #pragma once
 
 #include <cstdint>
 
 #include "base/exp.h"
-#include "kernels/isa/shared/dot_float-inl.h"
 #include "kernels/kernel_table.h"
 
 namespace powerinfer::POWERINFER_ISA {
