@@ -52,9 +52,13 @@ def _tokens(step: int, count: int) -> list[int]:
     return [(7 * step + 13 * number) % 250 + 3 for number in range(count)]
 
 
+def _cache(model: Model, num_sequences: int) -> KVCache:
+    return model.new_cache(num_sequences * CONTEXT, num_slots=2 * num_sequences)
+
+
 def _texts(model: Model, num_sequences: int, cache: KVCache | None = None) -> list[FloatArray]:
     """Logits of steps that cross from one block of the cache into the next."""
-    kept = model.new_cache(num_sequences * CONTEXT) if cache is None else cache
+    kept = _cache(model, num_sequences) if cache is None else cache
     return [_step(model, kept, _tokens(step, num_sequences), step) for step in range(70)]
 
 
@@ -69,7 +73,7 @@ def test_recorded_steps_have_the_same_bits(
     load: Load, monkeypatch: pytest.MonkeyPatch, recipe: str, num_sequences: int
 ) -> None:
     model, ops = load(recipe)
-    cache = model.new_cache(num_sequences * CONTEXT)
+    cache = _cache(model, num_sequences)
     recorded = _texts(model, num_sequences, cache)
     assert len(ops._records) == 1
     _never_recording(monkeypatch)

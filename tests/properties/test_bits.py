@@ -27,6 +27,9 @@ CONTEXT = 128
 SPARSITIES = ("exact", "mlp", "lowbit:2", "sign")
 # Query heads and KV heads: each with its own, four and eight that share one.
 HEADS = ((8, 8), (8, 2), (8, 1))
+STATEFUL = sorted(
+    name for name, model in TINY_MODELS.items() if model.conv_layers or model.delta_rule
+)
 
 few_examples = settings(max_examples=max(6, settings().max_examples // 2))
 tables = pytest.mark.parametrize("backend", NATIVE)
@@ -83,13 +86,16 @@ def loads(tmp_path_factory: pytest.TempPathFactory) -> Loads:
     def load(setup: Setup, backend: str, threads: int) -> Model:
         model = wide((TINY_MODELS | TINY_EXPERTS)[setup.recipe], setup.format_name)
         num_heads, num_kv_heads = setup.heads
+        # Kernels of convolutions have their size among the keys.
+        keys = model.metadata if setup.recipe in STATEFUL else {}
+        keys = keys if setup.window is None else keys | {"attention.sliding_window": setup.window}
         model = replace(
             model,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=32,
             context_length=CONTEXT,
-            metadata={} if setup.window is None else {"attention.sliding_window": setup.window},
+            metadata=keys,
         )
         name = f"{hash(replace(setup, sparsity='', kv_type=KVType.F16))}.gguf"
         with using(backend, threads) as ops:
@@ -104,7 +110,7 @@ def logits_of(
     model: Model, texts: Sequence[Text], steps: Sequence[Step], kv_type: KVType
 ) -> list[FloatArray]:
     """Logits after every token of every text, computed in these steps."""
-    kv: KVCache = model.new_cache(CONTEXT * len(texts), kv_type)
+    kv: KVCache = model.new_cache(CONTEXT * len(texts), kv_type, num_slots=2 * len(texts))
     found = [np.empty((len(text.token_ids), 512), np.float32) for text in texts]
     for step in steps:
         parts = [(p.text, texts[p.text].token_ids[p.start : p.end], p.start) for p in step]
@@ -192,6 +198,27 @@ def setups(sparsities: Sequence[str]) -> st.SearchStrategy[Setup]:
 @few_examples
 @given(setup=setups(("off",)), texts=some_texts(), seed=st.integers(0, 2**32 - 1))
 def test_dense_models_keep_the_rule(
+    backend: str, loads: Loads, setup: Setup, texts: list[Text], seed: int
+) -> None:
+    check(loads, backend, setup, texts, seed)
+
+
+@quick_tables
+@few_examples
+@given(
+    setup=st.builds(
+        Setup,
+        st.sampled_from(STATEFUL),
+        st.sampled_from(FORMATS),
+        st.sampled_from(HEADS),
+        st.none(),
+        st.just("default"),
+        st.sampled_from(list(KVType)),
+    ),
+    texts=some_texts(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_models_with_state_keep_the_rule(
     backend: str, loads: Loads, setup: Setup, texts: list[Text], seed: int
 ) -> None:
     check(loads, backend, setup, texts, seed)

@@ -128,7 +128,7 @@ def test_sequences_that_share_steps_do_not_meet(
     """A prefill of all, then a step in which each decodes its next token."""
     with using(backend) as ops:
         model = load(files(name, "f32"), ops)
-        kv = model.new_cache(5 * 128)
+        kv = model.new_cache(5 * 128, num_slots=2 * len(prompts))
         first = model.forward(
             kv.batch([(i, ids, 0) for i, ids in enumerate(prompts)], [True] * len(prompts)), kv
         )
