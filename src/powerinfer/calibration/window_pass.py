@@ -7,6 +7,7 @@ import numpy as np
 
 from powerinfer.calibration.ffn_inputs import FFNInputs, InputCollector
 from powerinfer.errors import NumericsError
+from powerinfer.kvcache.state_slots import SLOTS_PER_SEQUENCE
 from powerinfer.models import Model
 from powerinfer.models.blocks import Observer, Stage, StepControl, StepObserver
 from powerinfer.values import FloatArray, IntArray
@@ -54,7 +55,8 @@ def run_windows(model: Model, windows: IntArray, observe: Observer | StepObserve
     No window sees another. An observer should end the pass with `end_after`; a step observer sees
     all layers.
     """
-    cache = model.new_cache(windows.shape[0] * (windows.shape[1] + 64))
+    num_windows, length = windows.shape
+    cache = model.new_cache(num_windows * (length + 64), num_slots=SLOTS_PER_SEQUENCE * num_windows)
     parts = [(number, ids, 0) for number, ids in enumerate(windows)]
     batch = cache.batch(parts, [True] * len(parts))
     if isinstance(observe, StepObserver):
