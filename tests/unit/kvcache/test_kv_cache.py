@@ -205,8 +205,9 @@ class _Layers(ReferenceOps):
 
 
 def _config(**changes: Any) -> ModelConfig:
-    file = open_gguf(changes.pop("path"))
-    return replace(load_model(file, ReferenceOps()).config, **changes)
+    config = load_model(open_gguf(changes.pop("path")), ReferenceOps()).config
+    attention = config.attention[:1] * changes.get("num_layers", config.num_layers)
+    return replace(config, attention=attention, **changes)
 
 
 @pytest.fixture
