@@ -31,6 +31,9 @@ def busy(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> PageServer:
             blocks=64,
             blocks_used=32,
             blocks_cached=16,
+            states=20,
+            states_used=6,
+            states_cached=9,
             steps=0,
             generated_tokens=next(tokens),
             prompt_tokens=200,
@@ -52,6 +55,7 @@ def test_figures_are_shown_and_follow(visit: Visit, busy: PageServer) -> None:
     assert 0 < rate < 60
     expect(live.get_by_role("img", name="50 % in use, 25 % kept")).to_be_visible()
     expect(live).to_contain_text("25 % of all prompt tokens were computed before.")
+    expect(live).to_contain_text("States: 6 in use, 9 kept for prompts that begin alike, room for")
 
 
 def test_neurons_have_bars_words_and_numbers(visit: Visit, busy: PageServer) -> None:

@@ -188,6 +188,7 @@ class EngineStatistics:
         blocks: number of blocks of keys and values.
         blocks_used: blocks used by running texts.
         blocks_cached: blocks kept for prompts with the same beginning; freed when room is needed.
+        states: slots of state, 0 for models without; `states_used` and `states_cached` likewise.
         steps: number of decode steps.
         prompt_tokens: number of prompt tokens, including those found in the cache.
         cached_tokens: number of prompt tokens found in the cache.
@@ -204,6 +205,9 @@ class EngineStatistics:
     generated_tokens: int
     prompt_tokens: int
     cached_tokens: int
+    states: int = 0
+    states_used: int = 0
+    states_cached: int = 0
     layers: LayerShares | None = None
 
     @property

@@ -16,6 +16,9 @@ _GAUGES = {
     "blocks_used": ("kv_blocks_used", "Blocks of keys and values of running texts."),
     "blocks_cached": ("kv_blocks_cached", "Blocks kept for prompts that begin alike."),
     "blocks": ("kv_blocks", "Blocks of keys and values."),
+    "states_used": ("states_used", "States of running texts, on models with recurrent layers."),
+    "states_cached": ("states_cached", "States kept for prompts that begin alike."),
+    "states": ("states", "Room for states."),
     "active_share": ("active_share", "Share of neurons that a token needs, of the last steps."),
     "union_share": ("union_share", "Share of neurons that a step needs for all of its tokens."),
 }

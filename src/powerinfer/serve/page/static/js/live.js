@@ -126,7 +126,8 @@ function sparkline(rates) {
 }
 
 /** @param {any} figures @returns {HTMLElement[]} */
-function memory({ blocks, blocks_used, blocks_cached, prompt_tokens, cached_tokens }) {
+function memory(figures) {
+  const { blocks, blocks_used, blocks_cached, prompt_tokens, cached_tokens } = figures;
   if (!blocks) return [];
   const used = blocks_used / blocks;
   const kept = (blocks_cached ?? 0) / blocks;
@@ -144,7 +145,15 @@ function memory({ blocks, blocks_used, blocks_cached, prompt_tokens, cached_toke
       makeSvg("rect", { width: Math.min(100, 100 * used), height: 6, class: "used" }),
     ),
     make("p", { class: "note" }, `${words}. ${hits}`),
+    ...states(figures),
   ];
+}
+
+/** @param {any} figures @returns {HTMLElement[]} */
+function states({ states, states_used, states_cached }) {
+  if (!states) return [];
+  const words = `States: ${states_used} in use, ${states_cached} kept for prompts that begin alike, room for ${states}.`;
+  return [make("p", { class: "note" }, words)];
 }
 
 /** @param {import("./layer_chart.js").LayerShares | null} layers @returns {HTMLElement[]} */
