@@ -27,7 +27,7 @@ class Conversation:
     A conversation is one growing sequence: tokens of earlier answers count as generated, not as
     prompt, so that `reuse_prefix` finds their keys and values without changing a bit. This holds as
     far as the template writes the same tokens again; everything after the first different token is
-    prompt.
+    prompt. On a model with state all tokens are prompt, as only states of prompts are kept.
 
     Attributes:
         messages: all messages, each with `role` and `content`, including forgotten ones.
@@ -135,6 +135,8 @@ class Conversation:
     def _is_prompt(self, token_ids: list[int]) -> list[bool]:
         """Tell for each token of a prompt whether it was given, not generated here earlier."""
         is_prompt = [True] * len(token_ids)
+        if self._llm.loaded.model.config.state_mixers:
+            return is_prompt
         pairs = zip(token_ids, self._history, strict=False)
         for index, (token_id, (known, kind)) in enumerate(pairs):
             if token_id != known:

@@ -78,10 +78,21 @@ class DirectSequence:
         return sequence_bytes(config, self._sequence.num_computed, kv_type)
 
     def truncate(self, length: int) -> None:
-        """Forget all but the first `length` tokens."""
+        """Forget all but the first `length` tokens.
+
+        Raises:
+            PowerInferError: the model has a state, and this sequence no longer has the one after
+                `length` tokens; nothing was forgotten.
+        """
         with self._exclusive():
+            length = min(length, self._sequence.num_computed)
+            if not self._cache.can_resume(self._sequence.key, length):
+                raise PowerInferError(
+                    f"this model's state after {length} tokens is not kept: truncate to 0 and "
+                    "compute them again"
+                )
             # One assignment, which no interrupt can split; the next step drops the tokens.
-            self._sequence.num_computed = min(length, self._sequence.num_computed)
+            self._sequence.num_computed = length
             self._cache.truncate(self._sequence.key, length)
 
     def abandon(self) -> None:

@@ -184,7 +184,7 @@ class Engine:
 
     def statistics(self) -> EngineStatistics:
         """Return its state and totals; any thread may call this."""
-        cache, queue = self._queue.cache, self._queue
+        cache, queue, states = self._queue.cache, self._queue, self._queue.cache.states
         return EngineStatistics(
             running=len(queue.running),
             waiting=queue.num_waiting,
@@ -195,15 +195,20 @@ class Engine:
             generated_tokens=queue.num_generated,
             prompt_tokens=queue.num_prompt_tokens,
             cached_tokens=queue.num_cached_tokens,
+            states=0 if states is None else states.num_slots,
+            states_used=0 if states is None else states.num_used,
+            states_cached=0 if states is None else states.num_unused,
             layers=self._loaded.model.layer_shares(),
         )
 
     def check_integrity(self) -> None:
-        """Raise PowerInferError if a block is lost, or if an idle engine uses one."""
+        """Raise PowerInferError if a block is lost, or if an idle engine uses one, or a state."""
         cache = self._queue.cache
         cache.check_integrity()
         if not self.has_work and cache.num_used_blocks:
             raise PowerInferError(f"{cache.num_used_blocks} blocks are in use by no text")
+        if not self.has_work and cache.states is not None and cache.states.num_used:
+            raise PowerInferError(f"{cache.states.num_used} states are in use by no text")
 
     def step(self) -> list[tuple[RequestHandle, Output]]:
         """Compute one step of all texts and return its outputs; [] if there is nothing to do.
@@ -405,10 +410,12 @@ class Engine:
         text.note_prompt(sequence.num_computed + len(chunk.token_ids), rows)
         if sequence.is_decoding or sequence.num_pending > len(chunk.token_ids):
             sequence.num_computed += len(chunk.token_ids)
+            self._queue.keep_state(text)
             return
         self._queue.prompt_is_computed(text, rows[-1])
         if not text.is_over:
             text.advance(rows[-1], self._length_limit)
+        self._queue.keep_state(text)
         self._queue.keep(text)
 
     def direct_sequence(self) -> DirectSequence:

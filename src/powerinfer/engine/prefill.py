@@ -92,6 +92,7 @@ def next_chunk(text: RunningText, count: int, vocab_size: int) -> Chunk | None:
     if not sequence.num_pending:
         return None
     start = sequence.num_computed
+    count = min([count, *(end - start for end in text.snapshot_positions if end > start)])
     if first is not None and text.handle.request.prompt_rows is None:
         most_rows = max(1, _LOGITS_BYTES // (4 * vocab_size))
         count = min(count, max(first - start, 0) + most_rows)

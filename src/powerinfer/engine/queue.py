@@ -1,4 +1,4 @@
-"""Waiting and running texts, and their blocks of the KV cache: promised, shared, kept and freed."""
+"""Waiting and running texts, and their room in the KV cache: promised, shared, kept and freed."""
 
 import logging
 import time
@@ -9,11 +9,13 @@ from operator import attrgetter
 
 from powerinfer.engine.policy import Running, Waiting
 from powerinfer.engine.request import RequestHandle
+from powerinfer.engine.snapshots import snapshot_positions
 from powerinfer.engine.text import RunningText, TokenSequence
 from powerinfer.errors import PromptError
 from powerinfer.kvcache import KVCache
 from powerinfer.kvcache.prefix_tree import PrefixTree
 from powerinfer.loading.loader import LoadedModel
+from powerinfer.prompts.messages import message_ends
 from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.values import FloatArray
 
@@ -33,6 +35,8 @@ def _without(left: RunningText, texts: Sequence[RunningText]) -> list[RunningTex
 @dataclass(slots=True, eq=False)
 class _SharedPrompt:
     """A prompt shared by the texts of a request, until the last of them has begun.
+
+    In the KV cache it is a holder of the state after the prompt, as each text soon leaves that.
 
     Attributes:
         not_begun: texts that have not been admitted, in order; at first all but the one that
@@ -171,9 +175,7 @@ class Queue:
                 shared.leave(text.sequence)
                 shared.not_begun, shared.spare = kept
                 if shared.spare is not None:
-                    num_prompt = text.handle.num_prompt_tokens
-                    self.cache.truncate(shared.spare.key, num_prompt)
-                    self.cache.reserve(shared.spare.key, num_prompt)
+                    self.cache.shrink(shared.spare.key, text.handle.num_prompt_tokens)
             raise
         handle = text.handle
         if handle.times.admitted is None:
@@ -191,6 +193,7 @@ class Queue:
         shared = self._shared_prompts.get(text.handle)
         if shared is None:
             return
+        self.cache.hold_state(shared, text.sequence.key, len(text.sequence.token_ids))
         # A copy, as a backend may reuse its array. After an interrupt `logits_of` begins the text.
         shared.logits = logits.copy()
         text.sequence.num_computed = len(text.sequence.token_ids)
@@ -268,6 +271,7 @@ class Queue:
             return
         if shared.spare is not None:
             self.cache.free(shared.spare.key)
+        self.cache.free(shared)
         del self._shared_prompts[handle]
 
     # Blocks.
@@ -306,11 +310,14 @@ class Queue:
         sequence, num_prompt = text.sequence, text.handle.num_prompt_tokens
         holder = None if shared is None else shared.holder
         if holder is not None:
-            self.cache.fork(holder.key, sequence.key, num_prompt)
+            self.cache.fork(holder.key, sequence.key, num_prompt, state_of=shared)
         elif shared is not None and shared.spare is not None:
             sequence.key, shared.spare = shared.spare.key, None
+            self.cache.hold_state(sequence.key, shared, num_prompt)
         else:
             num_prompt = self._reuse(text)
+            if shared is not None:
+                self.cache.hold_state(shared, sequence.key, 0)  # promises it a place
         self.cache.reserve(sequence.key, self._num_positions(text.handle))
         sequence.num_computed = sequence.num_reused = num_prompt
         if shared is not None:
@@ -335,6 +342,12 @@ class Queue:
         num_found = found.num_positions
         self._tree.share(sequence.key, found)
         sequence.is_prompt[:num_found] = found.is_prompt
+        if self.cache.states is not None:
+            tokenizer, interval = self._loaded.tokenizer, self._loaded.options.state_interval
+            ends = request.snapshot_positions or message_ends(tokenizer, request.prompt_ids)
+            text.snapshot_positions = snapshot_positions(
+                sequence.is_prompt, num_found, found.num_known, ends, interval
+            )
         text.handle.num_cached_tokens = num_found
         return num_found
 
@@ -352,6 +365,12 @@ class Queue:
             length,
         )
         self.cache.truncate(sequence.key, num_kept)
+
+    def keep_state(self, text: RunningText) -> None:
+        """Let later texts go on here, if that is wanted."""
+        num_computed = text.sequence.num_computed
+        if num_computed in text.snapshot_positions and not text.has_failed:
+            self._tree.keep_state(text.sequence.key, num_computed)
 
     def keep(self, text: RunningText, *, is_over: bool = False) -> None:
         """Let later texts reuse what this one has computed."""
@@ -372,8 +391,7 @@ class Queue:
             is_whole = not sequence.num_shifts and sequence.num_computed >= num_prompt
             shared.leave(sequence)
             if is_whole and shared.not_begun and shared.holder is None:
-                self.cache.truncate(sequence.key, num_prompt)
-                self.cache.reserve(sequence.key, num_prompt)
+                self.cache.shrink(sequence.key, num_prompt)
                 shared.spare = sequence
                 return
         if self.cache.blocks_of(sequence.key):  # none after an interrupted end

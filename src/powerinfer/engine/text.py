@@ -116,6 +116,7 @@ class RunningText:
         sequence: its tokens and their place in the KV cache.
         is_over: nothing more is computed.
         has_failed: ended by an error, after which computed keys and values may be damaged.
+        snapshot_positions: numbers of tokens after which its state is kept for later texts.
     """
 
     def __init__(self, loaded: LoadedModel, handle: RequestHandle, index: int) -> None:
@@ -131,6 +132,7 @@ class RunningText:
         is_prompt = request.is_prompt or [True] * len(request.prompt_ids)
         self.sequence = TokenSequence(list(request.prompt_ids), list(is_prompt))
         self.is_over = self.has_failed = False
+        self.snapshot_positions: tuple[int, ...] = ()
         self._loaded = loaded
         self._params = replace(request.params, seed=handle.seed + index)
         # Without new tokens, skip the preparation that takes long on a long prompt.

@@ -19,10 +19,15 @@ import numpy as np
 from powerinfer.errors import PowerInferError, PromptError
 from powerinfer.values import IntArray
 
-__all__ = ["SLOTS_PER_SEQUENCE", "SlotKeeper", "StateSlots"]
+__all__ = ["SLOTS_PER_SEQUENCE", "SlotKeeper", "StateSlots", "num_slots_for"]
 
 SLOTS_PER_SEQUENCE = 2
 """Slots of a running sequence: the one that its step reads, and the one that it writes."""
+
+
+def num_slots_for(num_texts: int, num_snapshots: int) -> int:
+    """Slots for texts that run at once, one sequence beside them, and snapshots."""
+    return SLOTS_PER_SEQUENCE * (num_texts + 1) + num_snapshots
 
 
 class SlotKeeper(Protocol):

@@ -11,11 +11,13 @@ from powerinfer.calibration.recall import LayerRecall, recall_meter
 from powerinfer.calibration.sparsity import Sparsity, attach_sparsity, may_skip_neurons
 from powerinfer.errors import DeviceError, NumericsError, PromptError
 from powerinfer.gguf import GGUFFile
-from powerinfer.kvcache import KVCache
+from powerinfer.kvcache import BLOCK_SIZE, KVCache
+from powerinfer.kvcache.state_slots import num_slots_for
 from powerinfer.loading.reading_speeds import use_measured_settings
 from powerinfer.loading.turns import FairLock
 from powerinfer.models import (
     Model,
+    ModelConfig,
     ModelFile,
     default_context,
     find_nonfinite_layer,
@@ -110,7 +112,11 @@ class LoadedModel:
         """Make the KV cache of all texts, or take the placement's if it is free."""
         cache = None if self.placement is None else self.placement.take_cache()
         if cache is None:
-            cache = self.model.new_cache(self.options.kv_tokens, kv_type=self.kv_type)
+            options, config = self.options, self.model.config
+            num_slots = _num_slots(config, options, self.model.context_length)
+            cache = self.model.new_cache(
+                options.kv_tokens, kv_type=self.kv_type, num_slots=num_slots
+            )
         return cache
 
     def explain_non_finite(
@@ -274,9 +280,29 @@ def _weight_bytes(file: GGUFFile) -> int:
     return sum(tensor.data.nbytes for tensor in file.tensors.values())
 
 
+def _num_slots(config: ModelConfig, options: EngineOptions, context_length: int) -> int:
+    """Slots of state for all texts, and for those that are kept for later ones."""
+    if not config.state_bytes:
+        return 0
+    num_kept = 0
+    if options.reuse_prefix or options.kv_tokens:
+        num_positions = options.kv_tokens or context_length
+        # More than two for each block would outlive their keys and values.
+        num_kept = min(
+            (options.state_cache << 20) // config.state_bytes, 2 * num_positions // BLOCK_SIZE
+        )
+    return num_slots_for(options.parallel, num_kept)
+
+
 def _check_context(opened: ModelFile, options: EngineOptions) -> None:
     """Check memory and context shift before anything is prepared."""
     context_length = options.context_length or default_context(opened.config)
+    if options.context_shift and opened.config.state_mixers:
+        raise PromptError(
+            f"a context of {opened.architecture.name} cannot be shifted: its layers have a state, "
+            "from which no tokens can be dropped",
+            remedy="leave {context_shift} out, or take a larger context ({context_length})",
+        )
     # BOS is always kept, and half of the rest is dropped.
     most = context_length - 2
     if options.context_shift and max(options.keep_tokens, 1) > most:
@@ -296,12 +322,15 @@ def _check_memory(opened: ModelFile, context_length: int, options: EngineOptions
     weight_bytes = _weight_bytes(opened.file)
     num_positions = options.kv_tokens or context_length
     kv_bytes = num_positions * kv_bytes_per_position(opened.config, KVType(options.kv_type))
-    if options.kv_tokens and kv_bytes > available:
+    state_bytes = _num_slots(opened.config, options, context_length) * opened.config.state_bytes
+    if options.kv_tokens and kv_bytes + state_bytes > available:
+        states = f" and states of {format_bytes(state_bytes)}" if state_bytes else ""
+        fewer = " or of states ({state_cache})" if state_bytes else ""
         raise PromptError(
-            f"keys and values of {num_positions} tokens take {format_bytes(kv_bytes)} of memory, "
-            f"but only {format_bytes(available)} are free",
-            remedy="take fewer ({kv_tokens}), a smaller context ({context_length}) or fewer texts "
-            "at once ({parallel})",
+            f"keys and values of {num_positions} tokens take {format_bytes(kv_bytes)}{states} of "
+            f"memory, but only {format_bytes(available)} are free",
+            remedy=f"take fewer ({{kv_tokens}}){fewer}, a smaller context ({{context_length}}) or "
+            "fewer texts at once ({parallel})",
         )
     if options.context_length and kv_bytes > available:
         raise PromptError(
@@ -309,14 +338,15 @@ def _check_memory(opened: ModelFile, context_length: int, options: EngineOptions
             f"only {format_bytes(available)} are free",
             remedy="take a smaller one ({context_length})",
         )
-    needed = weight_bytes + kv_bytes + WORKING_BYTES
+    needed = weight_bytes + kv_bytes + state_bytes + WORKING_BYTES
     if needed > available:
         _log.warning(
-            "the model needs about %s (weights %s, KV cache for %d tokens %s) but only %s are "
+            "the model needs about %s (weights %s, KV cache for %d tokens %s%s) but only %s are "
             "free: weights will be read from disk or swapped again and again, which is very slow",
             format_bytes(needed),
             format_bytes(weight_bytes),
             num_positions,
             format_bytes(kv_bytes),
+            f", states {format_bytes(state_bytes)}" if state_bytes else "",
             format_bytes(available),
         )

@@ -36,6 +36,8 @@ class LLMOptions(TypedDict, total=False):
     reuse_prefix: bool
     parallel: int
     kv_tokens: int | None
+    state_cache: int
+    state_interval: int
     mmap: bool
     kernels: str | None
     batch_size: int

@@ -207,6 +207,25 @@ class EngineOptions(OptionTable):
     # Capacity of the KV cache, shared by all texts; None holds one context.
     kv_tokens: Annotated[int | None, Option(kinds.WholeNumber(1, MOST_KV_TOKENS))] = None
 
+    state_cache: Annotated[
+        int,
+        Option(
+            kinds.WholeNumber(0, 1 << 24),
+            "--state-cache MIB",
+            "Memory for states of models with recurrent layers, kept so that later prompts need "
+            "not compute again what they have in common with earlier ones.",
+        ),
+    ] = 1024
+    state_interval: Annotated[
+        int,
+        Option(
+            kinds.WholeNumber(1, 1 << 31),
+            "--state-interval N",
+            "Tokens of a prompt after which such a state is kept; it is also kept at ends of "
+            "messages.",
+        ),
+    ] = 1024
+
     mmap: Annotated[
         bool,
         Option(

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from powerinfer.cli.files import PathType
-from powerinfer.cli.flags.flags import flag, llm_options, sampling_params
+from powerinfer.cli.flags.flags import flag, flags, llm_options, sampling_params
 from powerinfer.cli.flags.options import (
+    STATE_FLAGS,
     engine_options,
     json_option,
     option,
@@ -59,6 +60,7 @@ out.jsonl to retry the request.
 )
 @parallel_options
 @flag("max_tokens", help="Most tokens in a chat answer; -1 for no limit.", default=-1)
+@flags(*STATE_FLAGS)
 @engine_options
 @sampling_options
 @json_option

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import click
 
 from powerinfer.cli.files import ModelPath
-from powerinfer.cli.flags.flags import flag, in_flags, llm_options, sampling_params
-from powerinfer.cli.flags.options import engine_options, option, sampling_options
+from powerinfer.cli.flags.flags import flag, flags, in_flags, llm_options, sampling_params
+from powerinfer.cli.flags.options import STATE_FLAGS, engine_options, option, sampling_options
 from powerinfer.cli.report.progress import clear_line
 from powerinfer.errors import PowerInferError, PromptError
 
@@ -61,6 +61,7 @@ context), the oldest messages are forgotten until half of it is free.
     "context_shift",
     help="When an answer fills the context, drop the oldest text and continue; otherwise it ends.",
 )
+@flags(*STATE_FLAGS)
 def chat(
     name: Path | None,
     model: Path | None,

@@ -14,7 +14,13 @@ import click
 from powerinfer.cli.files import PathType, read_text
 from powerinfer.cli.flags.flags import flag, flags, llm_options, sampling_params
 from powerinfer.cli.flags.llama_server_flags import llama_server_flags, take_llama_server_flags
-from powerinfer.cli.flags.options import engine_options, option, parallel_options, sampling_options
+from powerinfer.cli.flags.options import (
+    STATE_FLAGS,
+    engine_options,
+    option,
+    parallel_options,
+    sampling_options,
+)
 
 if TYPE_CHECKING:
     from powerinfer.options.llm_options import LLMOptions
@@ -97,7 +103,7 @@ accepted and listed.
 @flag("max_tokens", help="Most tokens in a chat answer; -1 for no limit.", default=-1)
 @engine_options
 @sampling_options
-@flags("context_shift", "keep_tokens")
+@flags("context_shift", "keep_tokens", *STATE_FLAGS)
 @llama_server_flags
 def serve(model: Path | None, **flags: object) -> int:
     """Serve a model to many clients at once."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from powerinfer.evaluation.task import Task
 
 __all__ = [
+    "STATE_FLAGS",
     "decode_escapes",
     "engine_options",
     "json_option",
@@ -39,7 +40,8 @@ __all__ = [
 ]
 
 # Flags that commands add one by one: not every command has them, or their default differs.
-_ADDED_SINGLY = ("context_shift", "keep_tokens", "max_tokens", "logprobs", *FORMS)
+STATE_FLAGS = ("state_cache", "state_interval")
+_ADDED_SINGLY = ("context_shift", "keep_tokens", "max_tokens", "logprobs", *STATE_FLAGS, *FORMS)
 
 
 def option(
