@@ -16,6 +16,7 @@ source of truth, and each changes by one assignment. All counts follow from them
 interrupted call, the next one recounts.
 """
 
+import heapq
 import weakref
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from powerinfer.errors import PowerInferError, PromptError
-from powerinfer.kvcache.block_counts import BlockCounts, BlockKeeper, BlockTable
+from powerinfer.kvcache.block_counts import BlockCounts, BlockKeeper
 from powerinfer.kvcache.state_slots import StateSlots
 from powerinfer.ops.backend import KVLayer
 from powerinfer.ops.protocol import KVType
@@ -35,6 +36,34 @@ __all__ = ["BLOCK_SIZE", "KVCache"]
 # At 7B width a block of 64 positions is 512 KiB of f16 keys per layer: large enough that a table
 # look-up per block costs nothing, small enough that a short chat wastes little.
 BLOCK_SIZE = 64
+
+
+@dataclass(slots=True, eq=False)
+class _Table:
+    """Blocks of one sequence.
+
+    Attributes:
+        blocks: i32[capacity]; unused entries are -1.
+        num_reserved: blocks it is guaranteed to get, including those it has.
+    """
+
+    blocks: IntArray = field(default_factory=lambda: np.full(4, -1, np.int32))
+    num_blocks: int = 0
+    num_reserved: int = 0
+
+    @property
+    def held(self) -> IntArray:
+        return self.blocks[: self.num_blocks]
+
+    @property
+    def num_promised(self) -> int:
+        return max(0, self.num_reserved - self.num_blocks)
+
+    def add(self, block: int) -> None:
+        if self.num_blocks == len(self.blocks):
+            self.blocks = np.concatenate([self.blocks, np.full_like(self.blocks, -1)])
+        self.blocks[self.num_blocks] = block
+        self.num_blocks += 1
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -62,7 +91,7 @@ class KVCache:
         default=lambda _pairs: None, repr=False
     )
     states: StateSlots | None = None
-    _tables: dict[Hashable, BlockTable] = field(default_factory=dict, init=False, repr=False)
+    _tables: dict[Hashable, _Table] = field(default_factory=dict, init=False, repr=False)
     # Changes within `changing` only.
     _counts: BlockCounts = field(init=False, repr=False)
     # A weak reference: the prefix tree refers to the cache, and a cycle would keep the memory of
@@ -71,7 +100,7 @@ class KVCache:
     _is_torn: bool = field(default=False, init=False, repr=False)
     # Changes so far, and the block tables of the last step: their sequences, and the changes then.
     _num_changes: int = field(default=0, init=False, repr=False)
-    _last: tuple[list[BlockTable], int, IntArray] = field(
+    _last: tuple[list[_Table], int, IntArray] = field(
         default=([], 0, np.empty((0, 0), np.int32)), init=False, repr=False
     )
 
@@ -107,7 +136,8 @@ class KVCache:
 
     def is_unused(self, block: int) -> bool:
         """Return whether only the keeper holds the block."""
-        return self._counts.is_unused(block)
+        counts = self._counts
+        return counts.num_holders[block] == 1 and block in counts.kept
 
     # Sequences.
 
@@ -125,7 +155,7 @@ class KVCache:
             PromptError: not enough blocks, or too many states; nothing was promised.
         """
         table = self._table(sequence)
-        wanted = BlockTable(table.blocks, table.num_blocks, self.num_blocks_for(num_positions))
+        wanted = _Table(table.blocks, table.num_blocks, self.num_blocks_for(num_positions))
         room = self._room_of(table)
         if wanted.num_promised > room:
             raise self._full(wanted.num_promised, room)
@@ -151,7 +181,7 @@ class KVCache:
                 table = self._allocated(sequence, num_positions, first)
         return table.held
 
-    def _may_write(self, table: BlockTable, num_positions: int, first: int) -> bool:
+    def _may_write(self, table: _Table, num_positions: int, first: int) -> bool:
         """Test whether a sequence has its blocks, and those to be written for itself alone."""
         needed = self.num_blocks_for(num_positions)
         written, num_holders = range(first // self.block_size, needed), self._counts.num_holders
@@ -161,13 +191,13 @@ class KVCache:
             and all(num_holders[table.blocks[index]] == 1 for index in written)
         )
 
-    def _allocated(self, sequence: Hashable, num_positions: int, first: int) -> BlockTable:
+    def _allocated(self, sequence: Hashable, num_positions: int, first: int) -> _Table:
         table, counts = self._table(sequence), self._counts
         needed = self.num_blocks_for(num_positions)
         written = range(first // self.block_size, min(needed, table.num_blocks))
         shared = [index for index in written if counts.num_holders[table.blocks[index]] > 1]
         # A block shared with the keeper alone can be taken from it, so it needs no room.
-        num_kept = sum(counts.is_shared_with_keeper_alone(int(table.blocks[i])) for i in shared)
+        num_kept = sum(self._is_shared_with_keeper_alone(int(table.blocks[i])) for i in shared)
         wanted, room = max(0, needed - table.num_blocks) + len(shared), self._room_of(table)
         if wanted - num_kept > room:
             raise self._full(wanted - num_kept, room)
@@ -236,7 +266,7 @@ class KVCache:
                 self.states.begin(sequence, slot, num_positions)
             self._tables[sequence] = table
             for block in blocks:
-                self._counts.hold(block)
+                self._hold(block)
                 table.add(block)
             num_whole = num_positions // self.block_size * self.block_size
             try:
@@ -251,9 +281,9 @@ class KVCache:
         """Replace a block of a sequence by another one with the same keys and values."""
         table = self._tables[sequence]
         with self.changing():
-            self._counts.hold(block)
+            self._hold(block)
             own, table.blocks[index] = int(table.blocks[index]), block
-            self._counts.release(own)
+            self._release(own)
 
     def hold_state(self, holder: Hashable, sequence: Hashable, num_positions: int) -> None:
         """Let `holder` hold just the state that another sequence has after `num_positions`.
@@ -284,7 +314,7 @@ class KVCache:
         """Release all of a sequence but the blocks of `num_positions`: states and promises too."""
         self.truncate(sequence, num_positions)
         table = self._table(sequence)
-        self._tables[sequence] = BlockTable(table.blocks, table.num_blocks, table.num_blocks)
+        self._tables[sequence] = _Table(table.blocks, table.num_blocks, table.num_blocks)
         if self.states is not None:
             self.states.free(sequence)
 
@@ -312,11 +342,17 @@ class KVCache:
         Raises:
             PowerInferError: nobody else holds the block, or the keeper does already.
         """
-        self._counts.keep(block)
+        counts = self._counts
+        if not counts.num_holders[block] or block in counts.kept:
+            raise PowerInferError(f"block {block} cannot be kept")
+        counts.num_holders[block] += 1
+        counts.kept.add(block)
 
     def drop(self, block: int) -> None:
         """Stop counting the keeper as a holder; only within `changing`."""
-        self._counts.drop(block)
+        self._counts.num_unused -= self.is_unused(block)
+        self._counts.kept.remove(block)
+        self._release(block)
 
     @contextmanager
     def changing(self) -> Iterator[None]:
@@ -402,34 +438,58 @@ class KVCache:
     # Counts, only within `changing`.
 
     def _recounted(self, kept: Collection[int]) -> BlockCounts:
-        return BlockCounts.counted(self.num_blocks, list(self._tables.values()), kept)
+        return BlockCounts.counted(
+            self.num_blocks, [each.held for each in list(self._tables.values())], kept
+        )
+
+    def _is_shared_with_keeper_alone(self, block: int) -> bool:
+        return self._counts.num_holders[block] == 2 and block in self._counts.kept
 
     def _take(self) -> int:
-        """Return the lowest free block with one holder; ask the keeper if none is free."""
+        """Return the lowest free block with one holder; ask the keeper if none is free.
+
+        Raises:
+            PowerInferError: all are in use.
+        """
         if not self._counts.free:
             keeper = self._keeper()
             if keeper is None:
                 self._drop_all()
             else:
                 keeper.reclaim(1)
-        return self._counts.take()
+        if not self._counts.free:
+            raise PowerInferError("every KV block is in use")
+        block = heapq.heappop(self._counts.free)
+        self._counts.num_holders[block] = 1
+        return block
+
+    def _hold(self, block: int) -> None:
+        self._counts.num_unused -= self.is_unused(block)
+        self._counts.num_holders[block] += 1
+
+    def _release(self, block: int) -> None:
+        self._counts.num_holders[block] -= 1
+        if self.is_unused(block):
+            self._counts.num_unused += 1
+        elif not self._counts.num_holders[block]:
+            heapq.heappush(self._counts.free, block)
 
     def _drop_all(self) -> None:
         """Release all blocks of a keeper that is gone."""
         for block in sorted(self._counts.kept):
             self.drop(block)
 
-    def _truncate(self, table: BlockTable, num_blocks: int) -> None:
+    def _truncate(self, table: _Table, num_blocks: int) -> None:
         dropped = table.held[num_blocks:].tolist()
         table.num_blocks -= len(dropped)
         for block in dropped:
-            self._counts.release(block)
+            self._release(block)
 
-    def _table(self, sequence: Hashable) -> BlockTable:
+    def _table(self, sequence: Hashable) -> _Table:
         """Return the table of a sequence; that of a new one is not stored yet."""
-        return self._tables.get(sequence) or BlockTable()
+        return self._tables.get(sequence) or _Table()
 
-    def _room_of(self, table: BlockTable) -> int:
+    def _room_of(self, table: _Table) -> int:
         """Number of blocks this sequence can have: those available and those promised to it."""
         return self.num_available_blocks + table.num_promised
 
@@ -441,10 +501,10 @@ class KVCache:
             remedy="use a larger context ({context_length}) or fewer sequences",
         )
 
-    def _make_own(self, table: BlockTable, index: int, *, may_copy: bool) -> None:
+    def _make_own(self, table: _Table, index: int, *, may_copy: bool) -> None:
         """Replace a shared block by a copy, or take it from the keeper."""
         block = int(table.blocks[index])
-        if not may_copy and self._counts.is_shared_with_keeper_alone(block):
+        if not may_copy and self._is_shared_with_keeper_alone(block):
             keeper = self._keeper()
             if keeper is None:
                 self._drop_all()
@@ -454,4 +514,4 @@ class KVCache:
         own = self._take()
         self.copy_blocks([(block, own)])
         table.blocks[index] = own
-        self._counts.release(block)
+        self._release(block)
