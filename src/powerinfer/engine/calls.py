@@ -196,6 +196,8 @@ def scoring_request(item: "ContextAndContinuation") -> Request:
         params=SamplingParams(max_tokens=0),
         prompt_logprobs=1,
         scored_ids=item.continuation,
+        # Other continuations of the same context go on there.
+        snapshot_positions=(len(item.context) - 1,),
     )
 
 

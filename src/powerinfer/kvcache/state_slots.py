@@ -131,7 +131,6 @@ class StateSlots:
 
     def free(self, sequence: Hashable) -> None:
         """Release all slots and promises of a sequence, which may be unknown."""
-        self.truncate(sequence, 0)
         self._held.pop(sequence, None)
 
     def assign(self, parts: Sequence[tuple[Hashable, int, int]]) -> tuple[IntArray, IntArray]:
