@@ -20,6 +20,11 @@ LLAMA3 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2 = LLAMA3.replace("{1,3}", "")
+# As transformers writes it in `models/qwen3_5/tokenization_qwen3_5.py`.
+QWEN35 = (
+    CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 # As tiktoken writes it in `tiktoken_ext/openai_public.py`, of gpt-oss too.
 O200K = "|".join(
     [
@@ -43,9 +48,11 @@ PUBLISHED = {
     "mpt": [GPT2],
     "olmo": [GPT2],
     "llama-bpe": [LLAMA3],
+    "lfm2": [LLAMA3],
     "dbrx": [LLAMA3],
     "chatglm-bpe": [LLAMA3],
     "qwen2": [QWEN2],
+    "qwen35": [QWEN35],
     "stablelm2": [QWEN2],
     "starcoder": [r"\p{N}", GPT2],
     "refact": [r"\p{N}", GPT2],
@@ -76,6 +83,9 @@ BYTE_OF = {character: byte for byte, character in enumerate(BYTE_CHARACTERS)}
 CHARACTERS = st.one_of(
     st.sampled_from(" \t\n\r\v\f\u00a0\u2028\u3000'\"!?.,-_/$+<=>^~|`09½²٣五aAzZsStTdDmMéÉßǅʰाｱ한"),
     st.sampled_from(["'s", "'RE", "'lL", "\r\n", "  ", "123", "1234567", "Ll", "你好", "👍🏽"]),
+    st.sampled_from(
+        ["a\u0301", "\u0301", " \u0301\u0301", "नमस्ते", "क्ष", "\u20dd", "e\u0301\u0301'd"]
+    ),
     st.characters(codec="utf-8", exclude_categories=("Cn", "Co", "Cs")),
 )
 TEXTS = st.lists(CHARACTERS, max_size=40).map("".join)
@@ -100,6 +110,7 @@ def _isolate(expression: str, text: str) -> list[str]:
 @given(text=TEXTS)
 @example(text="\n \n\n \t\t  x  \r\n\r\n  y \n")
 @example(text="HTTPServer's iPhone'LL ǅa ÉCOLEs don'T/\n/ 1234567 a\u0301B e\u0301\u0301'd ʰx")
+@example(text="!\u0301\u0301 \u0301x .\u0903\n 1\u0301 नमस्ते, क्षेत्र 你\u0301好 👍\u20dd\u0301")
 @example(text="I'VE 'told we'll 3 33 3333 ½ 3.3 ...3 \t ?\n\n!")
 def test_cuts_as_published(name: str, text: str) -> None:
     words = library_pre_tokenizer(pre_tokenizer(name)).pre_tokenize_str(text)

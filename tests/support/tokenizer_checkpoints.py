@@ -28,6 +28,8 @@ LLAMA3 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2 = LLAMA3.replace("{1,3}", "")
+# Letters include the marks on them.
+QWEN35 = QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}")
 UPPER, LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 LEAD, TAIL = r"[^\r\n\p{L}\p{N}]?", r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 O200K = (
@@ -93,6 +95,7 @@ BYTE_LEVEL: dict[str, tuple[str, Json, bool]] = {
     ),
     "dbrx": ("dbrx", sequence(split(LLAMA3)), False),
     "qwen 2": ("qwen2", sequence(split(QWEN2)), False),
+    "qwen 3.5": ("qwen35", sequence(split(QWEN35)), False),
     "granite, starcoder": ("starcoder", DIGITS_GPT2, False),
     "falcon": ("falcon", FALCON, False),
     "gpt-oss": ("gpt-4o", sequence(split(O200K)), False),

@@ -16,6 +16,7 @@ from tokenizer_checkpoints import (
     GPT2,
     LLAMA3,
     QWEN2,
+    QWEN35,
     Json,
     byte_fallback_json,
     byte_level_json,
@@ -138,16 +139,27 @@ def test_vocab_and_merges_alone(tmp_path: Path) -> None:
         read_tokenizer(tmp_path, ROWS)
 
 
-def test_qwens_form_of_vocab_and_merges_is_known_by_the_model_too(tmp_path: Path) -> None:
-    content = byte_level_json(sequence(split(QWEN2)))
+@pytest.mark.parametrize(
+    ("model_type", "named", "expression", "pre"),
+    [
+        ("qwen2", {}, QWEN2, "qwen2"),
+        ("qwen3_5_text", {}, QWEN35, "qwen35"),
+        ("qwen3_5", {"tokenizer_class": "Qwen2Tokenizer"}, QWEN35, "qwen35"),
+    ],
+)
+def test_qwens_form_of_vocab_and_merges_is_known_by_the_model_too(
+    model_type: str, named: dict[str, str], expression: str, pre: str, tmp_path: Path
+) -> None:
+    content = byte_level_json(sequence(split(expression)))
     files = {
         "vocab.json": content["model"]["vocab"],
         "merges.txt": "\n".join(" ".join(pair) for pair in content["model"]["merges"]),
-        "config.json": {"model_type": "qwen2"},
+        "config.json": {"model_type": model_type},
+        "tokenizer_config.json": named,
         "added_tokens.json": {"<|im_end|>": 340},
     }
     found = read_checked(write_files(tmp_path, files))
-    assert found["pre"] == "qwen2"
+    assert found["pre"] == pre
     assert found["tokens"][340] == "<|im_end|>"
     assert found["token_type"][340] == TokenType.USER_DEFINED
 

@@ -24,6 +24,7 @@ _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_QWEN35 = _QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}")
 _TO_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
 _GPT2_CLASSES = ("GPT2Tokenizer", "GPT2TokenizerFast")
 _QWEN2_CLASSES = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
@@ -101,8 +102,11 @@ def _cutting(folder: Path) -> tuple[object, object]:
     model_type = optional_object(folder / "config.json").get("model_type")
     if name in _GPT2_CLASSES or (name is None and model_type in _GPT2_MODELS):
         return None, {**_TO_BYTES, "use_regex": True}
-    if name in _QWEN2_CLASSES or (name is None and model_type in _QWEN2_MODELS):
-        split = {"type": "Split", "pattern": {"Regex": _QWEN2}, "behavior": "Isolated"}
+    # Files of Qwen3.5 may name the class of Qwen2.
+    is_qwen35 = name == "Qwen3_5Tokenizer" or str(model_type).startswith("qwen3_5")
+    if is_qwen35 or name in _QWEN2_CLASSES or (name is None and model_type in _QWEN2_MODELS):
+        pattern = {"Regex": _QWEN35 if is_qwen35 else _QWEN2}
+        split = {"type": "Split", "pattern": pattern, "behavior": "Isolated"}
         stages = [{**split, "invert": False}, {**_TO_BYTES, "use_regex": False}]
         return {"type": "NFC"}, {"type": "Sequence", "pretokenizers": stages}
     raise UnsupportedError(
