@@ -26,6 +26,19 @@ def written_calls(form: str, calls: Sequence[tuple[str, Mapping[str, object]]]) 
     )
 
 
+def _xml(name: str, **arguments: str) -> str:
+    """A call as Qwen3.5 writes it."""
+    values = "".join(
+        f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items()
+    )
+    return f"<tool_call>\n<function={name}>\n{values}</function>\n</tool_call>"
+
+
+def _python(calls: str) -> str:
+    """Calls as LFM2 writes them."""
+    return f"<|tool_call_start|>[{calls}]<|tool_call_end|>"
+
+
 HERMES = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
 # Form, answer, what is said, name and arguments of the calls.
 ANSWERS: dict[str, tuple[str, str, str, list[tuple[str, str]]]] = {
@@ -147,5 +160,155 @@ ANSWERS: dict[str, tuple[str, str, str, list[tuple[str, str]]]] = {
         "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>",
         "I look.",
         [("f", "{}")],
+    ),
+    "XML": (
+        "qwen_xml",
+        f"Let me see.\n\n{_xml('weather', place='Köln')}",
+        "Let me see.",
+        [("weather", '{"place": "Köln"}')],
+    ),
+    "two in XML": (
+        "qwen_xml",
+        f"{_xml('clock')}\n{_xml('weather', place='a', days='[1]')}\n\nWait.",
+        "Wait.",
+        [("clock", "{}"), ("weather", '{"place": "a", "days": [1]}')],
+    ),
+    "lines": (
+        "qwen_xml",
+        _xml("weather", place='\n a "b"\\\n\n'),
+        "",
+        [("weather", r'{"place": "\n a \"b\"\\\n\n"}')],
+    ),
+    "XML in one line": (
+        "qwen_xml",
+        "<tool_call><function=weather><parameter=place>x</parameter></function></tool_call>",
+        "",
+        [("weather", '{"place": "x"}')],
+    ),
+    "marks in a value": (
+        "qwen_xml",
+        _xml("weather", place="a</parameter> b\n</function>\n<parameter=x>"),
+        "",
+        [("weather", r'{"place": "a</parameter> b\n</function>\n<parameter=x>"}')],
+    ),
+    "no first mark": (
+        "qwen_xml",
+        _xml("clock").removeprefix("<tool_call>\n"),
+        "",
+        [("clock", "{}")],
+    ),
+    "a function that is no tool": (
+        "qwen_xml",
+        "Write <function=f> or <function= clock > and",
+        "Write <function=f> or",
+        [("clock", "{}")],
+    ),
+    "no mark at the end of a value": (
+        "qwen_xml",
+        _xml("weather", place="x").replace("\n</parameter>", ""),
+        "",
+        [("weather", '{"place": "x"}')],
+    ),
+    "no last marks": (
+        "qwen_xml",
+        _xml("weather", place="x").partition("</function>")[0],
+        "",
+        [("weather", '{"place": "x"}')],
+    ),
+    "an argument cut off": (
+        "qwen_xml",
+        "<tool_call>\n<function=weather>\n<parameter=place>\nKö",
+        "",
+        [("weather", '{"place": "Kö')],
+    ),
+    "other text between arguments": (
+        "qwen_xml",
+        "<tool_call><function=f>\nWell:\n<parameter=a>1</parameter>\n</tool_call>",
+        "",
+        [("f", '{"a": 1}')],
+    ),
+    "JSON instead of XML": (
+        "qwen_xml",
+        '<tool_call>{"name": "clock"}</tool_call>',
+        '<tool_call>{"name": "clock"}</tool_call>',
+        [],
+    ),
+    "XML without a name": (
+        "qwen_xml",
+        "<tool_call><function= ></function></tool_call>",
+        "<tool_call><function= ></function></tool_call>",
+        [],
+    ),
+    "a name cut off": ("qwen_xml", "<tool_call>\n<function=we", "<tool_call>\n<function=we", []),
+    "Python": (
+        "lfm2",
+        f"I look.\n{_python('''weather(place='Köln'), clock()''')}\nWait.",
+        "I look.Wait.",
+        [("weather", '{"place": "Köln"}'), ("clock", "{}")],
+    ),
+    "values of Python": (
+        "lfm2",
+        _python("f(a=True, b=None, c={'x': (1, 2.5,)}, d = [false, null], e=-1e3,)"),
+        "",
+        [("f", '{"a": true, "b": null, "c": {"x": [1, 2.5]}, "d": [false, null], "e": -1e3}')],
+    ),
+    "quotation marks": (
+        "lfm2",
+        _python(r"""f(a="it's", b='it's', c="say \"x\"", d='sed -n '1,9p' f.py', e='\d\n')"""),
+        "",
+        [
+            (
+                "f",
+                r"""{"a": "it's", "b": "it's", "c": "say \"x\"", "d": "sed -n '1,9p' f.py", """
+                r""""e": "\\d\n"}""",
+            )
+        ],
+    ),
+    "brackets in a text": (
+        "lfm2",
+        _python("f(a='x)], g(', b='[\n]')"),
+        "",
+        [("f", r'{"a": "x)], g(", "b": "[\n]"}')],
+    ),
+    "no names of arguments": (
+        "lfm2",
+        _python("weather('Köln'), f(1)"),
+        "",
+        [("weather", '{"place": "Köln"}'), ("f", "{}")],
+    ),
+    "neither a text nor a number": (
+        "lfm2",
+        _python("f(a=Köln, b=1 + 1, c=0x1F)"),
+        "",
+        [("f", '{"a": "Köln", "b": "1 + 1", "c": "0x1F"}')],
+    ),
+    "no list": (
+        "lfm2",
+        "<|tool_call_start|>clock()<|tool_call_end|>",
+        "",
+        [("clock", "{}")],
+    ),
+    "list of objects": (
+        "lfm2",
+        _python('{"name": "f", "arguments": {"a": "]"}}, {"name": "g"}'),
+        "",
+        [("f", '{"a": "]"}'), ("g", "{}")],
+    ),
+    "no calls": ("lfm2", _python("Hello, (you)"), _python("Hello, (you)"), []),
+    "a call and text": ("lfm2", _python("clock(), Hello"), "", [("clock", "{}")]),
+    "an object without a name": ("lfm2", _python('{"a": 1}'), _python('{"a": 1}'), []),
+    "no closing bracket": (
+        "lfm2",
+        "<|tool_call_start|>[f(a=1<|tool_call_end|> Well.",
+        "Well.",
+        [("f", '{"a": 1}')],
+    ),
+    "no mark at the end": ("lfm2", "<|tool_call_start|>[clock()]", "", [("clock", "{}")]),
+    "Python cut off": ("lfm2", "<|tool_call_start|>[f(a=1, b='x", "", [("f", '{"a": 1')]),
+    "Python cut off before the name": (
+        "lfm2",
+        "<|tool_call_start|>[clo",
+        "<|tool_call_start|>[clo",
+        [],
     ),
 }

@@ -44,7 +44,7 @@ _HARMONY = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>
 # Marks of tool calls and of reasoning in other models' answers, where they are control tokens.
 _CALLS = (
     *("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "<|python_tag|>", "<tool_call>", "</tool_call>"),
-    *("[THINK]", "[/THINK]", "<think>", "</think>"),
+    *("[THINK]", "[/THINK]", "<think>", "</think>", "<|tool_call_start|>", "<|tool_call_end|>"),
 )
 
 

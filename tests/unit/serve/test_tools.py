@@ -19,6 +19,7 @@ GPT_OSS = "openai-gpt-oss-120b"
 MISTRAL = "Mistral-Small-3.2-24B-Instruct-2506"
 NEMO = "mistralai-Mistral-Nemo-Instruct-2407"
 LLAMA = "meta-llama-Llama-3.1-8B-Instruct"
+QWEN35, CODER = "Qwen3.5-4B", "Qwen3-Coder"
 # It ends the prompt within reasoning.
 OPENING = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -69,6 +70,12 @@ def calls(choice: dict[str, Any]) -> list[tuple[str, Any]]:
                 'commentary to=functions.clock <|constrain|>json<|message|>{"zone": "CET"}',
             ],
         ),
+        (
+            CODER,
+            ["<tool_call>\n<function=clock>\n<parameter=zone>\nC", "ET\n</parameter>\n</function>"],
+        ),
+        ("LFM2", ["<|tool_call_start|>", '[clock(zone="CET', '")]', "<|tool_call_end|>"]),
+        ("LFM2.5", ["<|tool_call_start|>", "[clock(zone='CET')]", "<|tool_call_end|>"]),
         ("olmoe", ['{"name": "clock", "arguments": {"zone": "CET"}}']),
     ],
 )
@@ -88,8 +95,12 @@ def test_calls_of_models(template: str, script: list[str]) -> None:
 
 
 def test_a_form_that_nothing_reads_is_not_shown() -> None:
-    choice, prompt, _ = chat("Qwen3-Coder", ['{"name": "clock", "arguments": {}}'], [CLOCK])
-    assert "<function=" not in prompt
+    unread = (
+        "{% for tool in tools or [] %}<tool_call>NAME<arg_key>{{ tool.function.name }}{% endfor %}"
+        "{% for message in messages %}{{ message.content }}{% endfor %}"
+    )
+    choice, prompt, _ = chat(unread, ['{"name": "clock", "arguments": {}}'], [CLOCK])
+    assert "<arg_key>" not in prompt
     assert prompt.count("Tells the clock") == 1
     assert calls(choice) == [("clock", {})]
 
@@ -106,6 +117,16 @@ def test_a_form_that_nothing_reads_is_not_shown() -> None:
         (NEMO, [CLOCK], "required", "[TOOL_CALLS]", '[{"name":"clock","arguments":{}}]'),
         (GPT_OSS, [CLOCK, DATE], NAMED, "to=functions.clock <|constrain|>json<|message|>", "{}"),
         (GPT_OSS, [CLOCK, DATE], "required", "<|message|>", '{"name":"date","arguments":{}}'),
+        (
+            QWEN35,
+            [CLOCK, DATE],
+            "required",
+            "<think>\n\n</think>\n\n<tool_call>\n<function=",
+            "date>\n</function>",
+        ),
+        (CODER, [CLOCK, DATE], NAMED, "<tool_call>\n<function=", "clock>\n</function>"),
+        ("LFM2", [CLOCK, DATE], "required", "assistant\n<|tool_call_start|>[", "date()]"),
+        ("LFM2.5", [CLOCK], "required", "assistant\n<|tool_call_start|>[", "clock()]"),
         ("olmoe", [CLOCK], "required", "<|assistant|>\n", '{"name":"clock","arguments":{}}'),
         (
             OPENING,
@@ -123,7 +144,11 @@ def test_a_call_that_must_be_made(
     assert prompt.endswith(end)
     assert calls(made) == [("date" if "date" in script else "clock", {})]
     assert made["message"]["content"] is None
-    schema = json.loads(str(api.fake.submitted[0].request.params.json_schema))
+    params = api.fake.submitted[0].request.params
+    if params.grammar is not None:
+        assert ('"date' in params.grammar) == (len(tools) == 2 and choice != NAMED)
+        return
+    schema = json.loads(str(params.json_schema))
     assert schema["type" if len(tools) == 1 or choice == NAMED else "$defs"]
 
 
@@ -164,6 +189,52 @@ def test_reasoning_are_told_apart() -> None:
     # Of a model that knows no such marks they are text.
     choice, _, _ = chat("olmoe", ["<think>Hm.</think>Noon."])
     assert choice["message"]["content"] == "<think>Hm.</think>Noon."
+
+
+XML_CALL = "<tool_call>\n<function=clock>\n</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize("end", ["\n</think>\n\n", "\n", "\n\n"])
+def test_a_call_in_xml_also_ends_reasoning(end: str) -> None:
+    choice, prompt, _ = chat(QWEN35, list(f"A <tool_call>?{end}{XML_CALL}"), [CLOCK])
+    assert prompt.endswith("<think>\n")
+    assert choice["message"]["reasoning_content"] == "A <tool_call>?"
+    assert choice["message"]["content"] is None
+    assert calls(choice) == [("clock", {})]
+    # Without tools only the mark ends it.
+    choice, _, _ = chat(QWEN35, [f"A{XML_CALL}B\n</think>\n\nC"])
+    assert choice["message"]["reasoning_content"] == f"A{XML_CALL}B"
+    assert choice["message"]["content"] == "C"
+
+
+@pytest.mark.parametrize("template", [QWEN35, "LFM2.5"])
+def test_reasoning_of_earlier_turns_is_not_written_again(template: str) -> None:
+    said = {"role": "assistant", "content": "Noon.", "reasoning_content": "Hm."}
+    call = {"id": "x", "type": "function", "function": {"name": "clock", "arguments": "{}"}}
+    called = {"role": "assistant", "tool_calls": [call], "reasoning_content": "Which?"}
+    asked = {"role": "user", "content": "Time?"}
+    result = {"role": "tool", "tool_call_id": "x", "content": "12:00"}
+    _, prompt, _ = chat(template, ["Ok"], [CLOCK], messages=[asked, said, asked, called, result])
+    assert "Hm." not in prompt
+    assert prompt.index("Which?") < prompt.index("12:00")
+
+
+def test_thinking_can_be_turned_off() -> None:
+    off = {"enable_thinking": False}
+    choice, prompt, _ = chat(QWEN35, ["Noon."], chat_template_kwargs=off)
+    assert prompt.endswith("<think>\n\n</think>\n\n")
+    assert choice["message"]["content"] == "Noon."
+
+
+@pytest.mark.parametrize("template", [QWEN35, "LFM2"])
+def test_a_tool_that_cannot_be_enforced_is_an_error_of_the_client(template: str) -> None:
+    broken = tool("clock")
+    broken["function"]["parameters"]["properties"]["zone"]["pattern"] = "a{100000}"
+    body = {"messages": [{"role": "user", "content": "Time?"}], "tools": [broken]}
+    with running_api(tokenizer=chat_tokenizer(template)) as api:
+        answer = api.post("/v1/chat/completions", json=body | {"tool_choice": "required"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "tools"
 
 
 def test_channels_of_gpt_oss() -> None:
@@ -223,7 +294,9 @@ def test_a_function_without_parameters_takes_no_arguments() -> None:
     assert arguments["properties"] == {}
 
 
-@pytest.mark.parametrize("template", [QWEN, LLAMA, MISTRAL, NEMO, GPT_OSS, "olmoe", OPENING])
+@pytest.mark.parametrize(
+    "template", [QWEN, QWEN35, "LFM2", LLAMA, MISTRAL, NEMO, GPT_OSS, "olmoe", OPENING]
+)
 def test_a_call_that_a_limit_cuts_off_is_no_text(template: str) -> None:
     made, _, _ = chat(template, ["{", '"na'], [CLOCK], tool_choice="required", max_tokens=2)
     assert not made["message"]["content"]

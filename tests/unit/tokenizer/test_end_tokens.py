@@ -92,9 +92,10 @@ def test_the_same_texts_elsewhere_are_hidden() -> None:
 
 
 def test_the_marks_of_calls_and_thoughts_are_shown() -> None:
-    """Mistral's and Llama's are control tokens; without them nobody could read a call."""
-    special = ["[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "[THINK]", "[INST]"]
+    """Mistral's, Llama's and LFM2's are control tokens; without them nobody could read a call."""
+    shown = ["[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "[THINK]", "<|tool_call_start|>"]
+    special = [*shown, "[INST]"]
     tokenizer = Tokenizer.from_metadata(byte_level(BYTE_CHARACTERS, special=special))
-    assert tokenizer.decode(range(256, 261)) == "[TOOL_CALLS][ARGS]<|python_tag|>[THINK]"
+    assert tokenizer.decode(range(256, 262)) == "".join(shown)
     assert tokenizer.encode("[ARGS]") == [ord(character) for character in "[ARGS]"]
     assert not tokenizer.is_harmony

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from powerinfer.errors import PromptError
 from powerinfer.prompts.long_prompts import encode_prompt
 from powerinfer.prompts.messages import message_ids, with_chat_stop
 from powerinfer.prompts.reasoning import ends_within
@@ -11,7 +12,7 @@ from powerinfer.serve.chat.deltas import ChatDelta, ChatOutputParser, PlainOutpu
 from powerinfer.serve.chat.messages import ChatMessage, FunctionTool
 from powerinfer.serve.chat.reasoning import ReasoningMarks, ReasoningOutput, reasoning_marks
 from powerinfer.serve.context import ServerContext
-from powerinfer.serve.errors import bad_request
+from powerinfer.serve.errors import bad_request, from_engine
 from powerinfer.serve.tool_formats import (
     NO_PARAMETERS,
     ForcedCall,
@@ -73,7 +74,7 @@ def plan_chat(context: ServerContext, chat: Chat) -> ChatPlan:
     tools = [_read_tool(tool) for tool in chat.tools]
     written_as = load_format("harmony") if is_harmony else find_format(template)
     must_call = [tool for tool in tools if tool.name in chat.must_call]
-    forced = written_as.forced(must_call, template) if must_call else None
+    forced = _forced_call(written_as, must_call, template) if must_call else None
     params = chat.params if is_story else with_chat_stop(tokenizer, chat.params)
     if forced is not None:
         params = _forced(params, forced)
@@ -86,16 +87,17 @@ def plan_chat(context: ServerContext, chat: Chat) -> ChatPlan:
     if begun := prefix + chat.prefill:
         prompt_ids += tokenizer.encode(begun, add_bos=False, parse_special=True)
     # A story has only the calls that a grammar enforces.
-    names = [] if is_story and forced is None else [tool.name for tool in tools]
+    callable_tools = [] if is_story and forced is None else tools
 
     def new_parser() -> ChatOutputParser:
         said: ChatOutputParser = PlainOutput()
-        if is_harmony or names:
-            said = written_as.new_parser(names)
+        if is_harmony or callable_tools:
+            said = written_as.new_parser(callable_tools)
         if forced is not None:
             said = _Filtered(said, _is_no_text)
         if marks is not None and not is_harmony:
-            said = ReasoningOutput(said, marks, is_open=is_open)
+            ends = written_as.ends_reasoning if callable_tools else ()
+            said = ReasoningOutput(said, marks, is_open=is_open, also_ends=ends)
         if not chat.parallel_tool_calls:
             said = _Filtered(said, _is_no_further_call)
         return _Primed(said, prefix) if prefix else said
@@ -128,6 +130,13 @@ def _chat_ids(context: ServerContext, chat: Chat, written_as: ToolFormat) -> lis
     return message_ids(context.tokenizer, messages, context.model.context_length, **variables)
 
 
+def _forced_call(written_as: ToolFormat, tools: Sequence[Tool], template: str) -> ForcedCall:
+    try:
+        return written_as.forced(tools, template)
+    except PromptError as error:
+        raise from_engine(error, "tools") from None
+
+
 def _forced(params: SamplingParams, forced: ForcedCall) -> SamplingParams:
     """Restrict the answer to a tool call."""
     if params.has_form:
@@ -137,7 +146,7 @@ def _forced(params: SamplingParams, forced: ForcedCall) -> SamplingParams:
             "tool_choice",
             "invalid_value",
         )
-    return replace(params, json_schema=dict(forced.schema))
+    return replace(params, json_schema=dict(forced.schema) or None, grammar=forced.grammar)
 
 
 def _prefix(

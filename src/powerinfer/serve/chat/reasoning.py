@@ -4,6 +4,8 @@ gpt-oss writes reasoning as separate parts, which `tool_formats/harmony.py` pars
 it between two marks; the template may already write the first one into the prompt.
 """
 
+from collections.abc import Sequence
+
 from powerinfer.serve.chat.deltas import ChatDelta, ChatOutputParser
 from powerinfer.serve.chat.mark_finder import MarkFinder
 
@@ -23,17 +25,25 @@ def reasoning_marks(template: str | None) -> ReasoningMarks | None:
 class ReasoningOutput:
     """Parses an answer that may begin with reasoning; the rest goes to another parser."""
 
-    def __init__(self, said: ChatOutputParser, marks: ReasoningMarks, *, is_open: bool) -> None:
+    def __init__(
+        self,
+        said: ChatOutputParser,
+        marks: ReasoningMarks,
+        *,
+        is_open: bool,
+        also_ends: Sequence[str] = (),
+    ) -> None:
         """Start before the answer.
 
         Args:
             said: parses the text after the reasoning.
             marks: opening and closing mark of reasoning.
             is_open: the prompt ends with the opening mark.
+            also_ends: beginnings of what follows reasoning, if the closing mark is missing.
         """
         self._said = said
-        self._opening, closing = marks
-        self._finder = MarkFinder(closing)
+        self._opening, self._closing = marks
+        self._finder = MarkFinder(self._closing, *also_ends)
         self._step = self._think if is_open else self._begin
         # White space around reasoning does not belong to it.
         self._held = ""
@@ -69,9 +79,9 @@ class ReasoningOutput:
     def _think(self, text: str) -> list[ChatDelta]:
         reasoning, rest = self._finder.push(text)
         found = self._reasoning(reasoning)
-        if self._finder.found:
+        if mark := self._finder.found:
             self._held, self._step = "", self._after
-            found += self.push(rest)
+            found += self.push(rest if mark == self._closing else mark + rest)
         return found
 
     def _reasoning(self, text: str) -> list[ChatDelta]:

@@ -1,9 +1,10 @@
 """Interface of a format of tool calls: to detect, parse and enforce it."""
 
+import json
 import secrets
 import string
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from powerinfer.serve.chat.deltas import ChatDelta, ChatOutputParser, ToolCallDelta
@@ -46,11 +47,13 @@ class ForcedCall:
 
     Attributes:
         prefix: end of the prompt that belongs to the answer, including special tokens.
-        schema: JSON schema of everything that the model writes.
+        schema: JSON schema of everything that the model writes; empty if it is no JSON.
+        grammar: the grammar of it, then.
     """
 
     prefix: str
-    schema: Mapping[str, object]
+    schema: Mapping[str, object] = field(default_factory=dict)
+    grammar: str | None = None
 
 
 class ToolFormat(ABC):
@@ -58,18 +61,24 @@ class ToolFormat(ABC):
 
     # Templates of this format show the tools of a request.
     is_of_template = True
+    # Beginnings of a call that also end reasoning without a closing mark.
+    ends_reasoning: Sequence[str] = ()
 
     @abstractmethod
     def is_shown_by(self, template: str) -> bool:
         """Return whether a chat template (Jinja source) writes calls in this format."""
 
     @abstractmethod
-    def new_parser(self, tools: Collection[str]) -> ChatOutputParser:
-        """Make a parser for one answer; `tools` are the names of the functions."""
+    def new_parser(self, tools: Sequence[Tool]) -> ChatOutputParser:
+        """Make a parser for one answer that may call the tools."""
 
     @abstractmethod
     def forced(self, tools: Sequence[Tool], template: str) -> ForcedCall:
-        """Make a model call one of `tools`, of which there is at least one."""
+        """Make a model call one of `tools`, of which there is at least one.
+
+        Raises:
+            PromptError: their arguments cannot be enforced.
+        """
 
     def new_id(self) -> str:
         """Create the id of a call."""
@@ -126,6 +135,11 @@ class Pieces:
             call.is_begun = True
             self.begin_call(call.name)
         self.add_arguments(call.take_arguments())
+
+    def add_argument(self, name: str, value: str = "", *, is_first: bool) -> None:
+        """Begin an argument of the last call, in front of the JSON of its value, or of a part."""
+        between = "{" if is_first else ", "
+        self.add_arguments(f"{between}{json.dumps(name, ensure_ascii=False)}: {value}")
 
     def take(self) -> list[ChatDelta]:
         """Take the pieces found since the last call."""

@@ -1,7 +1,7 @@
 """For templates that show no tools: the prompt describes them, and a call is a JSON object."""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from powerinfer.serve.chat.deltas import ChatOutputParser
 from powerinfer.serve.chat.messages import ChatMessage, ToolCall
@@ -25,8 +25,8 @@ class _Described(ToolFormat):
     def is_shown_by(self, template: str) -> bool:
         return False
 
-    def new_parser(self, tools: Collection[str]) -> ChatOutputParser:
-        return BareObjects(self, tools, arguments_key="arguments")
+    def new_parser(self, tools: Sequence[Tool]) -> ChatOutputParser:
+        return BareObjects(self, [tool.name for tool in tools], arguments_key="arguments")
 
     def forced(self, tools: Sequence[Tool], template: str) -> ForcedCall:
         return ForcedCall("", call_schema(tools, "arguments"))

@@ -1,6 +1,6 @@
 """Parts in the commentary channel `to=functions.NAME`: gpt-oss, whose reasoning is a part, too."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from powerinfer.prompts.harmony import HarmonyPart, HarmonyReader
 from powerinfer.serve.chat.deltas import ChatDelta, ChatOutputParser
@@ -29,7 +29,7 @@ class _Harmony(ToolFormat):
         """Convert messages, with one call in each: the template writes only one."""
         return one_call_each(super().messages(messages, tools))
 
-    def new_parser(self, tools: Collection[str]) -> ChatOutputParser:
+    def new_parser(self, tools: Sequence[Tool]) -> ChatOutputParser:
         del tools  # Parts for functions are calls whatever they name.
         return _Parser(self)
 

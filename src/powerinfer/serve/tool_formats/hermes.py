@@ -1,6 +1,6 @@
 """`<tool_call>{"name": ..., "arguments": ...}</tool_call>`: Hermes, Qwen2.5, Qwen3, Granite 4."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from powerinfer.serve.chat.deltas import ChatDelta, ChatOutputParser
 from powerinfer.serve.chat.mark_finder import MarkFinder
@@ -19,7 +19,7 @@ class _Hermes(ToolFormat):
     def is_shown_by(self, template: str) -> bool:
         return _OPEN in template and not any(mark in template for mark in _OTHERS)
 
-    def new_parser(self, tools: Collection[str]) -> ChatOutputParser:
+    def new_parser(self, tools: Sequence[Tool]) -> ChatOutputParser:
         del tools  # The marks alone say that something is a call.
         return _Parser(self)
 

@@ -1,6 +1,6 @@
 """`{"name": ..., "parameters": ...}`, perhaps after `<|python_tag|>`: Llama 3.1, 3.2, 3.3."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from powerinfer.serve.chat.deltas import ChatOutputParser
 from powerinfer.serve.chat.messages import ChatMessage
@@ -26,8 +26,10 @@ class _Llama3(ToolFormat):
         """Convert messages, with one call in each: the template refuses more."""
         return one_call_each(super().messages(messages, tools))
 
-    def new_parser(self, tools: Collection[str]) -> ChatOutputParser:
-        return BareObjects(self, tools, arguments_key="parameters", mark=_MARK)
+    def new_parser(self, tools: Sequence[Tool]) -> ChatOutputParser:
+        return BareObjects(
+            self, [tool.name for tool in tools], arguments_key="parameters", mark=_MARK
+        )
 
     def forced(self, tools: Sequence[Tool], template: str) -> ForcedCall:
         return ForcedCall("", call_schema(tools, "parameters"))

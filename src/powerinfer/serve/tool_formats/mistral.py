@@ -5,7 +5,7 @@ name and arguments: `[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}`; the id is optional
 """
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from powerinfer.serve.chat.deltas import ChatDelta, ChatOutputParser
 from powerinfer.serve.chat.mark_finder import MarkFinder
@@ -31,7 +31,7 @@ class _Mistral(ToolFormat):
     def is_shown_by(self, template: str) -> bool:
         return _CALLS in template
 
-    def new_parser(self, tools: Collection[str]) -> ChatOutputParser:
+    def new_parser(self, tools: Sequence[Tool]) -> ChatOutputParser:
         del tools  # The mark alone says that something is a call.
         return _Parser(self)
 
