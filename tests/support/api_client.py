@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 from starlette.testclient import TestClient
@@ -43,6 +44,7 @@ def running_api(
     tokenizer: Tokenizer | None = None,
     fake: FakeEngine | None = None,
     is_loading: bool = False,
+    has_state: bool = False,
     **settings: Any,
 ) -> Iterator[Api]:
     """A server with a `FakeEngine`.
@@ -52,6 +54,7 @@ def running_api(
         tokenizer: the embedded model's if None.
         fake: the engine; made from the script if None.
         is_loading: give it no model yet.
+        has_state: the model has layers with state.
         **settings: of `ServerSettings`.
     """
     context = ServerContext(ServerSettings(**{"model_name": "test-model", **settings}))
@@ -60,12 +63,16 @@ def running_api(
     api = Api(app, base_url="http://127.0.0.1:8080", raise_server_exceptions=False)
     api.context, api.fake = context, engine
 
+    config = SimpleNamespace(state_mixers={0: None} if has_state else {})
+    loaded: Any = SimpleNamespace(model=SimpleNamespace(config=config))
+
     async def start() -> None:
         context.start(
             ServedModel(
                 engine=engine,
                 tokenizer=tokenizer or embedded_tokenizer(),
                 context_length=engine.context_length,
+                loaded=loaded if has_state else None,
             )
         )
 

@@ -17,6 +17,8 @@ Message = Mapping[str, object]
 
 # The text with which a model without a template begins to speak for the user (FALLBACK_TEMPLATE).
 FALLBACK_STOP = "\nUser:"
+# Tokens that cost less to compute again than to find.
+_FEW_TOKENS = 16
 
 
 def message_ids(
@@ -54,7 +56,11 @@ def message_ends(
     Args:
         token_ids: the prompt, of `message_ids` or not.
         messages: the messages of the prompt and their `variables`, as for `message_ids`: the last
-            one ends where the beginning of the answer starts, which templates can leave out.
+            one ends where the beginning of the answer starts, which templates can leave out. They
+            are rendered again if more tokens than such a beginning has follow the last end.
+
+    Raises:
+        PromptError: as for `message_ids`.
     """
     length, end_ids = len(token_ids), tokenizer.eog_ids
     ends = set()
@@ -62,7 +68,7 @@ def message_ends(
         while end < length and tokenizer.piece(token_ids[end]).isspace():
             end += 1
         ends.add(end)
-    if messages:
+    if messages and length - max(ends, default=0) > _FEW_TOKENS:
         text = _rendered(tokenizer, messages, variables, begins_answer=False)
         asked = tokenizer.encode(text, add_bos=False, parse_special=True)
         alike = (one == other for one, other in zip(asked, token_ids, strict=False))

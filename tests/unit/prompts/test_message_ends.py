@@ -61,6 +61,16 @@ def test_a_template_may_write_no_beginning_of_an_answer() -> None:
     assert parts(nemo, TALK) == parts(nemo)
 
 
+def test_a_short_beginning_of_an_answer_is_not_looked_for() -> None:
+    template = (
+        "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
+        "{{ 'answer:' if add_generation_prompt else raise_exception('rendered again') }}"
+    )
+    assert parts(template, TALK) == parts(template)
+    with pytest.raises(PromptError, match="rendered again"):
+        parts(template.replace("answer:", "answer:" * 3), TALK)
+
+
 def test_any_text_may_hold_messages() -> None:
     tokenizer = chat_tokenizer(QWEN)
     ids = tokenizer.encode("a<|im_end|><|im_end|>\n \nb<|im_end|>", parse_special=True)

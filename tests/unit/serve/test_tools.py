@@ -226,6 +226,22 @@ def test_thinking_can_be_turned_off() -> None:
     assert choice["message"]["content"] == "Noon."
 
 
+@pytest.mark.parametrize("route", ["chat/completions", "messages"])
+@pytest.mark.parametrize("has_state", [False, True])
+def test_models_with_state_learn_the_ends_of_messages(route: str, has_state: bool) -> None:
+    talk = [{"role": role, "content": "Hm."} for role in ("user", "assistant", "user")]
+    body = {"messages": talk, "max_tokens": 5, "model": "test-model"}
+    fake = FakeEngine(["Hm."], context_length=8192)
+    tokenizer = chat_tokenizer(QWEN35)
+    with running_api(tokenizer=tokenizer, fake=fake, has_state=has_state) as api:
+        assert api.post(f"/v1/{route}", json=body).status_code == 200
+    (handle,) = fake.submitted
+    ids, ends = handle.request.prompt_ids, handle.request.snapshot_positions
+    parts = [tokenizer.decode(ids[:end], skip_special=False) for end in ends]
+    assert len(parts) == (3 if has_state else 0)
+    assert all(part.endswith("Hm.<|im_end|>\n") for part in parts)
+
+
 @pytest.mark.parametrize("template", [QWEN35, "LFM2"])
 def test_a_tool_that_cannot_be_enforced_is_an_error_of_the_client(template: str) -> None:
     broken = tool("clock")

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
-from powerinfer.engine.request import Output, Request
+from powerinfer.engine.request import Output
 from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.serve.anthropic.request import MessagesRequest
 from powerinfer.serve.chat.deltas import ChatDelta, ChatOutputParser, ToolCallDelta
@@ -143,11 +143,7 @@ class MessagesAnswer:
         """Generate and send the answer."""
         context = self._context
         plan = await context.run_blocking(plan_chat, context, self._asked.chat)
-        request = Request(
-            prompt_ids=plan.prompt_ids,
-            params=plan.params,
-            shares_answers=context.settings.reuses_answers,
-        )
+        request = plan.request(shares_answers=context.settings.reuses_answers)
         parser = plan.new_parser()
         async with opened(context, [request]) as streams:
             if self._asked.is_streamed:

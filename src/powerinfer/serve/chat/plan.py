@@ -3,9 +3,10 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from powerinfer.engine.request import Request
 from powerinfer.errors import PromptError
 from powerinfer.prompts.long_prompts import encode_prompt
-from powerinfer.prompts.messages import message_ids, with_chat_stop
+from powerinfer.prompts.messages import message_ends, message_ids, with_chat_stop
 from powerinfer.prompts.reasoning import ends_within
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.serve.chat.deltas import ChatDelta, ChatOutputParser, PlainOutput
@@ -54,11 +55,22 @@ class ChatPlan:
     Attributes:
         params: sampling parameters, including stop strings and the form of the answer.
         new_parser: makes the parser of one answer.
+        snapshot_positions: ends of messages in the prompt, for models with state.
     """
 
     prompt_ids: Sequence[int]
     params: SamplingParams
     new_parser: Callable[[], ChatOutputParser]
+    snapshot_positions: Sequence[int] = ()
+
+    def request(self, *, shares_answers: bool) -> Request:
+        """Make the request; see `Request.shares_answers`."""
+        return Request(
+            prompt_ids=self.prompt_ids,
+            params=self.params,
+            shares_answers=shares_answers,
+            snapshot_positions=self.snapshot_positions,
+        )
 
 
 def plan_chat(context: ServerContext, chat: Chat) -> ChatPlan:
@@ -78,7 +90,11 @@ def plan_chat(context: ServerContext, chat: Chat) -> ChatPlan:
     params = chat.params if is_story else with_chat_stop(tokenizer, chat.params)
     if forced is not None:
         params = _forced(params, forced)
-    prompt_ids = _story_ids(context, chat) if is_story else _chat_ids(context, chat, written_as)
+    ends: Sequence[int] = ()
+    if is_story:
+        prompt_ids = _story_ids(context, chat)
+    else:
+        prompt_ids, ends = _chat_ids(context, chat, written_as)
     marks = None if is_story else reasoning_marks(template)
     is_open = marks is not None and ends_within(tokenizer, prompt_ids, marks[0])
     prefix = ""
@@ -102,7 +118,9 @@ def plan_chat(context: ServerContext, chat: Chat) -> ChatPlan:
             said = _Filtered(said, _is_no_further_call)
         return _Primed(said, prefix) if prefix else said
 
-    return ChatPlan(prompt_ids=prompt_ids, params=params, new_parser=new_parser)
+    return ChatPlan(
+        prompt_ids=prompt_ids, params=params, new_parser=new_parser, snapshot_positions=ends
+    )
 
 
 def _read_tool(tool: FunctionTool) -> Tool:
@@ -121,13 +139,19 @@ def _story_ids(context: ServerContext, chat: Chat) -> list[int]:
     return encode_prompt(context.tokenizer, story_text(turns), context.model.context_length)
 
 
-def _chat_ids(context: ServerContext, chat: Chat, written_as: ToolFormat) -> list[int]:
-    """Write the prompt with the model's chat template."""
+def _chat_ids(
+    context: ServerContext, chat: Chat, written_as: ToolFormat
+) -> tuple[list[int], Sequence[int]]:
+    """Write the prompt with the model's chat template; for a model with state, also find ends."""
     variables = dict(chat.template_variables)
     if chat.tools and written_as.is_of_template:
         variables["tools"] = list(chat.tools)
     messages = written_as.messages(chat.messages, [_read_tool(tool) for tool in chat.tools])
-    return message_ids(context.tokenizer, messages, context.model.context_length, **variables)
+    model, tokenizer = context.model, context.tokenizer
+    prompt_ids = message_ids(tokenizer, messages, model.context_length, **variables)
+    if model.loaded is None or not model.loaded.model.config.state_mixers:
+        return prompt_ids, ()
+    return prompt_ids, message_ends(tokenizer, prompt_ids, messages, **variables)
 
 
 def _forced_call(written_as: ToolFormat, tools: Sequence[Tool], template: str) -> ForcedCall:

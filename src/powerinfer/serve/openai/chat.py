@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from powerinfer.engine.request import Output, Request
+from powerinfer.engine.request import Output
 from powerinfer.errors import PromptError
 from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.sampling.logprobs import TokenLogprob
@@ -87,11 +87,7 @@ class ChatAnswer:
             plan: ChatPlan = await context.run_blocking(plan_chat, context, asked.chat)
         except PromptError as error:
             raise from_engine(error, "messages") from None
-        request = Request(
-            prompt_ids=plan.prompt_ids,
-            params=plan.params,
-            shares_answers=context.settings.reuses_answers,
-        )
+        request = plan.request(shares_answers=context.settings.reuses_answers)
         choices = [_Choice(index, plan.new_parser()) for index in range(plan.params.n)]
         form_field = "response_format" if asked.chat.params.has_form else None
         async with opened(
