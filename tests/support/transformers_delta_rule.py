@@ -74,11 +74,11 @@ def delta_rule_shapes(case: Case) -> Iterator[tuple[str, tuple[int, ...]]]:
 def stored_delta_rule(name: str, values: FloatArray, case: Case) -> tuple[str, FloatArray]:
     """Name and values in a file of one of these tensors; others are returned unchanged."""
     own = name.split(".")[2] if name.startswith("blk.") else ""
-    width = case.sizes.get("linear_key_head_dim", 0)
+    width = case.sizes.get("linear_key_head_dim")
+    if width is None or own not in {"ssm_out", *_ROWS}:  # Falcon names its attention likewise
+        return name, values
     if own == "ssm_out":
         return name, values[:, _order(case, width)]
-    if own not in _ROWS:
-        return name, values
     first = 2 * case.sizes["linear_num_key_heads"] * width if own in _MIXED else 0
     rows = np.concatenate([np.arange(first), first + _order(case, _ROWS[own] or width)])
     values = values[rows]
