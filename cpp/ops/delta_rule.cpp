@@ -43,11 +43,8 @@ class HeadScan {
     const std::int64_t size = rule_.value_dim * rule_.key_dim;
     const std::int64_t place = rule_.NumColumns() + head_ * size;
     float* after = span.after + place;
-    const float* before = span.before + place;
-    if (span.before == nullptr) {
-      std::fill_n(after, size, 0.0F);
-      before = after;
-    }
+    if (span.before == nullptr) std::fill_n(after, size, 0.0F);
+    const float* before = span.before == nullptr ? after : span.before + place;
     for (std::int64_t t = span.first_token; t < span.first_token + span.num_tokens; ++t) {
       Step(t, before, after);
       before = after;
