@@ -26,6 +26,7 @@ from powerinfer.ops.protocol import DeltaRule, ShortConv
 from powerinfer.values import Batch
 
 __all__ = [
+    "MAX_TAPS",
     "AttentionWeights",
     "DeltaRuleMixer",
     "DeltaRuleWeights",
@@ -35,6 +36,9 @@ __all__ = [
     "StateMixer",
     "StateMixerWeights",
 ]
+
+MAX_TAPS = 16
+"""Most taps of a convolution: what the kernels take (kMaxTaps, cpp/ops/state.h)."""
 
 
 class Mixer(ABC):

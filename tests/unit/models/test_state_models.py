@@ -130,7 +130,7 @@ def test_used_bytes_count_dense_layers_whole(tmp_path: Path) -> None:
         ("attention.head_count_kv", np.array([0, 0, 0], "i4"), "is 0 in different layers"),
         ("shortconv.l_cache", None, "is missing"),
         ("shortconv.l_cache", 1, "is 1; expected an integer from 2"),
-        ("shortconv.l_cache", 1 << 20, "expected an integer from 2 to 64"),
+        ("shortconv.l_cache", 17, "is 17; expected an integer from 2 to 16"),
     ],
 )
 def test_a_wrong_key_is_named(tmp_path: Path, key: str, value: Any, message: str) -> None:

@@ -14,13 +14,11 @@ from powerinfer.models.architectures.llama import run_layer
 from powerinfer.models.checkpoints.config import CheckpointConfig
 from powerinfer.models.checkpoints.rules import CheckpointRules
 from powerinfer.models.metadata import Metadata
-from powerinfer.models.mixers import ShortConvMixer, StateMixer
+from powerinfer.models.mixers import MAX_TAPS, ShortConvMixer, StateMixer
 from powerinfer.models.scales import Sizes
 
 __all__ = ["ARCHITECTURE", "BLOCK_NAMES", "CONFIG_NAMES", "mixer_metadata", "short_convs"]
 
-# Published models have 3 taps.
-_MAX_TAPS = 64
 _KINDS = ("conv", "full_attention")
 
 _BLOCK = "model.layers.{layer}"
@@ -57,7 +55,7 @@ def short_convs(metadata: Metadata, sizes: Sizes) -> Mapping[int, StateMixer]:
     numbers = [number for number, count in enumerate(counts) if not count]
     if not numbers:
         return {}
-    num_taps = metadata.integer(keys.SHORT_CONV_TAPS, low=2, high=_MAX_TAPS)
+    num_taps = metadata.integer(keys.SHORT_CONV_TAPS, low=2, high=MAX_TAPS)
     return dict.fromkeys(numbers, ShortConvMixer(sizes.hidden_size, num_taps))
 
 

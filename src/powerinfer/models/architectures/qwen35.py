@@ -14,15 +14,15 @@ from powerinfer.models.architectures.llama import HUGGING_FACE_NAMES, QK_NORM_NA
 from powerinfer.models.checkpoints.config import CheckpointConfig
 from powerinfer.models.checkpoints.rules import CheckpointRules
 from powerinfer.models.metadata import Metadata
-from powerinfer.models.mixers import DeltaRuleMixer, StateMixer
+from powerinfer.models.mixers import MAX_TAPS, DeltaRuleMixer, StateMixer
 from powerinfer.models.scales import Sizes
 from powerinfer.values import ActivationKind
 
 __all__ = ["ARCHITECTURE", "LEFT_OUT", "MIXER_NAMES", "checkpoint_metadata"]
 
 _INTERVAL = 4
-# Far above any published model (64 value heads of width 128, 4 taps).
-_MAX_HEADS, _MAX_WIDTH, _MAX_TAPS = 1 << 10, 1 << 10, 64
+# Far above any published model (64 value heads of width 128).
+_MAX_HEADS, _MAX_WIDTH = 1 << 10, 1 << 10
 _SECTIONS = (11, 11, 10)
 _KINDS = {"linear_attention": True, "full_attention": False}
 _MIXER = "model.layers.{layer}.linear_attn"
@@ -69,7 +69,7 @@ def read_delta_rules(metadata: Metadata, sizes: Sizes) -> dict[int, StateMixer]:
             f"is {inner}; expected {value_heads} value heads of width {width}, "
             f"{value_heads * width}",
         )
-    num_taps = metadata.integer(keys.SSM_CONV_KERNEL, low=2, high=_MAX_TAPS)
+    num_taps = metadata.integer(keys.SSM_CONV_KERNEL, low=2, high=MAX_TAPS)
     eps = metadata.number(keys.RMS_NORM_EPSILON, high=1.0)
     mixer = DeltaRuleMixer(key_heads, value_heads, width, num_taps, eps)
     return dict.fromkeys(_recurrent_layers(metadata, sizes.num_layers), mixer)
