@@ -101,7 +101,8 @@ def read_experts(metadata: Metadata, rules: ExpertRules | None) -> ExpertsConfig
             f"is {num_experts}, of {size} neurons each: more than {_MAX_NEURONS} in all",
         )
     rule, is_normalized = _rule(metadata, rules)
-    num_dense = metadata.integer(keys.NUM_DENSE_LAYERS, default=0, low=0)
+    num_layers = metadata.integer(keys.NUM_LAYERS)
+    num_dense = metadata.integer(keys.NUM_DENSE_LAYERS, default=0, low=0, high=num_layers)
     return ExpertsConfig(
         num_experts,
         metadata.integer(keys.NUM_USED_EXPERTS, high=num_experts),

@@ -107,6 +107,13 @@ def test_dense_layers_before_experts_have_their_own_size(tmp_path: Path) -> None
     assert model.used_ffn_bytes == model.ffn_bytes == 3 * 3 * 4 * 32 * 48
 
 
+def test_no_more_layers_are_dense_than_there_are(tmp_path: Path) -> None:
+    keys = {"lfm2moe.leading_dense_block_count": 4}
+    file = rewrite(tmp_path, TINY_MODELS["lfm2moe"], spec, metadata=keys)
+    with pytest.raises(GGUFError, match=r"dense_block_count is 4; expected an integer from 0 to 3"):
+        load_model(file, ReferenceOps())
+
+
 def test_used_bytes_count_dense_layers_whole(tmp_path: Path) -> None:
     model = lfm2(tmp_path, "lfm2moe")
     size, router = 3 * 4 * 32 * 48, 5 * 32 * 4
