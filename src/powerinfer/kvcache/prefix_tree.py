@@ -299,9 +299,9 @@ class PrefixTree:
             if not (length < each.position <= len(token_ids) and isinstance(place, _Node)):
                 continue
             offset = _offset(each.position, size)
-            start = each.position - offset
-            kinds = place.key[1] if is_prompt is None else is_prompt[start:]
-            is_alike = _cut((token_ids[start:], kinds), offset) == _cut(place.key, offset)
+            start, end = each.position - offset, each.position
+            kinds = place.key[1][:offset] if is_prompt is None else is_prompt[start:end]
+            is_alike = (token_ids[start:end], kinds) == _cut(place.key, offset)
             depth = start // size
             if is_alike and depth < len(levels) and place.parent in levels[depth]:
                 best, node, length = slot, place, each.position
