@@ -70,7 +70,7 @@ def interrupted(work: Callable[[], object], line: int) -> None:
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         if not frame.f_code.co_filename.endswith(
-            ("kv_cache.py", "block_counts.py", "prefix_tree.py")
+            ("kv_cache.py", "block_counts.py", "prefix_tree.py", "state_slots.py")
         ):
             return None
         rest[0] -= event == "line"
