@@ -211,8 +211,8 @@ def _read_kv_heads(
     if len(distinct) != 1:
         raise metadata.error(
             metadata.key(keys.NUM_KV_HEADS),
-            f"is {', '.join(map(str, distinct)) or 0} in different layers; expected one number of "
-            "heads for all layers with attention",
+            f"is {', '.join(map(str, distinct)) or 0} in {'different' if distinct else 'all'} "
+            "layers; expected one number of heads for all layers with attention",
         )
     num_kv_heads = distinct[0]
     if num_heads % num_kv_heads:

@@ -136,6 +136,13 @@ def test_blocks_that_predict_further_tokens_are_not_run(model: TinyModel, tmp_pa
     said = invoke("inspect", tmp_path / "changed.gguf").stdout
     assert "MTP blocks" in said and "1 at the end" in said
     assert "MTP" not in invoke("inspect", tmp_path / "plain.gguf").stdout
+    packed, smaller = tmp_path / "packed.gguf", tmp_path / "smaller.gguf"
+    assert invoke("pack", tmp_path / "changed.gguf", "-o", packed).exit_code == 0
+    assert invoke("quantize", tmp_path / "changed.gguf", smaller, "Q8_0").exit_code == 0
+    np.testing.assert_array_equal(logits(load(open_gguf(packed))), logits(plain))
+    assert load(open_gguf(smaller)).config.num_layers == model.num_layers
+    for path in (packed, smaller):
+        assert "1 at the end" in invoke("inspect", path).stdout
 
 
 def test_a_shared_expert_is_weighted_by_the_sigmoid_of_its_gate(tmp_path: Path) -> None:

@@ -134,7 +134,11 @@ def test_used_bytes_count_dense_layers_whole(tmp_path: Path) -> None:
         ("attention.head_count_kv", np.array([0, 3, 0], "i4"), "is 3; expected a divisor"),
         ("attention.head_count_kv", np.array([0, -1, 0], "i4"), "is -1 in layer 1"),
         ("attention.head_count_kv", np.array([1, 2, 0], "i4"), "is 1, 2 in different layers"),
-        ("attention.head_count_kv", np.array([0, 0, 0], "i4"), "is 0 in different layers"),
+        (
+            "attention.head_count_kv",
+            np.array([0, 0, 0], "i4"),
+            "is 0 in all layers; expected one number",
+        ),
         ("shortconv.l_cache", None, "is missing"),
         ("shortconv.l_cache", 1, "is 1; expected an integer from 2"),
         ("shortconv.l_cache", 17, "is 17; expected an integer from 2 to 16"),
