@@ -137,6 +137,7 @@ def test_any_text_becomes_json(text: str, types: set[str]) -> None:
         ('"5"', {"integer"}, 5),
         ("false", {"boolean"}, False),
         ("{'a': True}", {"object"}, {"a": True}),
+        (r'"\ud800"', {"integer"}, "?"),
         ('"quoted"', ANY, '"quoted"'),
         ("[1]", ANY, [1]),
         ("Köln [1]", ANY, "Köln [1]"),
@@ -157,6 +158,7 @@ def test_texts_by_type(text: str, types: set[str], value: object) -> None:
         ("True", {"string", "null"}, "True"),
         ("[1]", {"integer"}, [1]),
         ("None", {"string", "null"}, None),
+        (r'"\ud800"', {"integer"}, "?"),
     ],
 )
 def test_literals_by_type(text: str, types: set[str], value: object) -> None:

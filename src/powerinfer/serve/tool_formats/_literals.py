@@ -5,6 +5,7 @@ import re
 from collections.abc import Collection
 from typing import NoReturn
 
+from powerinfer.serve.tool_formats._json import as_utf8
 from powerinfer.serve.tool_formats._schemas import types_of
 from powerinfer.values import JSON
 
@@ -129,7 +130,7 @@ def typed_text(text: str, types: Collection[str]) -> str:
     if found is not None and not isinstance(found[1], str) and types_of(found[1]) & set(types):
         return found[0]
     if found is not None and isinstance(found[1], str) and "string" not in types:
-        return typed_text(found[1], types)
+        return typed_text(as_utf8(found[1]), types)
     return json_text(text)
 
 
@@ -139,6 +140,6 @@ def typed_literal(text: str, types: Collection[str]) -> str:
     if found is None:
         return json_text(text)
     if isinstance(found[1], str):
-        return found[0] if "string" in types else typed_text(found[1], types)
+        return found[0] if "string" in types else typed_text(as_utf8(found[1]), types)
     is_wanted = types_of(found[1]) & set(types) or "string" not in types
     return found[0] if is_wanted else json_text(text)
