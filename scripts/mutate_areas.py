@@ -64,7 +64,8 @@ AREAS = {
     ),
     "targets": Area(["calibration/targets.py"], ["unit/calibration/test_targets.py"]),
     "kv_cache": Area(
-        ["kvcache/kv_cache.py", "kvcache/block_counts.py"], ["unit/kvcache/test_kv_cache.py"]
+        ["kvcache/kv_cache.py", "kvcache/sequence_room.py", "kvcache/block_counts.py"],
+        ["unit/kvcache/test_kv_cache.py"],
     ),
     "rope": Area(["models/rope.py"], ["unit/models/test_rope.py", "unit/models/test_config.py"]),
     "cost": Area(

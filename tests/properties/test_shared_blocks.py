@@ -38,7 +38,15 @@ def small_cache(
         ops.copy_kv_blocks([layer], pairs)  # type: ignore[arg-type]
 
     layers = [KVLayer(layer)]
-    return KVCache(layers, num_blocks, BLOCK_SIZE, KVType.F16, 4, copy, states), layer
+    return KVCache(
+        num_blocks,
+        BLOCK_SIZE,
+        copy,
+        states,
+        layers=layers,
+        kv_type=KVType.F16,
+        bytes_per_position=4,
+    ), layer
 
 
 def content(tokens: Tokens) -> list[int]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from powerinfer.errors import UnsupportedError
 from powerinfer.kvcache.kv_cache import BLOCK_SIZE, KVCache
-from powerinfer.kvcache.state_slots import StateSlots
+from powerinfer.kvcache.state_slots import SLOTS_PER_SEQUENCE, StateSlots
 from powerinfer.models.architecture import Architecture
 from powerinfer.models.attention import AttentionOptions
 from powerinfer.models.blocks import (
@@ -105,7 +105,7 @@ class Model:
         kv_type: KVType = KVType.F16,
         *,
         block_size: int = BLOCK_SIZE,
-        num_slots: int = 2,
+        num_slots: int = SLOTS_PER_SEQUENCE,
     ) -> KVCache:
         """Allocate a cache, rounded up to whole blocks; None takes one full context.
 

@@ -17,8 +17,9 @@ from powerinfer.kvcache.kv_cache import BLOCK_SIZE
 from scheduling_cases import WholeText, all_alone, new_engine, text_of
 from tiny_models import TINY_MODELS, write_model
 
-FOLDERS = ("powerinfer/engine/", "sampling/stop.py", "sampling/sampler.py", "kvcache/kv_cache.py")
-BEGINNING = ("engine/queue.py", "kvcache/kv_cache.py")
+CACHE = ("kvcache/kv_cache.py", "kvcache/sequence_room.py")
+FOLDERS = ("powerinfer/engine/", "sampling/stop.py", "sampling/sampler.py", *CACHE)
+BEGINNING = ("engine/queue.py", *CACHE)
 MOST_STEPS = 200  # far more than any of the requests takes
 REQUESTS = [
     Request(prompt_ids=range(10, 90), params=SamplingParams(seed=1, n=3, max_tokens=4, logprobs=1)),

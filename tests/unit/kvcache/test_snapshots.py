@@ -12,7 +12,14 @@ class Tree:
 
     def __init__(self, num_slots: int = 12, num_blocks: int = 40) -> None:
         self.states = StateSlots(num_slots)
-        self.cache = KVCache([], num_blocks, SIZE, KVType.F16, 0, states=self.states)
+        self.cache = KVCache(
+            num_blocks,
+            SIZE,
+            states=self.states,
+            layers=[],
+            kv_type=KVType.F16,
+            bytes_per_position=0,
+        )
         self.tree = PrefixTree(self.cache)
 
     def compute(

@@ -14,7 +14,14 @@ from powerinfer.values import Batch
 
 def cache_with_states(num_slots: int = 6, num_blocks: int = 12) -> KVCache:
     """A cache without layers: only the bookkeeping."""
-    return KVCache([], num_blocks, 4, KVType.F16, 0, states=StateSlots(num_slots, 10))
+    return KVCache(
+        num_blocks,
+        4,
+        states=StateSlots(num_slots, 10),
+        layers=[],
+        kv_type=KVType.F16,
+        bytes_per_position=0,
+    )
 
 
 def slots_of(batch: Batch) -> tuple[list[int], list[int]]:
@@ -43,7 +50,7 @@ def test_a_sequence_alternates_between_two_slots() -> None:
 
 
 def test_models_without_state_have_no_slots() -> None:
-    cache = KVCache([], 12, 4, KVType.F16, 0)
+    cache = KVCache(12, 4, layers=[], kv_type=KVType.F16, bytes_per_position=0)
     batch = cache.batch([("a", [7], 0)], [True])
     assert batch.state_sources is None
     assert batch.state_targets is None
