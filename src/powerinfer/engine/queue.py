@@ -174,6 +174,8 @@ class Queue:
             if shared is not None and kept is not None:
                 shared.leave(text.sequence)
                 shared.not_begun, shared.spare = kept
+                if shared.logits is None:
+                    self.cache.free(shared)
                 if shared.spare is not None:
                     self.cache.shrink(shared.spare.key, text.handle.num_prompt_tokens)
             raise
@@ -260,9 +262,9 @@ class Queue:
 
     def _leave(self, text: RunningText) -> None:
         self._free(text, self._shared_prompts.get(text.handle))
+        self._forget(text.handle)  # first: nobody comes back to a text that does not run
         self.running = _without(text, self.running)
         self._num_generated += text.num_generated
-        self._forget(text.handle)
 
     def _forget(self, handle: RequestHandle) -> None:
         """Drop the shared prompt of a request once no text needs it."""
@@ -377,12 +379,8 @@ class Queue:
         sequence = text.sequence
         if text.handle.request.reuses_prefix and not text.has_failed:
             length = sequence.num_computed
-            self._tree.insert(
-                sequence.key,
-                sequence.token_ids[:length],
-                sequence.is_prompt[:length],
-                is_over=is_over,
-            )
+            token_ids, is_prompt = sequence.token_ids[:length], sequence.is_prompt[:length]
+            self._tree.insert(sequence.key, token_ids, is_prompt, is_over=is_over)
 
     def _free(self, text: RunningText, shared: _SharedPrompt | None) -> None:
         """Free the blocks of an ended text, or keep its prompt for other texts of the request."""
