@@ -87,6 +87,13 @@ def test_where_prompts_part_is_a_place_to_go_on(llm: LLM) -> None:
     assert cached == [0, 0, 170, 170]
 
 
+def test_a_repeated_prompt_pays_for_its_place_once(llm: LLM) -> None:
+    """Its logits need its last token, so the state at its end does not help; one before it does."""
+    engine = new_engine(llm, kv_tokens=2048, state_interval=128)
+    cached = [_answers(llm, engine, _request(LONG))[1] for _ in range(4)]
+    assert cached == [0, 256, 299, 299]
+
+
 def test_long_texts_leave_states_at_intervals(llm: LLM) -> None:
     engine = new_engine(llm, kv_tokens=2048, state_interval=100, batch_size=64)
     _answers(llm, engine, _request(LONG))
