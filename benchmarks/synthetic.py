@@ -5,6 +5,11 @@ unit size), so a file of several GB takes seconds and any format can be written,
 an encoder. Plain llama.cpp tensor names: every engine can open the file.
 
     python benchmarks/synthetic.py --shape llama-7b --layers 8 --format q4_0 -o 7b-8L-q4_0.gguf
+    python benchmarks/synthetic.py --shape qwen35-9b --layers 8 -o qwen35-9b-8L-q4_0.gguf
+    python benchmarks/synthetic.py --shape qwen35-9b --layers 8 --vocab 512 -o qwen35-9b-trunk.gguf
+
+Models with state (stateful/shapes.py) have a head in Q6_K, and true vocabularies in size. `--vocab`
+cuts it: what remains is the trunk, whose speed is measured without that of the head.
 """
 
 import argparse
@@ -17,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from powerinfer.gguf import TensorSpec, write_gguf
+from stateful.shapes import STATE_SHAPES, StateShape
 
 ROWS_PER_CHUNK = 1024
 
@@ -32,13 +38,50 @@ class Shape:
     num_kv_heads: int
     vocab_size: int = 32000
 
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Names and shapes, outermost dimension first."""
+        kv_size = self.hidden_size // self.num_heads * self.num_kv_heads
+        hidden, intermediate = self.hidden_size, self.intermediate_size
+        yield "token_embd.weight", (self.vocab_size, hidden)
+        for i in range(self.num_layers):
+            yield f"blk.{i}.attn_norm.weight", (hidden,)
+            yield f"blk.{i}.attn_q.weight", (hidden, hidden)
+            yield f"blk.{i}.attn_k.weight", (kv_size, hidden)
+            yield f"blk.{i}.attn_v.weight", (kv_size, hidden)
+            yield f"blk.{i}.attn_output.weight", (hidden, hidden)
+            yield f"blk.{i}.ffn_norm.weight", (hidden,)
+            yield f"blk.{i}.ffn_gate.weight", (intermediate, hidden)
+            yield f"blk.{i}.ffn_up.weight", (intermediate, hidden)
+            yield f"blk.{i}.ffn_down.weight", (hidden, intermediate)
+        yield "output_norm.weight", (hidden,)
+        yield "output.weight", (self.vocab_size, hidden)
 
-SHAPES = {
+    def metadata(self, name: str) -> dict[str, object]:
+        """Sizes and a vocabulary."""
+        integers = {
+            "llama.context_length": 4096,
+            "llama.embedding_length": self.hidden_size,
+            "llama.block_count": self.num_layers,
+            "llama.feed_forward_length": self.intermediate_size,
+            "llama.rope.dimension_count": self.hidden_size // self.num_heads,
+            "llama.attention.head_count": self.num_heads,
+            "llama.attention.head_count_kv": self.num_kv_heads,
+        }
+        metadata: dict[str, object] = {"general.architecture": "llama", "general.name": name}
+        metadata |= {key: np.uint32(value) for key, value in integers.items()}
+        metadata["llama.attention.layer_norm_rms_epsilon"] = np.float32(1e-5)
+        return metadata | vocabulary(self.vocab_size)
+
+
+SHAPES: dict[str, Shape | StateShape] = {
     "llama-7b": Shape(4096, 11008, 32, 32, 32),
     "mistral-7b": Shape(4096, 14336, 32, 32, 8),
     "llama-13b": Shape(5120, 13824, 40, 40, 40),
     "tiny": Shape(256, 512, 2, 4, 2, 512),
+    **STATE_SHAPES,
 }
+# Matrices that stay F32: routers, kernels of convolutions, and what decides about states.
+_PLAIN = ("ffn_gate_inp.weight", "conv1d.weight", "conv.weight", "alpha.weight", "beta.weight")
 
 
 def _half(value: float) -> npt.NDArray[np.uint8]:
@@ -90,22 +133,15 @@ def _chunks(
         yield chunk[:count]
 
 
-def _tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    kv_size = shape.hidden_size // shape.num_heads * shape.num_kv_heads
-    hidden, intermediate = shape.hidden_size, shape.intermediate_size
-    yield "token_embd.weight", (shape.vocab_size, hidden)
-    for i in range(shape.num_layers):
-        yield f"blk.{i}.attn_norm.weight", (hidden,)
-        yield f"blk.{i}.attn_q.weight", (hidden, hidden)
-        yield f"blk.{i}.attn_k.weight", (kv_size, hidden)
-        yield f"blk.{i}.attn_v.weight", (kv_size, hidden)
-        yield f"blk.{i}.attn_output.weight", (hidden, hidden)
-        yield f"blk.{i}.ffn_norm.weight", (hidden,)
-        yield f"blk.{i}.ffn_gate.weight", (intermediate, hidden)
-        yield f"blk.{i}.ffn_up.weight", (intermediate, hidden)
-        yield f"blk.{i}.ffn_down.weight", (hidden, intermediate)
-    yield "output_norm.weight", (hidden,)
-    yield "output.weight", (shape.vocab_size, hidden)
+def _vector(random: np.random.Generator, name: str, size: int) -> npt.NDArray[np.float32]:
+    """Ones for norms; what makes a state forget in about ten tokens; a gate of about one half."""
+    if name.endswith("ssm_a"):
+        return np.full(size, -0.15, np.float32)
+    if name.endswith("ssm_dt.bias"):
+        return np.zeros(size, np.float32)
+    if name.endswith("ffn_gate_inp_shexp.weight"):
+        return random.standard_normal(size, np.float32) * np.float32(size**-0.5)
+    return np.ones(size, np.float32)
 
 
 def vocabulary(size: int) -> dict[str, object]:
@@ -124,27 +160,9 @@ def vocabulary(size: int) -> dict[str, object]:
     }
 
 
-def _metadata(shape: Shape, name: str, activation: str | None) -> dict[str, object]:
-    integers = {
-        "llama.context_length": 4096,
-        "llama.embedding_length": shape.hidden_size,
-        "llama.block_count": shape.num_layers,
-        "llama.feed_forward_length": shape.intermediate_size,
-        "llama.rope.dimension_count": shape.hidden_size // shape.num_heads,
-        "llama.attention.head_count": shape.num_heads,
-        "llama.attention.head_count_kv": shape.num_kv_heads,
-    }
-    metadata: dict[str, object] = {"general.architecture": "llama", "general.name": name}
-    metadata |= {key: np.uint32(value) for key, value in integers.items()}
-    metadata["llama.attention.layer_norm_rms_epsilon"] = np.float32(1e-5)
-    if activation is not None:
-        metadata["powerinfer.ffn_activation"] = activation
-    return metadata | vocabulary(shape.vocab_size)
-
-
 def write_synthetic(
     path: Path,
-    shape: Shape,
+    shape: Shape | StateShape,
     weight_format: str,
     *,
     head_format: str | None = None,
@@ -158,24 +176,32 @@ def write_synthetic(
         path: of the file.
         shape: sizes of the model.
         weight_format: of all matrices.
-        head_format: of the output matrix instead.
+        head_format: of the output matrix instead, or of an embedding that is also the head.
         activation: value of `powerinfer.ffn_activation`.
         repeats: every matrix repeats its first 1024 rows, which is written ten times as fast.
         seed: of the weights.
     """
     random = np.random.Generator(np.random.SFC64(seed))
+    named = list(shape.tensors())
+    head = "output.weight"
+    if head not in dict(named):
+        head = "token_embd.weight"
     entries: list[TensorSpec] = []
-    for name, dims in _tensors(shape):
-        chosen = "f32" if len(dims) == 1 else weight_format
-        if name == "output.weight" and head_format is not None:
-            chosen = head_format
+    for name, dims in named:
         if len(dims) == 1:
-            entries.append((name, dims, chosen, np.ones(dims, np.float32).view(np.uint8)))
-        else:
-            entries.append(
-                (name, dims, chosen, _chunks(random, chosen, dims[0], dims[1], repeats=repeats))
-            )
-    write_gguf(path, _metadata(shape, path.stem, activation), entries)
+            entries.append((name, dims, "f32", _vector(random, name, dims[0]).view(np.uint8)))
+            continue
+        chosen = "f32" if name.endswith(_PLAIN) else weight_format
+        if name == head and head_format is not None:
+            chosen = head_format
+        rows = math.prod(dims[:-1])
+        entries.append(
+            (name, dims, chosen, _chunks(random, chosen, rows, dims[-1], repeats=repeats))
+        )
+    metadata = shape.metadata(path.stem)
+    if activation is not None:
+        metadata["powerinfer.ffn_activation"] = activation
+    write_gguf(path, metadata, entries)
 
 
 def main() -> None:
@@ -186,7 +212,10 @@ def main() -> None:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="llama-7b")
     parser.add_argument("--layers", type=int, help="fewer layers than the shape has")
     parser.add_argument("--format", default="q4_0", help="f32 f16 q8_0 q4_0 q4_k q6_k")
-    parser.add_argument("--head-format", help="format of the output matrix")
+    parser.add_argument(
+        "--head-format", help="format of the output matrix, default q6_k with state, else --format"
+    )
+    parser.add_argument("--vocab", type=int, help="tokens other than the shape has")
     parser.add_argument("--activation", help="value of powerinfer.ffn_activation")
     parser.add_argument("--seed", type=int, default=1234)
     parser.add_argument("-o", "--output", type=Path, required=True)
@@ -194,11 +223,13 @@ def main() -> None:
     shape = SHAPES[options.shape]
     if options.layers:
         shape = replace(shape, num_layers=options.layers)
+    if options.vocab:
+        shape = replace(shape, vocab_size=options.vocab)
     write_synthetic(
         options.output,
         shape,
         options.format,
-        head_format=options.head_format,
+        head_format=options.head_format or ("q6_k" if isinstance(shape, StateShape) else None),
         activation=options.activation,
         seed=options.seed,
     )

@@ -1,0 +1,51 @@
+"""Byte-level vocabularies of made-up tokens, with the published chat template of a family."""
+
+from pathlib import Path
+
+import numpy as np
+
+from powerinfer.tokenizer.pieces import BYTE_CHARACTERS
+from powerinfer.tokenizer.vocabulary import TokenType
+
+__all__ = ["byte_level_vocabulary"]
+
+_TEMPLATES = Path(__file__).resolve().parents[2] / "tests" / "golden" / "templates"
+_SPACE = "\u0120"
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_FAMILIES = {"qwen35": ("Qwen3.5-4B", "<|endoftext|>"), "lfm2": ("LFM2.5", "<|startoftext|>")}
+_CONTROLS = ("<|im_start|>", "<|im_end|>")
+_THOUGHTS = ("<think>", "</think>")
+
+
+def byte_level_vocabulary(family: str, size: int) -> dict[str, object]:
+    """Return the keys of a vocabulary in which " a" is one token and other text is single bytes.
+
+    Further tokens up to `size` give the head its true size; the special tokens come last.
+
+    Args:
+        family: `qwen35` or `lfm2`, also the name of the rule that splits text into words.
+        size: number of tokens, at least 287.
+    """
+    template, start = _FAMILIES[family]
+    special = [start, *_CONTROLS, *_THOUGHTS]
+    tokens = [*BYTE_CHARACTERS, *(_SPACE + letter for letter in _LETTERS)]
+    num_fillers = size - len(tokens) - len(special)
+    if num_fillers < 0:
+        raise SystemExit(f"error: a vocabulary of {size} tokens is too small")
+    tokens += [f"{_SPACE}{number:05x}" for number in range(num_fillers)]
+    kinds = [TokenType.NORMAL] * len(tokens)
+    kinds += [TokenType.CONTROL] * (1 + len(_CONTROLS)) + [TokenType.USER_DEFINED] * len(_THOUGHTS)
+    start_id = np.uint32(len(tokens))
+    is_lfm = family == "lfm2"
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": family,
+        "tokenizer.ggml.tokens": [*tokens, *special],
+        "tokenizer.ggml.token_type": np.array(kinds, np.int32),
+        "tokenizer.ggml.merges": [f"{_SPACE} {letter}" for letter in _LETTERS],
+        "tokenizer.ggml.bos_token_id": start_id,
+        "tokenizer.ggml.eos_token_id": start_id + np.uint32(special.index("<|im_end|>")),
+        "tokenizer.ggml.padding_token_id": start_id,
+        "tokenizer.ggml.add_bos_token": is_lfm,
+        "tokenizer.chat_template": (_TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8"),
+    }

@@ -1,0 +1,63 @@
+"""Random models with state, as benchmarks/synthetic.py writes them."""
+
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pages import ROOT
+from powerinfer import LLM
+from powerinfer.gguf import open_gguf
+
+BENCHMARKS = ROOT / "benchmarks"
+PLAIN = ("ssm_alpha.weight", "ssm_beta.weight", "conv1d.weight", "conv.weight", "gate_inp.weight")
+
+
+@pytest.fixture(autouse=True)
+def _benchmarks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Modules as the scripts find them."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    yield
+    for name in set(sys.modules) - before:
+        if str(BENCHMARKS) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("shape", ["tiny-lfm2", "tiny-qwen35", "tiny-qwen35moe"])
+def test_a_random_model_with_state_computes(tmp_path: Path, shape: str) -> None:
+    synthetic = import_module("synthetic")
+    path = tmp_path / "m.gguf"
+    synthetic.write_synthetic(path, synthetic.SHAPES[shape], "q4_0", head_format="q6_k")
+    formats = {name: tensor.format for name, tensor in open_gguf(path).tensors.items()}
+    for name, tensor in open_gguf(path).tensors.items():
+        is_head = name == "output.weight" or (shape == "tiny-lfm2" and name == "token_embd.weight")
+        is_plain = len(tensor.shape) == 1 or name.endswith(PLAIN)
+        wanted = "q6_k" if is_head else "f32" if is_plain else "q4_0"
+        assert str(formats[name]) == wanted, name
+    with LLM(path, context_length=64) as llm:
+        sequence = llm.new_sequence()
+        assert np.isfinite(sequence.extend(range(40))).all()
+        assert np.isfinite(sequence.append(7)).all()
+        assert llm.loaded.model.config.state_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "gb_per_token"), [("lfm2-1.2b", 0.69), ("qwen35-9b", 4.83), ("qwen35-35b-a3b", 1.91)]
+)
+def test_shapes_have_the_bytes_of_the_published_models(shape: str, gb_per_token: float) -> None:
+    """In Q4_0 with a head in Q6_K, counted from the published configurations."""
+    sizes = import_module("synthetic").SHAPES[shape]
+    num_bytes = 0.0
+    for name, dims in sizes.tensors():
+        is_head = name == ("output.weight" if sizes.has_head else "token_embd.weight")
+        if name == "token_embd.weight" and not is_head:
+            continue
+        used = sizes.num_used / sizes.num_experts if "_exps" in name else 1
+        is_plain = len(dims) == 1 or name.endswith(PLAIN)
+        per_weight = 210 / 256 if is_head else 4 if is_plain else 18 / 32
+        num_bytes += used * float(np.prod(dims)) * per_weight
+    assert num_bytes / 1e9 == pytest.approx(gb_per_token, rel=0.02)
