@@ -74,6 +74,7 @@ def _options() -> argparse.Namespace:
 
 
 LLAMA_CPP = "llama.cpp"
+_BOUND = ("bytes_per_token", "read_gb_per_s")
 Ratios = dict[str, dict[str, dict[str, float]]]
 
 
@@ -97,6 +98,7 @@ def compare(model: Path, options: argparse.Namespace) -> dict[str, Any]:
         "summary": against[LLAMA_CPP],
         "against": against,
         "better": _better(against),
+        "unknown_to": [side for side in sides if side not in pairs[0]],
         "pairs": pairs,
     }
 
@@ -144,7 +146,15 @@ def _print(result: dict[str, Any]) -> None:
                 f"{label:34} {what:12} ours {row['ours']:8.2f}  {peer:30} {row['peer']:8.2f}"
                 f"  ratio {row['ratio']:.2f} ({row['ratio_min']:.2f}-{row['ratio_max']:.2f})"
             )
+    for side in result["unknown_to"]:
+        print(f"{label:34} {side} does not know this model")
     runs = [pair["ours"] for pair in result["pairs"]]
+    if "bytes_per_token" in runs[0]:
+        size, rate = (statistics.median(r[k] for r in runs) for k in _BOUND)
+        print(
+            f"{label:34} byte bound   {1e9 * rate / size:.2f} tokens/s: {size / 1e6:.1f} MB per "
+            f"token, states included, at {rate:.1f} GB/s"
+        )
     for key in ("gb_per_s", "read_gb_per_s", "read_share", "python_share"):
         if key in runs[0]:
             print(f"{label:34} {key:12} {statistics.median(r[key] for r in runs):.3f}")

@@ -15,7 +15,7 @@ from typing import Any
 
 from powerinfer import LLM
 from powerinfer.bench.machine import describe_machine
-from timing.operators import measure_operators
+from timing.operators import STATES, measure_operators
 
 
 def _options() -> argparse.Namespace:
@@ -69,6 +69,9 @@ def _print(result: dict[str, Any]) -> None:
             f"| {row['operator']} | {row['ms']:.1f} | {_cell(row['gb'] or None, 3)} "
             f"| {_cell(row['gb_per_s'], 1)} | {_cell(row['plain_gb_per_s'], 1)} | {share} |"
         )
+    times = {row["operator"]: row["ms"] for row in result["operators"]}
+    if STATES in times:
+        print(f"\nstates take {times[STATES] / times['total']:.1%} of this step")
 
 
 def main() -> None:

@@ -24,12 +24,19 @@ __all__ = [
 
 PEERS = Path(__file__).parent.parent / "peers"
 Run = dict[str, Any]
+_UNKNOWN = "unknown model architecture"
+
+
+class UnknownModelError(SystemExit):
+    """An engine does not know the model's architecture."""
 
 
 def run(command: list[str]) -> Run:
     """Run one side; what it prints is one JSON object."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
+        if _UNKNOWN in done.stderr:
+            raise UnknownModelError(f"error: {' '.join(command)}: {_UNKNOWN}")
         raise SystemExit(f"error: {' '.join(command)}: {done.stderr.strip()[-500:]}")
     result: Run = json.loads(done.stdout)
     return result
@@ -96,10 +103,21 @@ def drop_cached_pages(*paths: Path) -> None:
 
 
 def alternate(label: str, sides: dict[str, list[str]], rounds: int) -> list[dict[str, Run]]:
-    """Run every side once per round, in turns, so that a drifting machine spoils no ratio."""
-    results = []
+    """Run every side once per round, in turns, so that a drifting machine spoils no ratio.
+
+    Results lack the versions of ik_llama.cpp if it does not know the model.
+    """
+    results: list[dict[str, Run]] = []
+    known = dict(sides)
     for number in range(rounds):
-        results.append({name: run(command) for name, command in sides.items()})
+        results.append({})
+        for name, command in list(known.items()):
+            try:
+                results[-1][name] = run(command)
+            except UnknownModelError:
+                if not name.startswith("ik"):
+                    raise
+                del known[name]
         print(f"{label}: round {number + 1}/{rounds}", file=sys.stderr)
     return results
 

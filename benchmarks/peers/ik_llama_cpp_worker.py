@@ -20,7 +20,8 @@ class IkLlamaCpp:
         library = ik._lib
         # Keep a reference: ctypes callbacks die with their Python object.
         kind = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
-        self._log = kind(lambda level, text, data: None)
+        said: list[bytes] = []
+        self._log = kind(lambda level, text, data: said.append(text))
         library.llama_log_set(self._log, None)
         ik.llama_backend_init()
         params = ik.llama_model_default_params()
@@ -29,7 +30,7 @@ class IkLlamaCpp:
         params.flash_attn = flash_attention
         model = ik.llama_model_load_from_file(path.encode(), params)
         if not model:
-            raise RuntimeError("cannot load the model")
+            raise RuntimeError(f"cannot load the model: {b''.join(said)[-300:].decode()}")
         context = ik.llama_context_default_params()
         context.n_ctx = CONTEXT
         context.n_batch = context.n_ubatch = LONGEST_BATCH

@@ -38,11 +38,23 @@ DOWN = "down rows"
 WHOLE_FFN = "FFN"
 HEAD = "head"
 ATTENTION = "attention"
+STATES = "states: convolutions, delta rules"
 NATIVE_REST = "norms, rotation, sums"
 PYTHON = "Python and sampling"
-OPERATORS = (PROJECTIONS, ROUTERS, PREDICTORS, NEURONS, DOWN, HEAD, ATTENTION, NATIVE_REST, PYTHON)
+OPERATORS = (
+    PROJECTIONS,
+    ROUTERS,
+    PREDICTORS,
+    NEURONS,
+    DOWN,
+    HEAD,
+    ATTENTION,
+    STATES,
+    NATIVE_REST,
+    PYTHON,
+)
 
-_REST = ("embed", "rms_norm", "layer_norm", "rope_and_store", "add")
+_REST = ("embed", "rms_norm", "layer_norm", "rope_and_store", "add", "gate")
 _PROMPT_TOKENS = 32
 _GATHERED_AHEAD = (0, 4 << 10, 12 << 10, 24 << 10)
 # Tensors whose rows are neurons.
@@ -230,6 +242,8 @@ class TimedOps:
             found = partial(clock.timed_ffn, PREDICTORS if name == "predict" else NEURONS, found)
         elif name == "attention":
             found = partial(clock.timed, ATTENTION, found)
+        elif name in ("short_conv", "delta_rule"):
+            found = partial(clock.timed, STATES, found)
         elif name == "linear":
             found = partial(clock.timed_linear, found)
         elif name in _REST:
@@ -265,7 +279,9 @@ def measure_operators(llm: LLM, steps: int = 16, seed: int = 0) -> OperatorTimes
         kv_bytes += sequence.kv_bytes
         sequence.append(token)
     whole_s = time.perf_counter() - started
-    timed.costs[ATTENTION].bytes += kv_bytes
+    state_bytes = steps * model.config.state_bytes
+    timed.costs[ATTENTION].bytes += kv_bytes - state_bytes
+    timed.costs[STATES].bytes += state_bytes
     timed.costs[PYTHON].seconds = whole_s - sum(cost.seconds for cost in timed.costs.values())
     costs = {
         name: OperatorCost(cost.seconds / steps, cost.bytes / steps)
