@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 # The modules of tables register their parts.
-from figures import models, quality, real_models, serving, sparsify, speed  # noqa: F401
+from figures import models, quality, real_models, serving, sparsify, speed, states  # noqa: F401
 from figures.parts import fill
 from figures.pictures import PICTURES
 from figures.terminal import draw_terminal
