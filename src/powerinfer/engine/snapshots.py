@@ -20,9 +20,9 @@ def snapshot_positions(
     """Choose numbers of tokens of a prompt after which to keep the state, ascending.
 
     The last message's end is where the next turn goes on, and `num_known` is where this prompt
-    leaves an earlier one, as others may do. They are chosen unless they are very near to `start`;
-    then ends of earlier messages and of intervals that are far enough from all others. The end of a
-    prompt without messages costs no step of its own.
+    leaves an earlier one, as others may do. They are chosen, the latter first, unless very near to
+    `start` or to each other; then ends of earlier messages and of intervals that are far enough
+    from all others. The end of a prompt without messages costs no step of its own.
 
     Args:
         is_prompt: kind of each token; only states of prompt tokens alone are kept.
