@@ -81,6 +81,26 @@ def test_an_interrupted_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     assert [line["step"] for line in _lines(tmp_path / "cut")] == [10, 20, 24]
 
 
+def test_a_large_vocabulary_makes_more_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = _model()
+    ordinary = SparsifyRun(model, TOKENS, RECIPE, tmp_path / "ordinary").advance()
+    per_row = RECIPE.seq_len * model.network.config.vocab_size
+    monkeypatch.setattr("powerinfer.train.sparsify.run._MAX_LOGITS", 2 * per_row - 1)
+    sizes: list[int] = []
+    small = SparsifyRun(_model(), TOKENS, RECIPE, tmp_path / "small")
+    logits = small.model.logits
+
+    def counted(token_ids: Tensor) -> Tensor:
+        sizes.append(len(token_ids))
+        return logits(token_ids)
+
+    monkeypatch.setattr(small.model, "logits", counted)
+    assert small.advance().loss == pytest.approx(ordinary.loss, rel=1e-5)
+    assert sizes == [1] * RECIPE.rows
+
+
 def test_the_log_survives_a_line_that_was_cut_off(tmp_path: Path) -> None:
     run = SparsifyRun(_model(), TOKENS, RECIPE, tmp_path)
     for _ in range(10):

@@ -24,7 +24,8 @@ class Recipe:
         density_penalty: Weight of `powerinfer.train.density.DensityPenalty`; 0 for none.
         seed: Decides the order of the rows.
         max_gradient: Gradients are scaled down to this norm.
-        pass_tokens: Tokens of one forward and backward pass; a step makes several.
+        pass_tokens: Tokens of one forward and backward pass, fewer if the vocabulary is large; a
+            step makes several.
     """
 
     tokens: int

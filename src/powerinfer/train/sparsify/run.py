@@ -21,6 +21,9 @@ from powerinfer.train.sparsify.rows import TokenIds, identity_of, row_numbers, r
 
 __all__ = ["CHECKPOINT_FILE", "SparsifyRun", "StepFigures", "fingerprint"]
 
+# Of one pass. With a teacher and their gradients they take some 24 bytes each, here 1.5 GiB.
+_MAX_LOGITS = 1 << 26
+
 CHECKPOINT_FILE = "checkpoint.pt"
 
 
@@ -112,7 +115,8 @@ class SparsifyRun:
         return figures
 
     def _passes(self, rows: TokenIds) -> list[TokenIds]:
-        size = self.recipe.pass_rows
+        per_row = self.recipe.seq_len * self.model.network.config.vocab_size
+        size = max(1, min(self.recipe.pass_rows, _MAX_LOGITS // per_row))
         return [rows[first : first + size] for first in range(0, len(rows), size)]
 
     def _backward(self, rows: TokenIds, zeros: "_ZeroCount") -> float:
