@@ -15,7 +15,9 @@ from typing import Any
 
 from powerinfer import LLM
 from powerinfer.bench.machine import describe_machine
-from timing.operators import STATES, measure_operators
+from timing.operators import STATES, measure_operators, state_share_of_prompt
+
+_PROMPT_TOKENS = 512
 
 
 def _options() -> argparse.Namespace:
@@ -31,7 +33,7 @@ def _options() -> argparse.Namespace:
 
 
 def _measure(options: argparse.Namespace, sparsity: str | None) -> dict[str, Any]:
-    length = 64 + 2 * options.steps
+    length = max(64 + 2 * options.steps, _PROMPT_TOKENS)
     kind, _, error = (sparsity or "").partition("@")
     chosen: dict[str, Any] = {"sparsity": kind} if kind else {}
     if error:
@@ -40,6 +42,7 @@ def _measure(options: argparse.Namespace, sparsity: str | None) -> dict[str, Any
         options.model, threads=options.threads, context_length=length, device="cpu", **chosen
     ) as llm:
         times = measure_operators(llm, options.steps)
+        has_states = llm.loaded.model.config.state_bytes > 0
         return {
             "model": options.model.name,
             "layers": llm.loaded.model.config.num_layers,
@@ -49,6 +52,9 @@ def _measure(options: argparse.Namespace, sparsity: str | None) -> dict[str, Any
             "read_gb_per_s": times.read_gb_per_s,
             "gather_gb_per_s": times.gather_gb_per_s,
             "operators": times.rows(),
+            "state_share_of_prompt": (
+                state_share_of_prompt(llm, _PROMPT_TOKENS) if has_states else None
+            ),
         }
 
 
@@ -69,9 +75,12 @@ def _print(result: dict[str, Any]) -> None:
             f"| {row['operator']} | {row['ms']:.1f} | {_cell(row['gb'] or None, 3)} "
             f"| {_cell(row['gb_per_s'], 1)} | {_cell(row['plain_gb_per_s'], 1)} | {share} |"
         )
-    times = {row["operator"]: row["ms"] for row in result["operators"]}
-    if STATES in times:
-        print(f"\nstates take {times[STATES] / times['total']:.1%} of this step")
+    if result["state_share_of_prompt"] is not None:
+        times = {row["operator"]: row["ms"] for row in result["operators"]}
+        print(
+            f"\nstates take {times[STATES] / times['total']:.1%} of this step, and "
+            f"{result['state_share_of_prompt']:.1%} of a prompt of {_PROMPT_TOKENS}"
+        )
 
 
 def main() -> None:

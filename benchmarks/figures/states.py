@@ -32,13 +32,17 @@ def _speed() -> Iterator[Row]:
             yield name, what.replace("prefill", "prompt of"), *speeds, *cells
 
 
-@table("states_share", "model | states, ms of a step | whole step, ms | share")
+@table(
+    "states_share",
+    "model | states, ms of a step | whole step, ms | share of a step | of a prompt of 512",
+)
 def _share() -> Iterator[Row]:
     for name, result in load_all(f"{_FOLDER}/operators-*.json"):
         times = {row["operator"].split(":")[0]: row["ms"] for row in result["operators"]}
         share = times["states"] / times["total"]
-        cells = f"{times['states']:.2f}", f"{times['total']:.1f}", f"{share:.1%}"
-        yield name.removeprefix("operators-"), *cells
+        milliseconds = f"{times['states']:.2f}", f"{times['total']:.1f}"
+        shares = f"{share:.1%}", f"{result['state_share_of_prompt']:.1%}"
+        yield name.removeprefix("operators-"), *milliseconds, *shares
 
 
 @table(

@@ -298,6 +298,24 @@ def measure_operators(llm: LLM, steps: int = 16, seed: int = 0) -> OperatorTimes
     )
 
 
+def state_share_of_prompt(llm: LLM, num_tokens: int = 512) -> float:
+    """Share of a prompt's time that convolutions and delta rules take, after one to warm up.
+
+    Args:
+        llm: loaded with a context of at least `num_tokens`.
+    """
+    model = llm.loaded.model
+    timed = TimedOps(model.ops, model.weights.output.matrix)
+    tokens = np.random.default_rng(0).integers(0, model.config.vocab_size, num_tokens).tolist()
+    for _ in range(2):
+        sequence = _timed_sequence(llm, timed)
+        timed.clear()
+        started = time.perf_counter()
+        sequence.extend(tokens)
+        whole_s = time.perf_counter() - started
+    return timed.costs[STATES].seconds / whole_s
+
+
 def _timed_sequence(llm: LLM, timed: TimedOps) -> DirectSequence:
     """A new sequence whose steps go through the timer."""
     loaded = llm.loaded
