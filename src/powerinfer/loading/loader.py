@@ -315,7 +315,10 @@ def _check_context(opened: ModelFile, options: EngineOptions) -> None:
 
 
 def _check_memory(opened: ModelFile, context_length: int, options: EngineOptions) -> None:
-    """Warn if weights, KV cache and working memory exceed the free memory."""
+    """Warn if the model exceeds the free memory; refuse what it alone cannot hold.
+
+    That is states, and a KV cache whose size was asked for.
+    """
     available = available_memory_bytes()
     if available is None:
         return
@@ -323,8 +326,8 @@ def _check_memory(opened: ModelFile, context_length: int, options: EngineOptions
     num_positions = options.kv_tokens or context_length
     kv_bytes = num_positions * kv_bytes_per_position(opened.config, KVType(options.kv_type))
     state_bytes = _num_slots(opened.config, options, context_length) * opened.config.state_bytes
+    states = f" and states of {format_bytes(state_bytes)}" if state_bytes else ""
     if options.kv_tokens and kv_bytes + state_bytes > available:
-        states = f" and states of {format_bytes(state_bytes)}" if state_bytes else ""
         fewer = " or of states ({state_cache})" if state_bytes else ""
         raise PromptError(
             f"keys and values of {num_positions} tokens take {format_bytes(kv_bytes)}{states} of "
@@ -332,11 +335,18 @@ def _check_memory(opened: ModelFile, context_length: int, options: EngineOptions
             remedy=f"take fewer ({{kv_tokens}}){fewer}, a smaller context ({{context_length}}) or "
             "fewer texts at once ({parallel})",
         )
-    if options.context_length and kv_bytes > available:
+    fewer = "fewer texts at once ({parallel}) or of the kept states ({state_cache})"
+    if options.context_length and kv_bytes + state_bytes > available:
         raise PromptError(
-            f"a context of {context_length} tokens takes {format_bytes(kv_bytes)} of memory, but "
-            f"only {format_bytes(available)} are free",
-            remedy="take a smaller one ({context_length})",
+            f"a context of {context_length} tokens takes {format_bytes(kv_bytes)}{states} of "
+            f"memory, but only {format_bytes(available)} are free",
+            remedy="take a smaller one ({context_length})" + (f", {fewer}" if states else ""),
+        )
+    if state_bytes > available:
+        raise PromptError(
+            f"the states of texts take {format_bytes(state_bytes)} of memory, but only "
+            f"{format_bytes(available)} are free",
+            remedy=f"take {fewer}",
         )
     needed = weight_bytes + kv_bytes + state_bytes + WORKING_BYTES
     if needed > available:

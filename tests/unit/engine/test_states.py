@@ -217,3 +217,14 @@ def test_states_count_in_the_memory_check(
         LLM(path, kernels="reference", kv_tokens=64, parallel=1 << 16)
     with LLM(path, kernels="reference", parallel=1 << 16):
         assert re.search(r"KV cache for \d+ tokens .*, states 6\d\S* MiB\)", caplog.text)
+
+
+def test_states_that_exceed_the_memory_are_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("powerinfer.loading.loader.available_memory_bytes", lambda: 60 << 20)
+    refused = r"6\d\S* MiB of memory, but only 60\S* MiB are free: .*parallel.* kept states"
+    with pytest.raises(PromptError, match="the states of texts take " + refused):
+        LLM(path, kernels="reference", parallel=1 << 16)
+    with pytest.raises(PromptError, match="64 tokens takes .* and states of " + refused):
+        LLM(path, kernels="reference", parallel=1 << 16, context_length=64)
