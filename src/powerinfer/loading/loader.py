@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from powerinfer.offload.progress import PlacementProgress
     from powerinfer.ops.cpu.ops import NativeOps
 
-__all__ = ["LoadedModel", "Progress", "load", "make_ops", "open_model"]
+__all__ = ["LoadedModel", "Progress", "load", "make_ops", "num_slots", "open_model"]
 
 Progress = Callable[[int, int], None]
 """Called with (bytes prepared, bytes in all) while weights are prepared."""
@@ -113,10 +113,8 @@ class LoadedModel:
         cache = None if self.placement is None else self.placement.take_cache()
         if cache is None:
             options, config = self.options, self.model.config
-            num_slots = _num_slots(config, options, self.model.context_length)
-            cache = self.model.new_cache(
-                options.kv_tokens, kv_type=self.kv_type, num_slots=num_slots
-            )
+            slots = num_slots(config, options, self.model.context_length)
+            cache = self.model.new_cache(options.kv_tokens, kv_type=self.kv_type, num_slots=slots)
         return cache
 
     def explain_non_finite(
@@ -280,7 +278,7 @@ def _weight_bytes(file: GGUFFile) -> int:
     return sum(tensor.data.nbytes for tensor in file.tensors.values())
 
 
-def _num_slots(config: ModelConfig, options: EngineOptions, context_length: int) -> int:
+def num_slots(config: ModelConfig, options: EngineOptions, context_length: int) -> int:
     """Slots of state for all texts, and for those that are kept for later ones."""
     if not config.state_bytes:
         return 0
@@ -325,7 +323,7 @@ def _check_memory(opened: ModelFile, context_length: int, options: EngineOptions
     weight_bytes = _weight_bytes(opened.file)
     num_positions = options.kv_tokens or context_length
     kv_bytes = num_positions * kv_bytes_per_position(opened.config, KVType(options.kv_type))
-    state_bytes = _num_slots(opened.config, options, context_length) * opened.config.state_bytes
+    state_bytes = num_slots(opened.config, options, context_length) * opened.config.state_bytes
     states = f" and states of {format_bytes(state_bytes)}" if state_bytes else ""
     if options.kv_tokens and kv_bytes + state_bytes > available:
         fewer = " or of states ({state_cache})" if state_bytes else ""

@@ -15,6 +15,8 @@ from command_line import assert_error, invoke, run_json
 from placement_cases import SOLVERS, smallest
 from powerinfer.calibration.files import is_packaged
 from powerinfer.gguf import keys, model_identity, open_gguf, write_gguf
+from powerinfer.kvcache.state_slots import num_slots_for
+from powerinfer.models.model_file import ModelFile
 from powerinfer.offload import device_speeds
 from powerinfer.offload import problem as placement_problem
 from powerinfer.offload.model_sizes import model_sizes
@@ -307,3 +309,36 @@ def _remove_our_keys(path: Path) -> None:
     }
     tensors = [(t.name, t.shape, t.format, np.array(t.data)) for t in file.tensors.values()]
     write_gguf(path, kept, tensors, magic="PWRI")
+
+
+@pytest.mark.parametrize("name", ["lfm2", "lfm2moe", "qwen35", "qwen35moe"])
+def test_models_with_state_stay_on_the_cpu(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_model(tmp_path / "tiny.gguf", TINY_MODELS[name])
+    report = run_json("plan", "-m", path, "-c", "32")
+    assert "stay on the CPU for now" in report["note"]
+    config = ModelFile.open(path).config
+    row = 2 * len(config.attention_layers) * config.num_kv_heads * config.head_dim * 2
+    assert report["kv_bytes_per_position"] == row
+    assert report["kv_bytes_in_all"] == 32 * row
+    assert report["state_bytes_per_text"] == config.state_bytes > 0
+    assert report["state_bytes_in_all"] == num_slots_for(8, 0) * config.state_bytes
+    assert report["gpu_bytes"] == 0 < report["weight_bytes"] < path.stat().st_size
+    monkeypatch.setenv("COLUMNS", "100")
+    for budget in ([], ["--vram-budget", "8", "--device", "cpu"]):
+        shown = invoke("plan", "-m", path, *budget)
+        assert shown.exit_code == 0, shown.output
+        assert shown.stdout.splitlines()[-1] == report["note"]
+        for part in (
+            "weights",
+            "KV cache",
+            "tokens of",
+            "states",
+            "per text, room for 18",
+            "total",
+        ):
+            assert part in shown.stdout
+    assert list(tmp_path.iterdir()) == [path]
+    written = invoke("plan", "-m", path, "--vram-budget", "8", "-o", tmp_path / "a.plan.json")
+    assert_error(written, "run on the CPU alone for now; nothing can be placed on a GPU")

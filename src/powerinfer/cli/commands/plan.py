@@ -52,6 +52,10 @@ The plan is stored next to the model, where `powerinfer run` with the same budge
 finds it, or in the file that -o names. PowerInfer's own file is written next to
 it, as MODEL.gguf.generated.gpuidx, but never replaces one of another program.
 --gpu-index solves and writes nothing: it explains an existing plan or index.
+
+\b
+Layers with a state (lfm2, qwen35) stay on the CPU for now: such a model has no
+plan, and its table shows the main memory that weights, KV cache and states take.
 """
 
 
@@ -97,6 +101,11 @@ def plan(
     if options.get("measure_recall"):
         raise click.UsageError("--measure-recall needs a text, and plan runs none: leave it out")
     _check_targets(model, output, plots, writes_index=bool(write_gpu_index))
+    model = model_file(model)
+    if not (gpu_index or output or write_gpu_index or plots) and _stays_on_cpu(
+        model, options, as_json=as_json
+    ):
+        return
     solver = options.get("solver")
     task, chosen = _solve(model, gpu_index, options)
     from powerinfer.offload.choose_plan import budget_ladder
@@ -147,6 +156,25 @@ def _check_targets(
         PLAN.check_target(output)
     if writes_index:
         gpu_index.check_target(index_beside(output or PLAN.beside(model_file(model))))
+
+
+def _stays_on_cpu(model: Path, options: "LLMOptions", *, as_json: bool) -> bool:
+    """Print the sizes of a model with state, which has no plan; return False for others."""
+    from powerinfer.cli.report.placement import cpu_json, print_cpu
+    from powerinfer.models.model_file import ModelFile
+
+    opened = ModelFile.open(model, options.get("activation"))
+    if not opened.config.state_mixers:
+        return False
+    given = engine_options(
+        context_length=options.get("context_length"), kv_type=options.get("kv_type", "f16")
+    )
+    report = cpu_json(opened, given)
+    if as_json:
+        print_json(report)
+    else:
+        print_cpu(report)
+    return True
 
 
 def _solve(

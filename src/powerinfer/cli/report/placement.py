@@ -13,15 +13,19 @@ from powerinfer.store.memory import format_bytes
 
 if TYPE_CHECKING:
     from powerinfer.loading.loader import LoadedModel
+    from powerinfer.models.model_file import ModelFile
     from powerinfer.offload.place import Placement
     from powerinfer.offload.weight_formats import WeightFormat
+    from powerinfer.options.options import EngineOptions
     from powerinfer.placement.plan import PlacementPlan
     from powerinfer.placement.problem import PlacementProblem
     from powerinfer.placement.solvers import BudgetPoint
 
 __all__ = [
+    "cpu_json",
     "placement_json",
     "print_budgets",
+    "print_cpu",
     "print_formats",
     "print_layers",
     "print_parts",
@@ -232,3 +236,45 @@ def placement_json(problem: "PlacementProblem", plan: "PlacementPlan") -> dict[s
             for number, layer in enumerate(plan.layers)
         ],
     }
+
+
+def cpu_json(opened: "ModelFile", options: "EngineOptions") -> dict[str, object]:
+    """Create `plan --json` of a model whose layers with a state keep it on the CPU."""
+    from powerinfer.gguf import model_identity
+    from powerinfer.loading.loader import num_slots
+    from powerinfer.models.load import default_context
+    from powerinfer.models.model import kv_bytes_per_position
+    from powerinfer.ops.protocol import KVType
+
+    config = opened.config
+    context_length = options.context_length or default_context(config)
+    kv_bytes = kv_bytes_per_position(config, KVType(options.kv_type))
+    return {
+        "model": model_identity(opened.file),
+        "note": "layers with a state stay on the CPU for now, so no GPU is used",
+        "gpu_bytes": 0,
+        "weight_bytes": sum(tensor.num_bytes for tensor in opened.file.tensors.values()),
+        "context_length": context_length,
+        "kv_bytes_per_position": kv_bytes,
+        "kv_bytes_in_all": context_length * kv_bytes,
+        "state_bytes_per_text": config.state_bytes,
+        "state_bytes_in_all": num_slots(config, options, context_length) * config.state_bytes,
+    }
+
+
+def print_cpu(report: dict[str, object]) -> None:
+    """Print a table of `cpu_json`: parts of a model, and their bytes in main memory."""
+    sizes = {name: value for name, value in report.items() if isinstance(value, int)}
+    kv, state = (
+        format_bytes(sizes[name]) for name in ("kv_bytes_per_position", "state_bytes_per_text")
+    )
+    num_states = sizes["state_bytes_in_all"] // sizes["state_bytes_per_text"]
+    rows = [
+        ("weights", "CPU", sizes["weight_bytes"]),
+        ("KV cache", f"CPU, {sizes['context_length']} tokens of {kv}", sizes["kv_bytes_in_all"]),
+        ("states", f"CPU, {state} per text, room for {num_states}", sizes["state_bytes_in_all"]),
+    ]
+    rows.append(("total", "CPU", sum(num_bytes for _, _, num_bytes in rows)))
+    cells = [(name, where, format_bytes(num_bytes)) for name, where, num_bytes in rows]
+    print_table(cells, left=(0, 1), indent=2)
+    print_paragraph(f"{report['note']}")
