@@ -153,9 +153,11 @@ def say_if_full(llm: "LLM", generation: "Generation", params: "SamplingParams") 
     count, limit = len(generation.token_ids), params.max_tokens
     if generation.finish_reason != "length" or count == limit:
         return
+    model = llm.loaded.model
+    other = "" if model.config.state_mixers else ", or drop old text with --context-shift"
     click.echo(
-        f"(the context of {llm.loaded.model.context_length} tokens is full after {count} generated "
-        "tokens: set a larger one with -c, or drop old text with --context-shift)",
+        f"(the context of {model.context_length} tokens is full after {count} generated tokens: "
+        f"set a larger one with -c{other})",
         err=True,
     )
 

@@ -22,6 +22,7 @@ from powerinfer.engine.engine import Engine
 from powerinfer.gguf import open_gguf, write_gguf
 from powerinfer.ops.cpu import machine as native
 from powerinfer.options import options
+from tiny_models import TINY_MODELS, write_model
 
 DOCS = Path(__file__).resolve().parent.parent.parent.parent / "docs" / "cli"
 COMMANDS = command_names()
@@ -332,6 +333,12 @@ def test_a_full_context_ends_the_text_and_is_reported(tiny: Path) -> None:
     stuck = invoke(*common, "--context-shift", "--keep", "15")
     assert_error(stuck, "keep fewer (--keep) or take a larger context (-c)")
     assert stuck.stdout == ""
+
+
+def test_no_shift_is_proposed_to_a_model_with_state(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "lfm2.gguf", TINY_MODELS["lfm2"])
+    full = invoke("run", "-m", model, "-p", "a", "-c", "4", "-n", "9", "--ignore-eos")
+    assert "set a larger one with -c)" in full.stderr
 
 
 def test_escape_table() -> None:
