@@ -73,8 +73,8 @@ def check_layers_are_alike(config: ModelConfig) -> None:
     """Raise UnsupportedError if neurons cannot be counted: not all layers have as many."""
     if config.experts is not None and config.experts.num_dense_layers:
         raise UnsupportedError(
-            f"this model has experts from layer {config.experts.num_dense_layers} on; neurons are "
-            "measured only in models whose layers all have as many"
+            f"the first {config.experts.num_dense_layers} layers of this model have no experts, "
+            "and neurons are measured only in models whose layers are alike"
         )
 
 
