@@ -86,8 +86,12 @@ def test_settings_that_make_no_sense(model: Path, tmp_path: Path) -> None:
     assert_error(invoke("calibrate", "-m", relu, "--zeros", "0.5"), "silu and gelu", "--zeros")
     assert_error(invoke("calibrate", "-m", relu, "--kinds", "threshold"), "silu", "--kinds")
     assert_error(invoke("calibrate", "-m", model), "nothing to calibrate", "--zeros finds")
-    assert_error(invoke("profile", "-m", model, "-f", text), "with --activation")
     wrong = ("--zeros", "0.5", "--kinds", "sign")
     assert_error(invoke("calibrate", "-m", model, *wrong), "ReLU family")
     both = ("--zeros", "0.5", "--max-ffn-error", "0.1")
     assert_error(invoke("calibrate", "-m", model, *both), "--max-ffn-error or --zeros, not both")
+
+
+def test_profiles_of_silu_are_refused(model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    assert_error(invoke("profile", "-m", model, "-f", tmp_path / "text.txt"), "with --activation")
