@@ -38,6 +38,16 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 RELU = Activation(ActivationKind.RELU)
 ROWS = {"f32": "float", "bf16": "bf16 on a GPU"}
 """Rows of the table of tolerances for many tokens, whose activations are rounded to f16 else."""
+ENCODINGS_IN_PIECES = (
+    "f16",
+    "q4_0",
+    "q5_k",
+    *(
+        pytest.param(name, marks=pytest.mark.thorough)
+        for name in ("f32", "bf16", "q8_0", "q4_k", "q6_k")
+    ),
+)
+"""One of each kind; the interpreter takes seconds for each."""
 Mask = npt.NDArray[np.bool_]
 
 
@@ -292,13 +302,13 @@ class TestManyTokens:
         form = Form((64, 96, 40, 30), "f32", activation, is_gated, has_bias=True)
         self.check(Block(form, seed=number), 11, 0.4)
 
-    def test_every_encoding_in_pieces(self) -> None:
-        for name in ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k"):
-            hidden = 256 if name.endswith("_k") else 128
-            with mock.patch.object(gpu_linear, "PANEL_BYTES", 1400):
-                block = Block(Form((hidden, 96, 60, 50), name), seed=12)
-                self.check(block, 20, 0.5)
-                self.check(block, 9, None)
+    @pytest.mark.parametrize("name", ENCODINGS_IN_PIECES)
+    def test_every_encoding_in_pieces(self, name: str) -> None:
+        hidden = 256 if name.endswith("_k") else 128
+        with mock.patch.object(gpu_linear, "PANEL_BYTES", 1400):
+            block = Block(Form((hidden, 96, 60, 50), name), seed=12)
+            self.check(block, 20, 0.5)
+            self.check(block, 9, None)
 
     def test_chunks_of_weights_that_pass_through(self) -> None:
         form = Form((64, 40, 40, 40), "f32", has_bias=True)

@@ -176,7 +176,7 @@ def test_the_cpu_goes_on_if_a_chunk_cannot_be_sent(
     ]
 
 
-@pytest.mark.parametrize("states", ["CC", "AA"])
+@pytest.mark.parametrize("states", ["CC", pytest.param("AA", marks=pytest.mark.thorough)])
 def test_memory_that_runs_out_on_trial_is_an_error(
     loaded: Callable[..., Model], caplog: pytest.LogCaptureFixture, states: str
 ) -> None:
@@ -191,7 +191,7 @@ def test_memory_that_runs_out_on_trial_is_an_error(
     np.testing.assert_array_equal(text(placed), text(placed_on(loaded(), states)))
 
 
-@pytest.mark.parametrize("states", ["CC", "AA"])
+@pytest.mark.parametrize("states", ["CC", pytest.param("AA", marks=pytest.mark.thorough)])
 def test_a_step_after_ctrl_c_is_right(loaded: Callable[..., Model], states: str) -> None:
     model = loaded()
     placed = placed_on(model, states)

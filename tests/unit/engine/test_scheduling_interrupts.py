@@ -120,7 +120,7 @@ def test_ctrl_c_at_any_line_changes_no_text(llm: LLM, is_slicing: bool) -> None:
     expected = [all_alone(llm.loaded, request) for request in REQUESTS]
     assert counting.num_lines > 1000
     # All of them take minutes.
-    for at in range(0, counting.num_lines, 211):
+    for at in range(0, counting.num_lines, 401):
         engine = new_engine(llm, is_slicing=is_slicing, kv_tokens=512, batch_size=48)
         interrupt = _Interrupt(at)
         handles = _run(engine, interrupt)
