@@ -13,17 +13,12 @@ import argparse
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from powerinfer import LLM
 from powerinfer.bench.machine import describe_machine
-
-_CONTEXT = 512
-_PROMPT = 64
-# Tokens of a turn; the first is not timed, since caches are cold.
-_TURN = 8
+from timing.decoding import CONTEXT, TurnDecoder, decode_in_turns
 
 Row = dict[str, Any]
 
@@ -74,54 +69,28 @@ def _quality(packed: Path, names: list[str], options: argparse.Namespace) -> lis
     return rows
 
 
-class _Decoder:
-    """Decodes a text again and again, some tokens a turn."""
-
-    def __init__(self, path: Path, threshold: str | None, text: str, threads: int | None) -> None:
-        self._llm = LLM(
-            path,
-            threads=threads,
-            device="cpu",
-            activation_threshold=threshold,
-            context_length=_CONTEXT,
-        )
-        self._token_ids = self._llm.encode(text)[: _CONTEXT - 1]
-        self._place = len(self._token_ids)
-        self.name, self.threshold = path.name, threshold
-        self.step_s: list[float] = []
-
-    def turn(self) -> None:
-        """Decode some tokens and time all but the first."""
-        if self._place + _TURN > len(self._token_ids):
-            self._sequence = self._llm.new_sequence()
-            self._sequence.extend(self._token_ids[:_PROMPT])
-            self._place = _PROMPT
-        for number in range(_TURN):
-            started = time.perf_counter()
-            self._sequence.append(self._token_ids[self._place])
-            if number:
-                self.step_s.append(time.perf_counter() - started)
-            self._place += 1
-
-
 def _decode(
     files: list[tuple[Path, str | None]], text: Path, threads: int | None, seconds: float
 ) -> list[Row]:
-    content = text.read_text(encoding="utf-8")[: 16 * _CONTEXT]
-    decoders = [_Decoder(path, threshold, content, threads) for path, threshold in files]
-    end = time.perf_counter() + seconds
-    while not decoders[-1].step_s or time.perf_counter() < end:
-        for decoder in decoders:
-            decoder.turn()
-    rows = []
-    for decoder in decoders:
-        ascending = sorted(decoder.step_s)
-        share = {"best": 0.0, "p10": 0.1, "median": 0.5}
-        row: Row = {"file": decoder.name, "threshold": decoder.threshold, "steps": len(ascending)}
-        for name, part in share.items():
-            row[f"{name}_ms"] = round(1e3 * ascending[int(part * len(ascending))], 3)
-        rows.append(row)
-    return rows
+    content = text.read_text(encoding="utf-8")[: 16 * CONTEXT]
+    decoders = [
+        TurnDecoder(
+            LLM(
+                path,
+                threads=threads,
+                device="cpu",
+                activation_threshold=threshold,
+                context_length=CONTEXT,
+            ),
+            content,
+        )
+        for path, threshold in files
+    ]
+    decode_in_turns(decoders, seconds)
+    return [
+        {"file": path.name, "threshold": threshold, **decoder.times()}
+        for (path, threshold), decoder in zip(files, decoders, strict=True)
+    ]
 
 
 def _print_table(decoded: list[Row], quality: list[Row]) -> None:
