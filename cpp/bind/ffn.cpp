@@ -208,13 +208,19 @@ void BoundRoute(TeamHandle& team, const FFNHandle& ffn, const InputRows& x,
 
 RowsView<const float> CheckedRouterInput(const std::optional<InputRows>& router_input,
                                          RowsView<const float> x, const FFNHandle& ffn) {
-  if (!router_input) return x;
-  if (!ffn.view.HasExperts()) throw nb::value_error("router_input is for blocks with a router");
-  return CheckedRows<const float>("router_input", *router_input, x.rows, x.columns);
+  if (!ffn.view.HasExperts()) {
+    if (router_input) throw nb::value_error("router_input is for blocks with a router");
+    return x;
+  }
+  const std::int64_t columns = ffn.view.router.matrix.columns;
+  if (router_input) return CheckedRows<const float>("router_input", *router_input, x.rows, columns);
+  CheckShape("router", -1, columns, -1, x.columns);
+  return x;
 }
 
 RouterHandle::RouterHandle(nb::object matrix, nb::object bias, const std::string& rule,
-                           std::int64_t num_used, bool is_normalized, nb::object selection_bias)
+                           std::int64_t num_used, bool is_normalized, nb::object selection_bias,
+                           float scale)
     : objects{std::move(matrix), std::move(bias), std::move(selection_bias)} {
   view.matrix = nb::cast<const MatrixHandle&>(objects[0]).view;
   view.bias = BiasOf("bias of the router", objects[1], view.NumExperts());
@@ -222,6 +228,7 @@ RouterHandle::RouterHandle(nb::object matrix, nb::object bias, const std::string
   view.num_used = num_used;
   view.is_normalized = is_normalized;
   view.selection_bias = BiasOf("selection bias of the router", objects[2], view.NumExperts());
+  view.scale = scale;
   if (num_used >= 1 && num_used <= view.NumExperts()) return;
   throw nb::value_error(("a router of " + std::to_string(view.NumExperts()) +
                          " experts cannot choose " + std::to_string(num_used))
@@ -242,7 +249,6 @@ FFNHandle::FFNHandle(Part gate, Part up, Part down, const std::string& activatio
   const std::int64_t neurons = view.IntermediateSize();
   if (!router_object.is_none()) {
     view.router = nb::cast<const RouterHandle&>(router_object).view;
-    CheckShape("router", -1, view.router.matrix.columns, -1, hidden);
     if (neurons % view.NumExperts() != 0) {
       RaiseShapeError("up has " + std::to_string(neurons) +
                       " rows, must have as many for each of " + std::to_string(view.NumExperts()) +
@@ -277,9 +283,10 @@ void BindFFN(nb::module_& module) {
       .def_ro("down_s", &FFNStats::down_s)
       .def_ro("router_s", &FFNStats::router_s);
   nb::class_<RouterHandle>(module, "Router")
-      .def(nb::init<nb::object, nb::object, const std::string&, std::int64_t, bool, nb::object>(),
+      .def(nb::init<nb::object, nb::object, const std::string&, std::int64_t, bool, nb::object,
+                    float>(),
            "matrix"_a, "bias"_a.none(), "rule"_a, "num_used"_a, "is_normalized"_a,
-           "selection_bias"_a.none() = nb::none());
+           "selection_bias"_a.none() = nb::none(), "scale"_a = 1.0F);
   nb::class_<FFNHandle>(module, "FFN")
       .def(nb::init<Part, Part, Part, const std::string&, float, bool, bool, nb::object,
                     std::tuple<float, float>>(),

@@ -19,7 +19,8 @@ namespace powerinfer {
 
 struct RouterHandle {
   RouterHandle(nanobind::object matrix, nanobind::object bias, const std::string& rule,
-               std::int64_t num_used, bool is_normalized, nanobind::object selection_bias);
+               std::int64_t num_used, bool is_normalized, nanobind::object selection_bias,
+               float scale);
 
   RouterView view;
   std::array<nanobind::object, 3> objects;  // keep the weights alive
@@ -62,7 +63,8 @@ struct FFNHandle {
   mutable LastDecode last_decode;
 };
 
-/// The input of a block's router: router_input if there is one, else x.
+/// The input of a block's router, f32[num_tokens, its columns]: router_input if there is one, else
+/// x, as for blocks without a router. Raises ShapeError for another width.
 RowsView<const float> CheckedRouterInput(const std::optional<InputRows>& router_input,
                                          RowsView<const float> x, const FFNHandle& ffn);
 

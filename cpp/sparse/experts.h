@@ -18,7 +18,7 @@ namespace powerinfer {
 /// or lists of ids among the neurons of all experts; one of them or neither.
 struct NeuronChoice {
   const PredictorView* predictor = nullptr;
-  RowsView<const float> predictor_input;  ///< f32[num_tokens, hidden_size]
+  RowsView<const float> predictor_input;  ///< f32[num_tokens, width of the predictor's input]
   const NeuronIds* ids = nullptr;
 
   bool IsEmpty() const { return predictor == nullptr && ids == nullptr; }
@@ -26,8 +26,8 @@ struct NeuronChoice {
 };
 
 /// out = sum over a token's experts e, ascending, of weight_e * expert_e(x), for a block with a
-/// router, which sees router_input: f32[num_tokens, hidden_size]. x and out are as in ffn.h. A
-/// token's bits depend on its own rows and their kind, not on the others, on threads or on cuts;
+/// router, which sees router_input: f32[num_tokens, columns of the router]. x and out are as in
+/// ffn.h. A token's bits depend on its own rows and their kind, not on the others, on threads or on cuts;
 /// rows of weights are read once for up to kMaxBatchTokens decode rows. `fired`: for prompt rows
 /// without a choice only; neurons of experts that a token did not choose do not fire.
 void RunExperts(const OpContext& context, RowsView<const float> x,

@@ -98,6 +98,7 @@ void RouteToken(const RouterView& router, float* logits, std::int32_t* ids, floa
   } else {
     Sigmoids(router, logits, ids, weights);
   }
+  for (std::int64_t i = 0; i < router.num_used; ++i) weights[i] *= router.scale;
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ void CheckExperts(const ExpertsOptions& o, std::int64_t num_tokens, RowKind rows
   Random random(static_cast<std::uint64_t>(num_tokens * 10 + static_cast<int>(o.ffn.kind)));
   const ExpertsBlock block(o, random);
   const TestRows x(num_tokens, o.ffn.hidden_size, random);
-  const TestRows routed(num_tokens, o.ffn.hidden_size, random);
+  const TestRows routed(num_tokens, o.RouterSize(), random);
   std::vector<float> before;
   for (const std::int32_t threads : kThreads) {
     TestTeam team(threads, *o.ffn.kernels, rows);
@@ -126,6 +126,22 @@ TEST_CASE("ExpertsOneAndAllAreUsed") {
       o.rule = (bits & 1) != 0 ? RouterRule::kSigmoid : RouterRule::kSoftmax;
       o.is_normalized = num_used == 1;
       o.ffn.is_transposed = (bits & 2) != 0;
+      CheckKinds(o);
+    }
+  }
+}
+
+TEST_CASE("ExpertsMayBeNarrowerThanWhatTheirRouterSees") {
+  for (const KernelTable* table : AvailableKernels()) {
+    for (int bits = 0; bits < 4; ++bits) {
+      ExpertsOptions o;
+      o.ffn.kernels = table;
+      o.ffn.kind = ActivationKind::kRelu2;
+      o.ffn.is_gated = (bits & 1) != 0;
+      o.ffn.is_transposed = (bits & 2) != 0;
+      o.rule = RouterRule::kSigmoid;
+      o.scale = 2.5F;
+      o.router_size = 3 * o.ffn.hidden_size;
       CheckKinds(o);
     }
   }

@@ -19,15 +19,19 @@ struct ExpertsOptions {
   RouterRule rule = RouterRule::kSoftmax;
   std::int64_t num_used = 2;
   bool is_normalized = true;
+  float scale = 1.0F;
+  std::int64_t router_size = 0;  ///< width of the router's input; 0: hidden_size
 
   ExpertsOptions() {
     ffn.num_experts = 5;
     ffn.intermediate_size = 150;
   }
+  std::int64_t RouterSize() const { return router_size != 0 ? router_size : ffn.hidden_size; }
   std::string Name() const {
     return ffn.Name() + (rule == RouterRule::kSoftmax ? " softmax " : " sigmoid ") +
            std::to_string(num_used) + " of " + std::to_string(ffn.num_experts) +
-           (is_normalized ? " normalized" : "");
+           (is_normalized ? " normalized" : "") + " times " + std::to_string(scale) + " by " +
+           std::to_string(RouterSize());
   }
 };
 
@@ -45,9 +49,10 @@ struct ExpertsBlock {
 
   ExpertsBlock(const ExpertsOptions& o, Random& random)
       : block(o.ffn, random),
-        router(Format::kF32, o.ffn.num_experts, o.ffn.hidden_size, random),
+        router(Format::kF32, o.ffn.num_experts, o.RouterSize(), random),
         router_bias(RandomFloats(o.ffn.num_experts, random)) {
     block.view.router = {router.view, router_bias.data(), o.rule, o.num_used, o.is_normalized};
+    block.view.router.scale = o.scale;
     view = block.view;
   }
 };
@@ -67,7 +72,7 @@ inline std::vector<double> RouteWeights(const RouterView& router, const std::vec
   if (!router.is_normalized && is_softmax)
     sum = std::accumulate(weights.begin(), weights.end(), 0.0);
   weights.erase(used, weights.end());
-  for (double& weight : weights) weight /= sum;
+  for (double& weight : weights) weight *= router.scale / sum;
   return weights;
 }
 

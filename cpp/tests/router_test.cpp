@@ -41,7 +41,7 @@ struct FixedRouter {
 void CheckRoutes(const ExpertsOptions& o, std::int64_t num_tokens, RowKind rows) {
   Random random(static_cast<std::uint64_t>(num_tokens + o.num_used));
   const ExpertsBlock block(o, random);
-  const TestRows x(num_tokens, o.ffn.hidden_size, random);
+  const TestRows x(num_tokens, o.RouterSize(), random);
   TestTeam team(2, *o.ffn.kernels, rows);
   const Routed routed(team.context, x.ReadOnly(), block.view.router);
   for (std::int64_t t = 0; t < num_tokens; ++t) {
@@ -78,6 +78,7 @@ TEST_CASE("RouterMatchesDoublePrecision") {
           o.rule = rule;
           o.is_normalized = is_normalized;
           o.num_used = num_used;
+          o.scale = num_used == 3 ? 2.5F : 1.0F;
           for (const std::int64_t num_tokens : {1, 7}) {
             CheckRoutes(o, num_tokens, RowKind::kDecode);
             CheckRoutes(o, num_tokens, RowKind::kPrompt);

@@ -100,6 +100,7 @@ class Router:
         num_used: int,
         is_normalized: bool,
         selection_bias: Vector | None = None,
+        scale: float = 1.0,
     ) -> None: ...
 
 class FFN:

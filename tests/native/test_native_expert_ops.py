@@ -21,11 +21,12 @@ from native_cases import (
 from powerinfer.errors import ShapeError, UnsupportedError
 from powerinfer.ops.cpu.handles import NativeMatrix, NativePredictor, NativeVector
 from powerinfer.ops.cpu.ops import NativeOps
-from powerinfer.ops.operands import NeuronPredictor, RouterRule, ScoreStage
+from powerinfer.ops.operands import ActiveIds, NeuronPredictor, RouterRule, ScoreStage
 from powerinfer.values import Activation, ActivationKind, BoolArray, FloatArray, IntArray
 from tolerances import assert_close
 
 RELU = Activation(ActivationKind.RELU)
+RELU2 = Activation(ActivationKind.RELU2)
 DRELU = Activation(ActivationKind.DRELU)
 HIDDEN, SIZE = ExpertCase().sizes
 ACTIVATIONS = [
@@ -90,6 +91,7 @@ def test_every_router(
     kernels: str, num_used: int, rule: RouterRule, is_normalized: bool, is_prompt: bool
 ) -> None:
     case = ExpertCase(num_used=num_used, rule=rule, is_normalized=is_normalized, has_bias=True)
+    case = replace(case, scale=2.5 if num_used == 3 else 1.0)
     check(kernels, case, 9, is_prompt=is_prompt)
 
 
@@ -144,10 +146,14 @@ def test_nan_reaches_its_own_token_only(kernels: str, is_prompt: bool) -> None:
 @kinds
 @pytest.mark.parametrize("format_name", ["f32", "q4_0", "q8_0", "q4_k"])
 @pytest.mark.parametrize("is_exact", [False, True], ids=["dense", "exact"])
+@pytest.mark.parametrize("is_gated", [True, False], ids=["gated", "ungated"])
 def test_a_row_depends_on_nothing_else(
-    kernels: str, format_name: str, is_exact: bool, is_prompt: bool
+    kernels: str, format_name: str, is_gated: bool, is_exact: bool, is_prompt: bool
 ) -> None:
-    case = ExpertCase(RELU, format_name, is_exact_sparse=is_exact, num_used=3)
+    activation = RELU if is_gated else RELU2
+    case = ExpertCase(
+        activation, format_name, is_gated=is_gated, is_exact_sparse=is_exact, num_used=3
+    )
     x = numbers((37, HIDDEN), 5)
     results = []
     for threads, cuts in ((1, [37]), (3, [1, 20, 37]), (2, list(range(1, 38)))):
@@ -182,6 +188,40 @@ def test_the_router_may_see_something_else(kernels: str, is_prompt: bool) -> Non
     assert same_bits(ops.start_ffn(x, ffn, None, marks(6, is_prompt), seen)(), got)
 
 
+@kinds
+@pytest.mark.parametrize("is_gated", [True, False], ids=["gated", "ungated"])
+@pytest.mark.parametrize("format_name", ["f32", "q4_0"])
+def test_experts_may_be_narrower_than_the_input_of_their_router(
+    kernels: str, format_name: str, is_gated: bool, is_prompt: bool
+) -> None:
+    ops, oracle = use_kernels(kernels), reference()
+    case = ExpertCase(
+        RELU2,
+        format_name,
+        rule=RouterRule.SIGMOID,
+        scale=2.5,
+        router_size=3 * HIDDEN,
+        is_gated=is_gated,
+        is_exact_sparse=True,
+    )
+    ffn, expected = make_experts(ops, case), make_experts(oracle, case)
+    x, seen = numbers((6, HIDDEN), 5), numbers((6, 3 * HIDDEN), 6)
+    rows = marks(6, is_prompt)
+    right = oracle.ffn(x, expected, router_input=seen)
+    name = tolerance(kernels, format_name, is_prompt=is_prompt)
+    got = ops.ffn(x, ffn, None, rows, seen)
+    assert_close(got, right, name)
+    everything = ActiveIds.of_mask(np.ones((6, EXPERTS * SIZE), bool))
+    assert_close(ops.ffn_active(x, ffn, everything, rows, seen), right, name)
+    if is_prompt:
+        output, bits = ops.ffn_firing(x, ffn, rows, seen)
+        assert same_bits(output, got)
+        assert 0 < np.unpackbits(bits).sum() < 6 * case.num_used * SIZE
+    for wrong in (None, x):
+        with pytest.raises(ShapeError, match="router"):
+            ops.ffn(x, ffn, None, rows, wrong)
+
+
 def native_predictor(ops: NativeOps, num_experts: int) -> NativePredictor:
     rank = 32
     first = make_linear(ops, "f32", (num_experts * rank, HIDDEN), 50).matrix
@@ -194,12 +234,13 @@ def native_predictor(ops: NativeOps, num_experts: int) -> NativePredictor:
 
 @kinds
 @pytest.mark.parametrize("num_experts", [1, EXPERTS], ids=["shared", "own"])
-@pytest.mark.parametrize("activation", [RELU, DRELU], ids=str)
+@pytest.mark.parametrize("activation", [RELU, DRELU, RELU2], ids=str)
 def test_predicted_and_listed_neurons(
     kernels: str, activation: Activation, num_experts: int, is_prompt: bool
 ) -> None:
     ops, oracle = use_kernels(kernels), reference()
-    case = ExpertCase(activation, is_exact_sparse=True)
+    is_gated = activation is not RELU2
+    case = ExpertCase(activation, is_exact_sparse=True, is_gated=is_gated)
     ffn, expected = make_experts(ops, case), make_experts(oracle, case)
     predictor, x = native_predictor(ops, num_experts), numbers((5, HIDDEN), 5)
     active = ops.predict(x, predictor, marks(5, is_prompt))
@@ -215,11 +256,12 @@ def test_predicted_and_listed_neurons(
 
 @pytest.mark.parametrize("is_down_transposed", [True, False], ids=["transposed", "plain"])
 @pytest.mark.parametrize("is_exact", [True, False], ids=["exact", "dense"])
+@pytest.mark.parametrize("is_gated", [True, False], ids=["gated", "ungated"])
 def test_counters_are_those_of_the_reference(
-    kernels: str, is_exact: bool, is_down_transposed: bool
+    kernels: str, is_gated: bool, is_exact: bool, is_down_transposed: bool
 ) -> None:
     ops, oracle = use_kernels(kernels), reference()
-    case = ExpertCase(is_down_transposed=is_down_transposed)
+    case = ExpertCase(is_down_transposed=is_down_transposed, is_gated=is_gated)
     if is_exact:
         case = replace(case, activation=RELU, is_exact_sparse=True)
     x = numbers((4, HIDDEN), 5)

@@ -43,6 +43,8 @@ class Shape:
     is_down_transposed: bool
     has_bias: bool
     has_own_router_input: bool
+    router_size: int
+    scale: float
     seed: int
 
 
@@ -50,6 +52,7 @@ class Shape:
 def shapes(draw: st.DrawFn) -> Shape:
     num_experts = draw(st.integers(2, 6))
     activation = draw(st.sampled_from(ACTIVATIONS))
+    has_own_router_input = draw(st.booleans())
     return Shape(
         num_experts=num_experts,
         num_used=draw(st.integers(1, num_experts)),
@@ -60,7 +63,9 @@ def shapes(draw: st.DrawFn) -> Shape:
         is_gated=activation.kind is ActivationKind.DRELU or draw(st.booleans()),
         is_down_transposed=draw(st.booleans()),
         has_bias=draw(st.booleans()),
-        has_own_router_input=draw(st.booleans()),
+        has_own_router_input=has_own_router_input,
+        router_size=draw(st.integers(1, 70)) if has_own_router_input else HIDDEN,
+        scale=draw(st.sampled_from((1.0, 2.5))),
         seed=draw(st.integers(0, 1 << 20)),
     )
 
@@ -73,7 +78,8 @@ class _Made:
         self._stream = np.random.default_rng(shape.seed)
         size = (shape.num_tokens, HIDDEN)
         self.x, self.raw = self._numbers(*size), self._numbers(*size)
-        self.seen = self._numbers(*size) if shape.has_own_router_input else None
+        seen = (shape.num_tokens, shape.router_size)
+        self.seen = self._numbers(*seen) if shape.has_own_router_input else None
         self.is_prompt = self._stream.random(shape.num_tokens) < 0.5
         self.source = LayerSource(
             number=0,
@@ -111,11 +117,12 @@ class _Made:
         shape, ops = self._shape, self._ops
         rows = (shape.num_neurons, HIDDEN)
         router: Router[Matrix, Vector] = Router(
-            Linear(ops.matrix(self._tensor(shape.num_experts, HIDDEN), MatrixUse.DENSE)),
+            Linear(ops.matrix(self._tensor(shape.num_experts, shape.router_size), MatrixUse.DENSE)),
             shape.num_experts,
             shape.num_used,
             RouterRule.SOFTMAX,
             is_normalized=True,
+            scale=shape.scale,
         )
         ffn: FFN[Matrix, Vector] = FFN(
             gate=self._linear(*rows, shape.num_neurons) if shape.is_gated else None,

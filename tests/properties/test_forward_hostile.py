@@ -48,6 +48,7 @@ KEYS = [
             "expert_gating_func",
             "expert_weights_norm",
             "expert_weights_scale",
+            "moe_latent_size",
             "attention.head_count",
             "attention.head_count_kv",
             "attention.key_length",

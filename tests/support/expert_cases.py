@@ -26,6 +26,8 @@ class ExpertCase:
         num_used: experts of a token.
         rule: of the router.
         is_normalized: its weights.
+        scale: factor of its weights.
+        router_size: width of its input; 0 for hidden_size.
         is_gated: the experts have gates.
         is_down_transposed: neurons are rows of down.
         is_exact_sparse: skip what does not fire.
@@ -39,6 +41,8 @@ class ExpertCase:
     num_used: int = 2
     rule: RouterRule = RouterRule.SOFTMAX
     is_normalized: bool = True
+    scale: float = 1.0
+    router_size: int = 0
     is_gated: bool = True
     is_down_transposed: bool = True
     is_exact_sparse: bool = False
@@ -59,7 +63,8 @@ def make_experts(ops: WeightLoader[MatrixT, VectorT], case: ExpertCase) -> FFN[M
         return Linear(matrix, _bias(ops, bias_size, seed + 1) if case.has_bias else None)
 
     down = (neurons, hidden) if case.is_down_transposed else (hidden, neurons)
-    router = ops.matrix(tensor("f32", (EXPERTS, hidden), 40), MatrixUse.DENSE)
+    seen = case.router_size or hidden
+    router = ops.matrix(tensor("f32", (EXPERTS, seen), 40), MatrixUse.DENSE)
     bias = ops.constant(numbers((EXPERTS,), 41)) if case.has_bias else None
     return ops.ffn_weights(
         FFN(
@@ -70,7 +75,12 @@ def make_experts(ops: WeightLoader[MatrixT, VectorT], case: ExpertCase) -> FFN[M
             is_down_transposed=case.is_down_transposed,
             is_exact_sparse=case.is_exact_sparse,
             router=Router(
-                Linear(router, bias), EXPERTS, case.num_used, case.rule, case.is_normalized
+                Linear(router, bias),
+                EXPERTS,
+                case.num_used,
+                case.rule,
+                case.is_normalized,
+                scale=case.scale,
             ),
             native=None,
         )

@@ -56,6 +56,8 @@ class TinyModel:
         num_used_experts: of a token.
         expert_layout: how experts are stored, see `powerinfer.models.tensors.ffn_tensors`.
         shared_size: neurons of a shared expert; 0 for none.
+        latent_size: width of the experts' input and output; 0 for that of the model.
+        has_selection_bias: of the router, as in models with dense layers before the others.
         num_dense_layers: layers before those with experts.
         conv_layers: layers with a short convolution instead of attention.
         final_norm: name of the norm before the head.
@@ -100,6 +102,8 @@ class TinyModel:
     num_used_experts: int = 2
     expert_layout: Literal["merged", "single", "fused"] = "merged"
     shared_size: int = 0
+    latent_size: int = 0
+    has_selection_bias: bool = False
     num_dense_layers: int = 0
     conv_layers: tuple[int, ...] = ()
     final_norm: str = "output_norm"
@@ -410,6 +414,8 @@ def _metadata(model: TinyModel) -> dict[str, Any]:
         sizes["expert_used_count"] = model.num_used_experts
         sizes["expert_feed_forward_length"] = model.intermediate_size
         sizes["expert_shared_feed_forward_length"] = model.shared_size
+    if model.latent_size:
+        sizes["moe_latent_size"] = model.latent_size
     if model.delta_rule is not None:
         sizes |= _delta_rule_keys(*model.delta_rule, model.attention_interval)
     if model.has_norm_biases:
@@ -578,7 +584,11 @@ def _dense(
 def _experts(model: TinyModel) -> Iterator[tuple[str, tuple[int, ...], str]]:
     hidden, neurons, count = model.hidden_size, model.intermediate_size, model.num_experts
     yield "ffn_gate_inp.weight", (count, hidden), "f32"
-    if model.num_dense_layers:
+    if model.latent_size:
+        yield from _linear(model, "ffn_latent_down", (model.latent_size, hidden))
+        yield from _linear(model, "ffn_latent_up", (hidden, model.latent_size))
+        hidden = model.latent_size
+    if model.num_dense_layers or model.has_selection_bias:
         yield "exp_probs_b.bias", (count,), "f32"
     if model.has_linear_biases:
         yield "ffn_gate_inp.bias", (count,), "f32"

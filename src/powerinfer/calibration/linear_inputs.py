@@ -17,6 +17,7 @@ from powerinfer.calibration.window_pass import check_finite, end_after, run_wind
 from powerinfer.models import Model
 from powerinfer.models.blocks import Stage, StepControl
 from powerinfer.models.mixers import AttentionWeights
+from powerinfer.models.tensors.ffn_tensors import LATENT
 from powerinfer.ops.backend import SomeFFN
 from powerinfer.values import FloatArray
 
@@ -85,6 +86,8 @@ class _Meter:
             self._add(number, ("attn_qkv",) if is_joined else mixer.input_names, x)
         elif stage is Stage.ATTENTION_MIX:
             self._add(number, (mixer.output_name,), x)
+        elif stage is Stage.FFN_OUTPUT and self._model.weights.layers[number].latent is not None:
+            self._add(number, LATENT[1:], x)
         elif stage is Stage.FFN:
             num_layers = self._model.config.num_layers
             if self._progress is not None:
@@ -101,8 +104,13 @@ class _Meter:
         if layer.ffn.router is None:
             self._add_dense(number, layer.ffn, inputs.x, "")
             return
+        whole = inputs.x
+        if layer.latent is not None and inputs.router is not None:
+            # Experts see its projection.
+            whole = inputs.router
+            self._add(number, LATENT[:1], whole)
         if layer.shared_ffn is not None:
-            self._add_dense(number, layer.shared_ffn, inputs.x, "_shexp")
+            self._add_dense(number, layer.shared_ffn, whole, "_shexp")
         self._add_experts(number, layer.ffn, inputs)
 
     def _add_dense(self, number: int, ffn: SomeFFN, x: FloatArray, end: str) -> None:

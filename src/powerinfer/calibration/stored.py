@@ -124,7 +124,7 @@ def _misfit(calibration: Calibration, config: ModelConfig) -> str | None:
     for number, layer in enumerate(calibration.layers):
         for found, wanted, what in (
             (layer.num_active, config.num_neurons, f"neurons in layers[{number}].active"),
-            (layer.mean, config.hidden_size, f"inputs in layers[{number}].mean"),
+            (layer.mean, config.expert_hidden_size, f"inputs in layers[{number}].mean"),
         ):
             if len(found) != wanted:
                 return f"{len(found)} {what}, the model {wanted}"

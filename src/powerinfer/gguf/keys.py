@@ -31,6 +31,7 @@ SHARED_EXPERT_SIZE: Final = "expert_shared_feed_forward_length"
 EXPERT_GATING: Final = "expert_gating_func"
 EXPERT_WEIGHTS_NORMALIZED: Final = "expert_weights_norm"
 EXPERT_WEIGHTS_SCALE: Final = "expert_weights_scale"
+EXPERT_LATENT_SIZE: Final = "moe_latent_size"
 NUM_DENSE_LAYERS: Final = "leading_dense_block_count"
 NUM_HEADS: Final = "attention.head_count"
 # One number, or one per layer: 0 in layers without attention

@@ -19,7 +19,7 @@ from powerinfer.models.config import ModelConfig
 from powerinfer.models.mixers import AttentionWeights
 from powerinfer.models.scales import Scales
 from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
-from powerinfer.ops.backend import Activations, Backend, KVLayer, SomeFFN
+from powerinfer.ops.backend import Activations, Backend, KVLayer, SomeFFN, SomeLinear
 from powerinfer.values import Batch, BoolArray, ByteArray, FloatArray, IntArray
 
 __all__ = [
@@ -54,10 +54,12 @@ class Stage(StrEnum):
         ATTENTION_INPUT: input of the mixer: of q, k and v, or of its first projections.
         ATTENTION_MIX: input of the mixer's output projection; f32[num_tokens, q_size].
         ATTENTION: residual stream after the mixer.
-        FFN_INPUT: input of the FFN.
+        FFN_INPUT: input of the FFN; of its experts, as wide as that, if they work in a latent
+            space.
         ROUTER_INPUT: input of the router, if it is not that of the FFN.
         PREDICTOR_INPUT: input of the architecture's own predictors.
-        FFN_OUTPUT: output of the FFN, without a shared expert and before a `post_ffw_norm`.
+        FFN_OUTPUT: output of the FFN, as wide as its input, without a shared expert and before a
+            `post_ffw_norm`.
         FFN: residual stream after the FFN, the end of the layer.
     """
 
@@ -247,6 +249,10 @@ def start_ffn_block(  # noqa: PLR0913  routers may have their own input
         A function that finishes it and returns f32[num_tokens, hidden_size] with the output of a
         shared expert, to be added to the residual stream.
     """
+    whole = x
+    if layer.latent is not None:
+        router_input = x if router_input is None else router_input
+        (x,) = ops.linear(x, layer.latent[:1], is_prompt)
     if observe is not None:
         observe(Stage.FFN_INPUT, number, ops.to_host(x))
         if router_input is not None:
@@ -265,9 +271,11 @@ def start_ffn_block(  # noqa: PLR0913  routers may have their own input
         finish = _start(ops, layer, x, raw, is_prompt, router_input)
     if observe is not None:
         finish = partial(_finish, ops, number, finish, observe)
+    if layer.latent is not None:
+        finish = partial(_leave_latent, ops, layer.latent[1], is_prompt, finish)
     if layer.shared_ffn is None:
         return finish
-    return partial(_add_shared, ops, layer.shared_ffn, x, is_prompt, finish)
+    return partial(_add_shared, ops, layer.shared_ffn, whole, is_prompt, finish)
 
 
 def _start(
@@ -295,6 +303,16 @@ def _finish(
     output = finish()
     observe(Stage.FFN_OUTPUT, number, ops.to_host(output))
     return output
+
+
+def _leave_latent(
+    ops: Backend,
+    out_of: SomeLinear,
+    is_prompt: BoolArray | None,
+    finish: Callable[[], Activations],
+) -> Activations:
+    """Finish the block of experts and project its output to the hidden size."""
+    return ops.linear(finish(), (out_of,), is_prompt)[0]
 
 
 def _add_shared(

@@ -84,6 +84,16 @@ class ModelConfig:
         return self.intermediate_size * max(1, self.num_experts)
 
     @property
+    def expert_hidden_size(self) -> int:
+        """Width of the input and output of experts."""
+        return (self.experts.latent_size if self.experts else 0) or self.hidden_size
+
+    @property
+    def runs_on_cpu_alone(self) -> bool:
+        """Layers have parts that no GPU runs: mixers with state, or projections around experts."""
+        return bool(self.state_mixers) or self.expert_hidden_size != self.hidden_size
+
+    @property
     def attention_layers(self) -> list[LayerAttention]:
         """Settings of the layers that attend to keys and values."""
         layers = enumerate(self.attention)

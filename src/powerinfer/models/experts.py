@@ -13,6 +13,7 @@ __all__ = ["SELECTION_BIAS", "ExpertRules", "ExpertsConfig", "read_experts"]
 _MAX_EXPERTS = 1 << 12
 _MAX_SIZE = 1 << 20
 _MAX_NEURONS = 1 << 24
+_MAX_SCALE = 1e3
 
 # Keys of other families, with the largest value that changes nothing. A file with more would run
 # and write nonsense.
@@ -60,6 +61,9 @@ class ExpertsConfig:
         dense_size: neurons of each of these.
         has_selection_bias: see `ExpertRules`.
         has_shared_gate: see `ExpertRules`.
+        weights_scale: factor of the weights.
+        latent_size: width of the experts' input and output, between projections from and to the
+            hidden size; 0 without these. Router and shared expert see the unprojected input.
     """
 
     num_experts: int
@@ -71,6 +75,8 @@ class ExpertsConfig:
     dense_size: int = 0
     has_selection_bias: bool = False
     has_shared_gate: bool = False
+    weights_scale: float = 1.0
+    latent_size: int = 0
 
 
 def read_experts(metadata: Metadata, rules: ExpertRules | None) -> ExpertsConfig | None:
@@ -87,11 +93,6 @@ def read_experts(metadata: Metadata, rules: ExpertRules | None) -> ExpertsConfig
         raise UnsupportedError(
             f"{metadata.file.paths[0]}: {num_experts} experts per layer: {metadata.architecture} "
             "models are only supported with one FFN per layer"
-        )
-    if metadata.number(keys.EXPERT_WEIGHTS_SCALE, default=1.0) not in (0.0, 1.0):
-        raise UnsupportedError(
-            f"{metadata.file.paths[0]}: key {metadata.key(keys.EXPERT_WEIGHTS_SCALE)}: scaled "
-            "expert weights are not supported"
         )
     _refuse_foreign(metadata, rules)
     size = metadata.integer(rules.size_key, high=_MAX_SIZE)
@@ -115,6 +116,9 @@ def read_experts(metadata: Metadata, rules: ExpertRules | None) -> ExpertsConfig
         metadata.integer(keys.INTERMEDIATE_SIZE, high=_MAX_SIZE) if num_dense else 0,
         rules.has_selection_bias,
         rules.has_shared_gate,
+        # Some converters write 0 for no factor.
+        metadata.number(keys.EXPERT_WEIGHTS_SCALE, default=1.0, high=_MAX_SCALE) or 1.0,
+        metadata.integer(keys.EXPERT_LATENT_SIZE, default=0, low=0, high=_MAX_SIZE),
     )
 
 

@@ -263,7 +263,7 @@ class Model:
                 _bytes_of_norm(self.config, name, norm) for name, norm in layer.norms.items()
             )
             total += 4 * sum(len(ops.vector_values(part)) for part in layer.mixer.vectors)
-            for linear in layer.mixer.linears:
+            for linear in (*layer.mixer.linears, *(layer.latent or ())):
                 total += ops.matrix_bytes(linear.matrix)
         return total
 

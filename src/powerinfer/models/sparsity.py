@@ -9,7 +9,7 @@ from powerinfer.errors import ShapeError, UnsupportedError
 from powerinfer.models.config import ModelConfig
 from powerinfer.models.model import Model
 from powerinfer.models.weights import LayerWeights
-from powerinfer.ops.backend import Backend
+from powerinfer.ops.backend import Backend, SomeLinear
 from powerinfer.predictors import LayerChoice, LayerSource, build_predictor, parse_kind
 from powerinfer.values import Activation, FloatArray
 
@@ -28,6 +28,10 @@ __all__ = [
 ]
 
 OFF, EXACT, MLP = "off", "exact", "mlp"
+
+# Random inputs from which variances are estimated. Noise of a row is a mean over the columns, in
+# which the errors of these estimates average out.
+_NUM_PROBES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,4 +168,20 @@ def _implied_by_norm(ops: Backend, layer: LayerWeights) -> InputStatistics:
     mean = np.zeros_like(weight) if norm.bias is None else ops.vector_values(norm.bias)
     # A damaged norm may hold huge numbers; overflow to infinity is accepted.
     with np.errstate(over="ignore"):
-        return InputStatistics(mean, weight * weight)
+        implied = InputStatistics(mean, weight * weight)
+        return implied if layer.latent is None else _projected(ops, implied, layer.latent[0])
+
+
+def _projected(ops: Backend, known: InputStatistics, into: SomeLinear) -> InputStatistics:
+    """Statistics of a projection's output, if its input's components are independent.
+
+    The variance is estimated from inputs of random signs: exact ones would cost a product with as
+    many inputs as the matrix has columns.
+    """
+    width = len(known.mean)
+    bits = np.random.PCG64(0).random_raw(-(-_NUM_PROBES * width // 64)).astype("<u8")
+    signs = np.unpackbits(bits.view(np.uint8))[: _NUM_PROBES * width].reshape(_NUM_PROBES, width)
+    deviations = (2.0 * signs - 1.0).astype(np.float32) * np.sqrt(known.variance)
+    probes = np.concatenate([known.mean[None], known.mean + deviations])
+    outputs = ops.to_host(ops.linear(probes, (into,))[0])
+    return InputStatistics(outputs[0], np.square(outputs[1:] - outputs[0]).mean(axis=0))

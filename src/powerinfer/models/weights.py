@@ -13,6 +13,7 @@ from powerinfer.models.architecture import Architecture, NormKind, QKNorm
 from powerinfer.models.config import EMBEDDING, POSITION_EMBEDDING, QK_NORMS, ModelConfig
 from powerinfer.models.mixers import AttentionWeights, StateMixerWeights
 from powerinfer.models.model_file import ModelFile
+from powerinfer.models.tensors.ffn_tensors import LATENT
 from powerinfer.models.tensors.ffn_weights import prepare_ffn
 from powerinfer.models.tensors.predictor_tensors import MLPTensors, find_predictors
 from powerinfer.models.tensors.preparer import Preparer, Progress
@@ -58,6 +59,7 @@ class LayerWeights:
             if they normalize whole projections.
         ffn_input_norm: norm whose output the FFN gets.
         ffn: feed-forward block prepared by the backend; has a router if it consists of experts.
+        latent: projections into and out of the space in which the experts work, or None.
     """
 
     mixer: AttentionWeights | StateMixerWeights
@@ -66,6 +68,7 @@ class LayerWeights:
     ffn: SomeFFN
     predictor: LayerPredictor | None = None
     shared_ffn: SomeFFN | None = None
+    latent: tuple[SomeLinear, SomeLinear] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +183,14 @@ class _PartPreparer:
             shared_ffn=ffn(skips_neurons=self.skips_neurons, is_shared=True)
             if experts is not None and experts.shared_size
             else None,
+            latent=self._latent(tensors),
         )
+
+    def _latent(self, tensors: dict[str, Tensor]) -> tuple[SomeLinear, SomeLinear] | None:
+        into, out_of = LATENT
+        if f"{into}.weight" not in tensors:
+            return None
+        return self.prepare.linear(tensors, into), self.prepare.linear(tensors, out_of)
 
     def _attention(self, tensors: dict[str, Tensor]) -> AttentionWeights:
         sinks, gate = tensors.get("attn_sinks.weight"), None

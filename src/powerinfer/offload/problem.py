@@ -66,11 +66,13 @@ def placement_task(
         DeviceError: there is no GPU here, and the budget is not an amount of memory.
         PlacementError: statistics of the model are damaged, or a library the solver needs is
             missing.
-        UnsupportedError: the model has layers with state.
+        UnsupportedError: the model has layers that run on the CPU alone.
     """
-    if sparsity.model.config.state_mixers:
+    config = sparsity.model.config
+    if config.runs_on_cpu_alone:
+        part = "layers with a state" if config.state_mixers else "experts in a latent space"
         raise UnsupportedError(
-            f"{file.path}: {sparsity.model.config.architecture} models have layers with a state, "
+            f"{file.path}: {config.architecture} models have {part}, "
             "which run on the CPU alone for now; nothing can be placed on a GPU",
             remedy="run it without {device} and other options about a GPU",
         )

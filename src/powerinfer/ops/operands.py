@@ -170,6 +170,7 @@ class Router(Generic[MatrixT_co, VectorT_co]):
         is_normalized: weights are divided by their sum, sigmoids by at least 6.1e-5.
         selection_bias: f32[num_experts], added to the sigmoids to choose experts, but not to their
             weights; None for none.
+        scale: factor of the weights, applied last.
     """
 
     linear: Linear[MatrixT_co, VectorT_co]
@@ -178,6 +179,7 @@ class Router(Generic[MatrixT_co, VectorT_co]):
     rule: RouterRule
     is_normalized: bool
     selection_bias: VectorT_co | None = None
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

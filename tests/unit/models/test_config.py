@@ -144,6 +144,14 @@ def test_a_bad_value_is_named(tmp_path: Path, key: str, value: Any) -> None:
             {"llama.expert_shared_feed_forward_length": 24},
             ExpertsConfig(8, 2, RouterRule.SOFTMAX, is_normalized=True, shared_size=24),
         ),
+        (
+            {"llama.expert_weights_scale": 2.5},
+            ExpertsConfig(8, 2, RouterRule.SOFTMAX, is_normalized=True, weights_scale=2.5),
+        ),
+        (
+            {"llama.expert_weights_scale": 0.0, "llama.moe_latent_size": 16},
+            ExpertsConfig(8, 2, RouterRule.SOFTMAX, is_normalized=True, latent_size=16),
+        ),
     ],
 )
 def test_experts(tmp_path: Path, changes: dict[str, Any], expected: ExpertsConfig) -> None:
@@ -151,6 +159,8 @@ def test_experts(tmp_path: Path, changes: dict[str, Any], expected: ExpertsConfi
     assert config.experts == expected
     assert config.num_experts == 8
     assert config.num_neurons == 8 * config.intermediate_size
+    assert config.expert_hidden_size == (expected.latent_size or config.hidden_size)
+    assert config.runs_on_cpu_alone == bool(expected.latent_size)
     dense = config_of(tmp_path, {"llama.expert_count": 0})
     assert (dense.experts, dense.num_experts) == (None, 0)
     assert dense.num_neurons == dense.intermediate_size
@@ -166,7 +176,6 @@ def test_experts_of_a_family_without_any_are_unsupported(tmp_path: Path) -> None
     ("changes", "message"),
     [
         ({"llama.attention.value_length": 16}, "value heads of width 16"),
-        (MIXTRAL | {"llama.expert_weights_scale": 2.5}, "llama.expert_weights_scale"),
         (MIXTRAL | {"llama.expert_gating_func": 4}, "gating_func is 4; supported are 1, 2, 3"),
         ({"powerinfer.layout": "rowz"}, "layout 'rowz'.*Supported: rows"),
         ({"llama.rope.scaling.type": "longrope"}, "longrope.*linear, none, yarn|longrope.*yarn"),

@@ -150,6 +150,17 @@ def test_weights(rule: RouterRule, is_normalized: bool) -> None:
         np.testing.assert_allclose(weights[token], chosen, rtol=1e-5)
 
 
+@pytest.mark.parametrize("rule", RouterRule)
+def test_weights_are_scaled_last(rule: RouterRule) -> None:
+    plain = router(numbers((EXPERTS, HIDDEN), 1), 3, rule)
+    x = numbers((4, HIDDEN), 3)
+    ids, weights = ReferenceOps().route(x, replace(block(), router=plain))
+    scaled = replace(block(), router=replace(plain, scale=2.5))
+    same_ids, times = ReferenceOps().route(x, scaled)
+    np.testing.assert_array_equal(same_ids, ids)
+    np.testing.assert_allclose(times, 2.5 * weights, rtol=1e-6)
+
+
 def test_sums_of_sigmoids_have_a_floor() -> None:
     values = np.full((2, 1), -20.0, np.float32)
     ffn = replace(block(), router=router(values, 2, RouterRule.SIGMOID))

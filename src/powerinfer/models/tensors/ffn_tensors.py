@@ -13,7 +13,10 @@ from powerinfer.models.config import ModelConfig
 from powerinfer.models.experts import SELECTION_BIAS
 from powerinfer.models.tensors.tensor_lookup import Section, decoded, rows_of
 
-__all__ = ["ROUTER", "SHARED", "find_ffn"]
+__all__ = ["LATENT", "ROUTER", "SHARED", "find_ffn"]
+
+LATENT = ("ffn_latent_down", "ffn_latent_up")
+"""Projections of the experts' input and output, if they work in a latent space."""
 
 ROUTER = "ffn_gate_inp"
 """Name of a router's weight and bias."""
@@ -40,6 +43,10 @@ def find_ffn(block: Section, config: ModelConfig, number: int, *, is_gated: bool
     block.linear(ROUTER, (experts.num_experts, hidden))
     if experts.has_selection_bias:
         block.take(SELECTION_BIAS, (experts.num_experts,))
+    if experts.latent_size:
+        into, out_of = LATENT
+        block.linear(into, (experts.latent_size, hidden))
+        block.linear(out_of, (hidden, experts.latent_size))
     if _are_single(block, experts.num_experts):
         for name in (*names, "ffn_down"):
             _find_single(block, config, name)
@@ -71,7 +78,7 @@ def _find_shared_gate(block: Section, hidden: int) -> None:
 
 def _find_merged(block: Section, config: ModelConfig, names: tuple[str, ...]) -> None:
     """Add merged experts, with gate and up in one tensor or apart."""
-    hidden, neurons, count = config.hidden_size, config.intermediate_size, config.num_experts
+    hidden, neurons, count = config.expert_hidden_size, config.intermediate_size, config.num_experts
     if len(names) == 2 and block.has("ffn_gate_up_exps.weight"):
         found = Section(block.lookup, block.prefix)
         found.linear("ffn_gate_up_exps", (count, 2 * neurons, hidden))
@@ -88,7 +95,7 @@ def _take_apart(block: Section, found: Section, config: ModelConfig) -> None:
     weight, bias = (found.tensors.get(f"ffn_gate_up_exps.{part}") for part in ("weight", "bias"))
     for place, name in enumerate(("ffn_gate", "ffn_up")):
         if weight is not None:
-            rows = replace(weight, shape=(2 * count * neurons, config.hidden_size))
+            rows = replace(weight, shape=(2 * count * neurons, config.expert_hidden_size))
             for expert in range(count):
                 own = f"{name}.{expert}.weight"
                 first = (2 * expert + place) * neurons
@@ -106,7 +113,7 @@ def _are_single(block: Section, num_experts: int) -> bool:
 
 
 def _find_single(block: Section, config: ModelConfig, name: str) -> None:
-    sizes, count = (config.intermediate_size, config.hidden_size), config.num_experts
+    sizes, count = (config.intermediate_size, config.expert_hidden_size), config.num_experts
     shape = sizes[::-1] if name == "ffn_down" else sizes
     for expert in range(count):
         block.need(f"{name}.{expert}.weight", shape)

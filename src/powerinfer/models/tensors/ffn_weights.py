@@ -95,4 +95,5 @@ def _router(
         experts.rule,
         experts.is_normalized,
         None if bias is None else prepare.vector(bias),
+        experts.weights_scale,
     )

@@ -108,7 +108,9 @@ def route(x: Tensor, router: DeviceRouter) -> Routing:
     """Choose experts by contiguous f32[num_tokens, hidden_size]; launches depend on shapes."""
     (logits,) = linear(x, [router.linear])
     is_sigmoid = router.rule is RouterRule.SIGMOID
-    choice = choose_experts(
+    weights, chosen = choose_experts(
         logits, router.num_used, is_sigmoid=is_sigmoid, is_normalized=router.is_normalized
     )
-    return Routing(*choice, router.down_bias)
+    if router.scale != 1.0:
+        weights.mul_(router.scale)
+    return Routing(weights, chosen, router.down_bias)

@@ -273,6 +273,7 @@ class Placer:
             num_used=router.num_used,
             rule=router.rule,
             is_normalized=router.is_normalized,
+            scale=router.scale,
             down_bias=None if down_bias is None else down_bias.view(router.num_experts, -1),
         )
 

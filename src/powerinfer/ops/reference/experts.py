@@ -74,13 +74,13 @@ def choose_experts(x: FloatArray, router: ReferenceRouter) -> ChosenExperts:
     # A stable sort keeps equal scores in the order of ids.
     order = np.argsort(np.where(is_nan, np.inf, -scores), axis=1, kind="stable")
     ids = np.sort(order[:, : router.num_used], axis=1).astype(np.int32)
-    weights = _weights(logits.astype(np.float64), ids, router)
+    weights = router.scale * _weights(logits.astype(np.float64), ids, router)
     weights[is_nan.any(axis=1)] = np.nan
     return ChosenExperts(ids, narrow(weights))
 
 
 def _weights(logits: DoubleArray, ids: IntArray, router: ReferenceRouter) -> DoubleArray:
-    """Compute the weights of the chosen experts: f64[num_tokens, num_used]."""
+    """Compute the weights of the chosen experts before scaling: f64[num_tokens, num_used]."""
     chosen: DoubleArray = np.take_along_axis(logits, ids, axis=1)
     if router.rule is RouterRule.SIGMOID:
         weights: DoubleArray = _sigmoid(chosen)
