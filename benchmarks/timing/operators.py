@@ -242,7 +242,7 @@ class TimedOps:
             found = partial(clock.timed_ffn, PREDICTORS if name == "predict" else NEURONS, found)
         elif name == "attention":
             found = partial(clock.timed, ATTENTION, found)
-        elif name in ("short_conv", "delta_rule"):
+        elif name in ("short_conv", "delta_rule", "selective_scan"):
             found = partial(clock.timed, STATES, found)
         elif name == "linear":
             found = partial(clock.timed_linear, found)

@@ -9,6 +9,7 @@
 #include "bind/bind.h"
 #include "bind/handles.h"
 #include "ops/delta_rule.h"
+#include "ops/selective_scan.h"
 #include "ops/short_conv.h"
 
 namespace nb = nanobind;
@@ -27,6 +28,12 @@ void CheckSize(const StateLayer& state, std::int64_t wanted) {
   if (state.Size() == wanted) return;
   RaiseShapeError("a slot of states has " + std::to_string(state.Size()) + " numbers, must have " +
                   std::to_string(wanted));
+}
+
+/// As VectorHandle::Checked of a vector that may not be missing.
+const float* Needed(const char* what, const VectorHandle* vector, std::int64_t length) {
+  if (vector == nullptr) RaiseShapeError(std::string(what) + " is missing");
+  return VectorHandle::Checked(what, vector, length);
 }
 
 void BoundShortConv(TeamHandle& team, const InputRows& x, const VectorHandle& weight,
@@ -65,10 +72,10 @@ DeltaRuleView CheckedRule(const RuleVectors& vectors, float eps, const RuleSizes
                     std::to_string(rule.num_key_heads) + " key heads, none of them empty");
   }
   const auto& [conv, a, dt_bias, norm] = vectors;
-  rule.conv = VectorHandle::Checked("the convolution", conv, rule.NumChannels() * rule.num_taps);
-  rule.a = VectorHandle::Checked("a", a, rule.num_value_heads);
-  rule.dt_bias = VectorHandle::Checked("dt_bias", dt_bias, rule.num_value_heads);
-  rule.norm = VectorHandle::Checked("the norm", norm, rule.value_dim);
+  rule.conv = Needed("the convolution", conv, rule.NumChannels() * rule.num_taps);
+  rule.a = Needed("a", a, rule.num_value_heads);
+  rule.dt_bias = Needed("dt_bias", dt_bias, rule.num_value_heads);
+  rule.norm = Needed("the norm", norm, rule.value_dim);
   rule.eps = eps;
   return rule;
 }
@@ -99,6 +106,53 @@ void BoundDeltaRule(TeamHandle& team, const InputRows& mixed, const InputRows& g
                    nb::find(norm));
 }
 
+/// conv, conv_bias or None, a, skip, dt_bias, norm.
+using ScanVectors = std::tuple<const VectorHandle*, const VectorHandle*, const VectorHandle*,
+                               const VectorHandle*, const VectorHandle*, const VectorHandle*>;
+/// num_taps, num_groups, num_heads, head_dim, state_dim.
+using ScanSizes = RuleSizes;
+
+SelectiveScanView CheckedScan(const ScanVectors& vectors, float eps, const ScanSizes& sizes) {
+  SelectiveScanView scan;
+  std::tie(scan.num_taps, scan.num_groups, scan.num_heads, scan.head_dim, scan.state_dim) = sizes;
+  CheckTaps(scan.num_taps);
+  if (scan.num_groups < 1 || scan.num_heads < 1 || scan.head_dim < 1 || scan.state_dim < 1 ||
+      scan.num_heads % scan.num_groups != 0) {
+    RaiseShapeError("a selective scan has " + std::to_string(scan.num_heads) +
+                    " heads, must have a multiple of its " + std::to_string(scan.num_groups) +
+                    " groups, none of them empty");
+  }
+  const auto& [conv, conv_bias, a, skip, dt_bias, norm] = vectors;
+  scan.conv = Needed("the convolution", conv, scan.NumChannels() * scan.num_taps);
+  scan.conv_bias =
+      VectorHandle::Checked("the bias of the convolution", conv_bias, scan.NumChannels());
+  scan.a = Needed("a", a, scan.num_heads);
+  scan.skip = Needed("skip", skip, scan.num_heads);
+  scan.dt_bias = Needed("dt_bias", dt_bias, scan.num_heads);
+  scan.norm = Needed("the norm", norm, scan.NumInner());
+  scan.eps = eps;
+  return scan;
+}
+
+void BoundSelectiveScan(TeamHandle& team, const InputRows& x, const ScanVectors& vectors, float eps,
+                        const ScanSizes& sizes, const StateLayer& state, const BatchHandle& batch,
+                        const OutputRows& out) {
+  SelectiveScanCall call;
+  call.scan = CheckedScan(vectors, eps, sizes);
+  call.input = CheckedRows<const float>("x", x, batch.view.num_tokens, call.scan.NumInputs());
+  call.out = CheckedRows<float>("out", out, call.input.rows, call.scan.NumInner());
+  call.state = &state;
+  CheckSize(state, call.scan.StateSize());
+  const auto run = [x, out, call, tokens = &batch](const OpContext& context) {
+    SelectiveScanCall now = call;
+    now.batch = tokens->view;
+    SelectiveScan(context, now);
+  };
+  const auto& [conv, conv_bias, a, skip, dt_bias, norm] = vectors;
+  team.RunRecorded(run, state, batch, nb::find(conv), nb::find(conv_bias), nb::find(a),
+                   nb::find(skip), nb::find(dt_bias), nb::find(norm));
+}
+
 /// x *= sigmoid(g).
 void BoundGate(TeamHandle& team, const OutputRows& x, const InputRows& g) {
   const RowsView<float> values = CheckedRows<float>("x", x, -1, -1);
@@ -120,6 +174,8 @@ void BindState(nb::module_& module) {
   module.def("delta_rule", &BoundDeltaRule, "team"_a, "mixed"_a.noconvert(), "gate"_a.noconvert(),
              "beta"_a.noconvert(), "alpha"_a.noconvert(), "vectors"_a, "eps"_a, "sizes"_a,
              "state"_a, "batch"_a, "out"_a.noconvert());
+  module.def("selective_scan", &BoundSelectiveScan, "team"_a, "x"_a.noconvert(), "vectors"_a,
+             "eps"_a, "sizes"_a, "state"_a, "batch"_a, "out"_a.noconvert());
   module.def("gate", &BoundGate, "team"_a, "x"_a.noconvert(), "g"_a.noconvert());
 }
 

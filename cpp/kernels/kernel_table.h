@@ -85,6 +85,22 @@ struct DeltaStep {
   float* out = nullptr;  ///< f32[value_dim]
 };
 
+/// One token of a head of a selective scan. Of each row of its state, with sums in an order that
+/// depends on state_dim alone: row <- decay * row + step * x * b, out = row . c + skip * x.
+struct ScanStep {
+  const float* before = nullptr;  ///< f32[head_dim, state_dim]
+  float* after = nullptr;         ///< likewise; may be `before`
+  std::int64_t state_dim = 0;
+  std::int64_t head_dim = 0;
+  const float* x = nullptr;  ///< f32[head_dim]
+  const float* b = nullptr;  ///< f32[state_dim]
+  const float* c = nullptr;  ///< f32[state_dim]
+  float decay = 1.0F;
+  float step = 0.0F;
+  float skip = 0.0F;
+  float* out = nullptr;  ///< f32[head_dim]
+};
+
 struct KernelTable {
   std::string_view name;  ///< "portable", "avx2", "avxvnni", "avx512", "amx", "neon", "neoni8mm"
   DotRowsFn dot_rows[kNumFormats] = {};
@@ -154,6 +170,7 @@ struct KernelTable {
   void (*convolve)(const float* const* inputs, const float* weights, std::int64_t num_taps,
                    std::int64_t n, float* out) = nullptr;
   void (*step_delta)(const DeltaStep& step) = nullptr;
+  void (*step_scan)(const ScanStep& step) = nullptr;
   /// x[i] *= sigmoid(g[i]), i < n.
   void (*gate)(const float* g, std::int64_t n, float* x) = nullptr;
 

@@ -12,11 +12,8 @@ namespace powerinfer {
 namespace {
 
 constexpr float kUnitEps = 1e-6F;
-// Above this softplus is the identity, to the last bit.
-constexpr float kLinearSoftplus = 20.0F;
 
 float SigmoidOf(float x) { return 1.0F / (1.0F + FastExp(-x)); }
-float SoftplusOf(float x) { return x > kLinearSoftplus ? x : std::log1p(FastExp(x)); }
 
 /// out = x / sqrt(sum of squares + 1e-6) * scale.
 void Normalize(const KernelTable& kernels, const float* x, std::int64_t n, float scale,
@@ -59,7 +56,7 @@ class HeadScan {
     Normalize(kernels_, q + rule_.NumKeys(), rule_.key_dim, 1.0F, k_);
     const std::int64_t place = head_ * rule_.value_dim;
     float* out = call_.out.Row(t) + place;
-    const float step = SoftplusOf(call_.alpha.Row(t)[head_] + rule_.dt_bias[head_]);
+    const float step = Softplus(call_.alpha.Row(t)[head_] + rule_.dt_bias[head_]);
     kernels_.step_delta({before, after, rule_.key_dim, rule_.value_dim, q_, k_,
                          row + 2 * rule_.NumKeys() + place, FastExp(rule_.a[head_] * step),
                          SigmoidOf(call_.beta.Row(t)[head_]), out});

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <limits>
 #include <stdexcept>
 #include <string>
 
+#include "base/exp.h"
 #include "base/rounding.h"
 #include "base/row_chunks.h"
 
@@ -150,6 +152,11 @@ std::vector<StateSpan> StateSpans(const BatchView& batch, const StateLayer& stat
   }
   CheckOwners(spans);
   return spans;
+}
+
+float Softplus(float x) {
+  constexpr float kLinear = 20.0F;  // above this it is the identity, to the last bit
+  return x > kLinear ? x : std::log1p(FastExp(x));
 }
 
 void Convolve(const OpContext& context, const std::vector<StateSpan>& spans,

@@ -48,6 +48,9 @@ struct StateSpan {
 /// sequences or is read; std::out_of_range if there is no such slot.
 std::vector<StateSpan> StateSpans(const BatchView& batch, const StateLayer& state);
 
+/// log(1 + e^x): how long a token acts on a state.
+float Softplus(float x);
+
 inline constexpr std::int64_t kMaxTaps = 16;
 
 /// A causal convolution of each channel: out[t, c] = sum over j < num_taps of

@@ -33,7 +33,7 @@ enum class Scratch : std::int32_t {
   kExpertPredictorInput,  ///< likewise
   kExpertOutput,          ///< f32[pairs, hidden_size]
   kConvolution,           ///< f32[num_tokens, channels]: input or output of a convolution
-  kStateHeads,            ///< per thread: q, k and z of a head
+  kStateHeads,            ///< per thread: q, k and z of a head, or the result of a scan
 };
 inline constexpr std::size_t kNumScratch = 24;
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ops/delta_rule.h"
+#include "ops/selective_scan.h"
 #include "ops/short_conv.h"
 #include "tests/ops_testing.h"
 
@@ -107,6 +108,62 @@ TEST_CASE("a step of the delta rule is that of exact arithmetic, with every kern
       table->step_delta(again.step);
       CHECK(std::isnan(again.out[0]));
       for (std::size_t row = 1; row < again.out.size(); ++row) CHECK(again.out[row] == got[row]);
+    }
+  }
+}
+
+/// The step of ScanStep in f64: out, then the rows after it.
+std::vector<double> ExactStep(const ScanStep& step) {
+  std::vector<double> out, after;
+  for (std::int64_t row = 0; row < step.head_dim; ++row) {
+    double result = static_cast<double>(step.skip) * step.x[row];
+    for (std::int64_t i = 0; i < step.state_dim; ++i) {
+      after.push_back(static_cast<double>(step.decay) * step.before[row * step.state_dim + i] +
+                      static_cast<double>(step.step) * step.x[row] * step.b[i]);
+      result += after.back() * step.c[i];
+    }
+    out.push_back(result);
+  }
+  out.insert(out.end(), after.begin(), after.end());
+  return out;
+}
+
+TEST_CASE("a step of a selective scan is that of exact arithmetic, with every kernel set") {
+  Random random(5);
+  for (const KernelTable* table : AvailableKernels()) {
+    for (const auto& [state_dim, head_dim] :
+         {std::pair{1, 1}, {3, 5}, {16, 16}, {20, 6}, {128, 9}}) {
+      CAPTURE(table->name);
+      CAPTURE(state_dim);
+      const auto size = static_cast<std::size_t>(head_dim * state_dim);
+      const std::vector<float> before = RandomFloats(head_dim * state_dim, random);
+      const std::vector<float> x = RandomFloats(head_dim, random);
+      const std::vector<float> b = RandomFloats(state_dim, random);
+      const std::vector<float> c = RandomFloats(state_dim, random);
+      const auto run = [&](const float* from, std::vector<float>& state) {
+        std::vector<float> all(x.size());
+        table->step_scan({from, state.data(), state_dim, head_dim, x.data(), b.data(), c.data(),
+                          0.875F, 0.3125F, -0.5F, all.data()});
+        all.insert(all.end(), state.begin(), state.end());
+        return all;
+      };
+      std::vector<float> after(size);
+      const std::vector<float> got = run(before.data(), after);
+      const std::vector<double> exact =
+          ExactStep({before.data(), nullptr, state_dim, head_dim, x.data(), b.data(), c.data(),
+                     0.875F, 0.3125F, -0.5F, nullptr});
+      REQUIRE(got.size() == exact.size());
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        CHECK(std::abs(got[i] - exact[i]) < 1e-6 * state_dim);
+      }
+      // In place, and whatever the rows beside it.
+      after = before;
+      CHECK(SameBits(run(after.data(), after), got));
+      after = before;
+      after[0] = kNaN;
+      const std::vector<float> damaged = run(after.data(), after);
+      CHECK(std::isnan(damaged[0]));
+      for (std::size_t row = 1; row < x.size(); ++row) CHECK(damaged[row] == got[row]);
     }
   }
 }
@@ -220,6 +277,46 @@ TEST_CASE("a delta rule may be cut anywhere, on any number of threads") {
     const std::vector<float> out = CheckCuts(*table, rule.StateSize(), run);
     CHECK(std::ranges::all_of(out, [](float y) { return std::isfinite(y); }));
     CHECK(std::ranges::any_of(out, [](float y) { return std::abs(y) > 0.1F; }));
+  }
+}
+
+TEST_CASE("a selective scan may be cut anywhere, on any number of threads") {
+  SelectiveScanView scan;
+  scan.num_taps = 4;
+  scan.num_groups = 2;
+  scan.num_heads = 6;
+  scan.head_dim = 11;
+  scan.state_dim = 20;
+  scan.eps = 1e-6F;
+  Random random(6);
+  const std::vector<float> conv = RandomFloats(scan.NumChannels() * scan.num_taps, random);
+  const std::vector<float> conv_bias = RandomFloats(scan.NumChannels(), random);
+  const std::vector<float> a(6, -0.7F), skip(6, 0.3F), dt_bias(6, 0.2F), norm(66, 1.5F);
+  scan.conv = conv.data();
+  scan.a = a.data();
+  scan.skip = skip.data();
+  scan.dt_bias = dt_bias.data();
+  scan.norm = norm.data();
+  const TestRows x(9, scan.NumInputs(), random);
+  const auto run = [&](const OpContext& context, const StateLayer& state, const BatchView& batch,
+                       std::int64_t first) {
+    const std::int64_t n = batch.num_tokens;
+    std::vector<float> out(static_cast<std::size_t>(n * scan.NumInner()));
+    SelectiveScan(context, {scan, x.ReadOnly().Some(first, n), &state, batch,
+                            Rows(out.data(), n, scan.NumInner())});
+    return out;
+  };
+  for (const KernelTable* table : AvailableKernels()) {
+    CAPTURE(table->name);
+    std::vector<float> with_bias;
+    for (const float* bias : {conv_bias.data(), static_cast<const float*>(nullptr)}) {
+      scan.conv_bias = bias;
+      const std::vector<float> out = CheckCuts(*table, scan.StateSize(), run);
+      CHECK(std::ranges::all_of(out, [](float y) { return std::isfinite(y); }));
+      CHECK(std::ranges::any_of(out, [](float y) { return std::abs(y) > 0.1F; }));
+      if (with_bias.empty()) with_bias = out;
+    }
+    CHECK(!SameBits(InSteps(*table, 1, scan.StateSize(), {9}, run), with_bias));
   }
 }
 

@@ -289,6 +289,16 @@ def delta_rule(
     batch: Batch,
     out: FloatArray,
 ) -> None: ...
+def selective_scan(
+    team: ThreadTeam,
+    x: FloatArray,
+    vectors: tuple[Vector, Vector | None, Vector, Vector, Vector, Vector],
+    eps: float,
+    sizes: tuple[int, int, int, int, int],
+    state: StateLayer,
+    batch: Batch,
+    out: FloatArray,
+) -> None: ...
 def gate(team: ThreadTeam, x: FloatArray, g: FloatArray) -> None: ...
 def ffn(
     team: ThreadTeam,

@@ -21,7 +21,17 @@ from powerinfer import _core
 from powerinfer.errors import ShapeError
 from powerinfer.ops.protocol import LayerProgram
 from powerinfer.values import Batch, FloatArray
-from state_cases import CASES, LENGTH, Case, DeltaCase, Part, ShortCase, StateScene, slots_batch
+from state_cases import (
+    CASES,
+    LENGTH,
+    Case,
+    DeltaCase,
+    Part,
+    ScanCase,
+    ShortCase,
+    StateScene,
+    slots_batch,
+)
 from tolerances import assert_close
 
 cases = pytest.mark.parametrize("case", CASES, ids=str)
@@ -137,7 +147,7 @@ def test_gates_agree_with_the_reference(kernels: str) -> None:
     assert_close(got, expected, "one operation, float")
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[3]], ids=str)
+@pytest.mark.parametrize("case", [CASES[0], CASES[3], CASES[6]], ids=str)
 def test_recorded_steps_go_on_from_their_slots(kernels: str, case: Case) -> None:
     """A record has neither slots nor tokens of its own."""
     ops = use_kernels(kernels)
@@ -197,6 +207,16 @@ def test_refuses_weights_and_states_that_do_not_fit() -> None:
     ):
         with pytest.raises(ShapeError, match=message):
             bad.run(ops, StateScene(ops, good.case).inputs(parts), good.state, slots_batch(parts))
+    scan = StateScene(ops, ScanCase(4, 2, 4, 8, 16))
+    for bad_scan, message in (
+        (ScanCase(17, 2, 4, 8, 16), "17 taps, must have 1 to 16"),
+        (ScanCase(4, 3, 4, 8, 16), "4 heads, must have a multiple of its 3 groups"),
+        (ScanCase(4, 2, 4, 0, 16), "none of them empty"),
+        (ScanCase(3, 2, 4, 8, 16), "800 numbers, must have 704"),
+        (ScanCase(4, 2, 4, 8, 15), r"x is \[3, 132\], must be \[3, 128\]"),
+    ):
+        with pytest.raises(ShapeError, match=message):
+            bad_scan.run(ops, scan.inputs(parts), scan.state, slots_batch(parts))
     short = StateScene(ops, ShortCase(3, 8))
     with pytest.raises(ShapeError, match="16 numbers, must have 24"):
         ShortCase(4, 8).run(ops, short.inputs(parts), short.state, slots_batch(parts))

@@ -7,7 +7,7 @@ import numpy as np
 
 from native_cases import HostOps, numbers
 from powerinfer.ops.backend import StateLayer
-from powerinfer.ops.protocol import DeltaRule, ShortConv
+from powerinfer.ops.protocol import DeltaRule, SelectiveScan, ShortConv
 from powerinfer.values import Batch, FloatArray
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Case",
     "DeltaCase",
     "Part",
+    "ScanCase",
     "ShortCase",
     "StateScene",
     "slots_batch",
@@ -134,6 +135,58 @@ class DeltaCase(Case):
         return _host(ops.delta_rule(mixed, gate, beta, alpha, rule, state, batch))
 
 
+@dataclass(frozen=True)
+class ScanCase(Case):
+    """A selective scan."""
+
+    num_groups: int
+    num_heads: int
+    head_dim: int
+    state_dim: int
+    has_bias: bool = True
+
+    @property
+    def num_channels(self) -> int:
+        """Channels of the convolution."""
+        return self.out_columns + 2 * self.num_groups * self.state_dim
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """Those of z, x, b, c and dt together."""
+        return (self.out_columns + self.num_channels + self.num_heads,)
+
+    @property
+    def out_columns(self) -> int:
+        """Those of z."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def state_size(self) -> int:
+        """Columns of the convolution and a matrix per head."""
+        return (self.num_taps - 1) * self.num_channels + self.out_columns * self.state_dim
+
+    def run(
+        self, ops: HostOps, inputs: Sequence[FloatArray], state: StateLayer, batch: Batch
+    ) -> FloatArray:
+        """Scan."""
+        heads = self.num_heads
+        scan = SelectiveScan(
+            conv=ops.constant(numbers((self.num_channels * self.num_taps,), 1)),
+            conv_bias=ops.constant(numbers((self.num_channels,), 2)) if self.has_bias else None,
+            a=ops.constant(-np.exp(numbers((heads,), 3))),
+            skip=ops.constant(numbers((heads,), 4)),
+            dt_bias=ops.constant(numbers((heads,), 5)),
+            norm=ops.constant(numbers((self.out_columns,), 6)),
+            eps=1e-5,
+            num_taps=self.num_taps,
+            num_groups=self.num_groups,
+            num_heads=heads,
+            head_dim=self.head_dim,
+            state_dim=self.state_dim,
+        )
+        return _host(ops.selective_scan(inputs[0], scan, state, batch))
+
+
 def _host(x: FloatArray) -> FloatArray:
     return x
 
@@ -145,6 +198,9 @@ CASES: tuple[Case, ...] = (
     DeltaCase(4, 2, 4, 16, 16),
     DeltaCase(4, 1, 3, 128, 64),
     DeltaCase(2, 2, 2, 21, 10),
+    ScanCase(4, 2, 6, 16, 32),
+    ScanCase(4, 1, 2, 64, 128, has_bias=False),
+    ScanCase(2, 3, 3, 5, 21),
 )
 
 

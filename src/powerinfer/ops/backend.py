@@ -15,6 +15,7 @@ from powerinfer.ops.protocol import (
     NeuronPredictor,
     Ops,
     ScoreStage,
+    SelectiveScan,
     ShortConv,
 )
 
@@ -29,6 +30,7 @@ __all__ = [
     "SomeHeadNorms",
     "SomeLinear",
     "SomePredictor",
+    "SomeSelectiveScan",
     "SomeShortConv",
     "SomeStage",
     "StateLayer",
@@ -59,6 +61,7 @@ StateLayer: TypeAlias = KVLayer
 SomeDeltaRule: TypeAlias = DeltaRule[Vector]
 SomeHeadNorms: TypeAlias = HeadNorms[Vector]
 SomeLinear: TypeAlias = Linear[Matrix, Vector]
+SomeSelectiveScan: TypeAlias = SelectiveScan[Vector]
 SomeShortConv: TypeAlias = ShortConv[Vector]
 SomeStage: TypeAlias = ScoreStage[Matrix, Vector]
 SomePredictor: TypeAlias = NeuronPredictor[Matrix, Vector]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn, Protocol, TypeVar
 
 from powerinfer.errors import UnsupportedError
-from powerinfer.ops.operands import DeltaRule, ShortConv
+from powerinfer.ops.operands import DeltaRule, SelectiveScan, ShortConv
 from powerinfer.values import Batch
 
 __all__ = ["ArrayT", "MixerOps", "NoMixerOps", "StateLayerT"]
@@ -86,6 +86,31 @@ class MixerOps(Protocol[ArrayT, VectorT_contra, StateLayerT]):
             IndexError: there is no such slot.
         """
 
+    def selective_scan(
+        self, x: ArrayT, scan: SelectiveScan[VectorT_contra], state: StateLayerT, batch: Batch
+    ) -> ArrayT:
+        """Compute the selective scan of Mamba-2 (arXiv 2405.21060), its convolution and its norm.
+
+        Columns of the input are z, x, b, c and dt; silu(conv(x, b, c) + conv_bias) replaces x, b
+        and c. A head h with its state S[head_dim, state_dim] uses b and c of its group, h //
+        (num_heads / num_groups). Its step is s = softplus(dt + dt_bias), which nothing clamps: S is
+        multiplied by exp(a * s); S += s * x b^T; y = S c + skip * x. The result is
+        rms_norm(y * silu(z)) * norm, per group of heads.
+
+        Args:
+            x: f32[num_tokens, num_inner + num_channels + num_heads].
+            scan: the weights, and sizes.
+            state: a slot holds the last num_taps - 1 rows of x, b and c, the oldest first, then S
+                of each head.
+            batch: sequences of the tokens and their slots.
+
+        Returns:
+            f32[num_tokens, num_inner].
+
+        Raises:
+            IndexError: there is no such slot.
+        """
+
     def gate(self, x: ArrayT, g: ArrayT) -> None:
         """Multiply x by sigmoid(g) in place; both f32[num_tokens, columns]."""
 
@@ -111,6 +136,10 @@ class NoMixerOps:
         state: object,
         batch: Batch,
     ) -> NoReturn:
+        """Refuse."""
+        raise _refusal()
+
+    def selective_scan(self, x: object, scan: object, state: object, batch: Batch) -> NoReturn:
         """Refuse."""
         raise _refusal()
 

@@ -31,6 +31,7 @@ __all__ = [
     "Router",
     "RouterRule",
     "ScoreStage",
+    "SelectiveScan",
     "ShortConv",
     "VectorT",
 ]
@@ -280,6 +281,46 @@ class DeltaRule(Generic[VectorT_co]):
     def num_channels(self) -> int:
         """Columns of q, k and v together."""
         return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
+class SelectiveScan(Generic[VectorT_co]):
+    """Weights and sizes of a selective scan, see `MixerOps.selective_scan`.
+
+    Attributes:
+        conv: f32[num_channels * num_taps], as `ShortConv.weight`; a channel is a column of x, b or
+            c.
+        conv_bias: f32[num_channels] or None.
+        a: f32[num_heads], at most 0.
+        skip: f32[num_heads].
+        dt_bias: f32[num_heads].
+        norm: f32[num_inner], weights of the RMS norm of each group of heads.
+        eps: added to its mean square.
+        num_groups: groups of heads, which share b and c; divides `num_heads`.
+    """
+
+    conv: VectorT_co
+    conv_bias: VectorT_co | None
+    a: VectorT_co
+    skip: VectorT_co
+    dt_bias: VectorT_co
+    norm: VectorT_co
+    eps: float
+    num_taps: int
+    num_groups: int
+    num_heads: int
+    head_dim: int
+    state_dim: int
+
+    @property
+    def num_inner(self) -> int:
+        """Columns of all heads."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def num_channels(self) -> int:
+        """Columns of x, b and c together."""
+        return self.num_inner + 2 * self.num_groups * self.state_dim
 
 
 @dataclass(frozen=True, slots=True)

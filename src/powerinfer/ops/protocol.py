@@ -31,6 +31,7 @@ from powerinfer.ops.operands import (
     Router,
     RouterRule,
     ScoreStage,
+    SelectiveScan,
     ShortConv,
     VectorT,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "Router",
     "RouterRule",
     "ScoreStage",
+    "SelectiveScan",
     "ShortConv",
     "StateLayerT",
     "StepRunner",

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 
 from powerinfer.errors import PowerInferError
-from powerinfer.ops.operands import DeltaRule, ShortConv
+from powerinfer.ops.operands import DeltaRule, SelectiveScan, ShortConv
 from powerinfer.ops.reference.ops import ReferenceOps, ReferenceState
 from powerinfer.values import Batch, FloatArray
 
@@ -117,6 +117,63 @@ def test_a_large_step_forgets() -> None:
     np.testing.assert_array_equal(
         OPS.delta_rule(mixed, gate, beta, alpha, RULE, state, one_sequence(2, 0, 1)), whole
     )
+
+
+SCAN: SelectiveScan[FloatArray] = SelectiveScan(
+    conv=numbers(11, 20 * 2) + 1,
+    conv_bias=numbers(12, 20),
+    a=f32([-0.5, -1.5, -0.1, -3]),
+    skip=f32([1, 0.5, -2, 0]),
+    dt_bias=f32([0.5, -0.25, 1, -2]),
+    norm=numbers(13, 8) + 1,
+    eps=1e-3,
+    num_taps=2,
+    num_groups=2,
+    num_heads=4,
+    head_dim=2,
+    state_dim=3,
+)
+
+
+def scan_by_hand(rows: FloatArray) -> FloatArray:
+    """The scan with loops over everything; columns are z 8, x 8, b 6, c 6, dt 4."""
+    assert SCAN.conv_bias is not None
+    states, before, out = np.zeros((4, 2, 3)), np.zeros(20), np.zeros((len(rows), 8))
+    taps = SCAN.conv.reshape(20, 2)
+    for t, row in enumerate(rows):
+        mixed = row[8:28]
+        v = [
+            silu(taps[i, 0] * before[i] + taps[i, 1] * mixed[i] + SCAN.conv_bias[i])
+            for i in range(20)
+        ]
+        before = mixed
+        for head in range(4):
+            group = head // 2
+            b, c = v[8 + 3 * group : 11 + 3 * group], v[14 + 3 * group : 17 + 3 * group]
+            step = math.log1p(math.exp(row[28 + head] + SCAN.dt_bias[head]))
+            for p in range(2):
+                x = v[2 * head + p]
+                for n in range(3):
+                    state = states[head, p, n] * math.exp(SCAN.a[head] * step)
+                    states[head, p, n] = state + step * x * b[n]
+                y = sum(states[head, p, n] * c[n] for n in range(3)) + SCAN.skip[head] * x
+                out[t, 2 * head + p] = y * silu(row[2 * head + p])
+        for group in (out[t, :4], out[t, 4:]):
+            group /= math.sqrt(sum(y * y for y in group) / 4 + SCAN.eps)
+    return (out * SCAN.norm).astype(np.float32)
+
+
+def test_a_selective_scan() -> None:
+    (state,) = OPS.new_state_layers([20 + 24], 4)
+    x = numbers(14, 9, 32)
+    whole = OPS.selective_scan(x, SCAN, state, one_sequence(9, -1, 3))
+    np.testing.assert_allclose(whole, scan_by_hand(x), rtol=2e-5, atol=1e-6)
+    parts = [
+        OPS.selective_scan(x[first:last], SCAN, state, one_sequence(last - first, source, target))
+        for first, last, source, target in ((0, 1, -1, 0), (1, 6, 0, 1), (6, 9, 1, 2))
+    ]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    np.testing.assert_array_equal(state.slots[2], state.slots[3])
 
 
 def test_gate() -> None:

@@ -1,5 +1,5 @@
-// Kernels of mixers with a state: convolution taps, steps of the delta rule, sigmoid gates. On the
-// f32 vectors of the table that includes this.
+// Kernels of mixers with a state: convolution taps, steps of the delta rule and of selective scans,
+// sigmoid gates. On the f32 vectors of the table that includes this.
 #pragma once
 
 #include <cstdint>
@@ -77,6 +77,46 @@ void StepDelta(const DeltaStep& step) {
   std::int64_t row = 0;
   for (; row + kRows <= step.value_dim; row += kRows) StepDeltaRows<kRows>(step, row);
   for (; row < step.value_dim; ++row) StepDeltaRows<1>(step, row);
+}
+
+/// Rows [first, first + kRows) of a head, in one pass; a row's sum does not depend on the others.
+template <int kRows>
+inline void StepScanRows(const ScanStep& step, std::int64_t first) {
+  const std::int64_t n = step.state_dim;
+  const float* before = step.before + first * n;
+  float* after = step.after + first * n;
+  VecF sums[kRows], factors[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    sums[r] = Zero();
+    factors[r] = Broadcast(step.step * step.x[first + r]);
+  }
+  const VecF decay = Broadcast(step.decay);
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const VecF b = Load(step.b + i), c = Load(step.c + i);
+    for (int r = 0; r < kRows; ++r) {
+      const VecF updated = Fma(factors[r], b, Mul(decay, Load(before + r * n + i)));
+      Store(after + r * n + i, updated);
+      sums[r] = Fma(updated, c, sums[r]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    const float x = step.x[first + r];
+    float sum = Sum(sums[r]);
+    for (std::int64_t t = i; t < n; ++t) {
+      const float updated = step.decay * before[r * n + t] + step.step * x * step.b[t];
+      after[r * n + t] = updated;
+      sum += updated * step.c[t];
+    }
+    step.out[first + r] = sum + step.skip * x;
+  }
+}
+
+void StepScan(const ScanStep& step) {
+  constexpr int kRows = 4;  // as StepDelta
+  std::int64_t row = 0;
+  for (; row + kRows <= step.head_dim; row += kRows) StepScanRows<kRows>(step, row);
+  for (; row < step.head_dim; ++row) StepScanRows<1>(step, row);
 }
 
 }  // namespace

@@ -282,6 +282,7 @@ KernelTable MakeTable(std::string_view name, const GemmKernel& gemm, std::string
   table.f32_to_f16 = F32ToF16Row;
   table.convolve = ConvolveRow;
   table.step_delta = StepDelta;
+  table.step_scan = StepScan;
   table.gate = GateRow;
   return table;
 }

@@ -7,7 +7,7 @@ import numpy as np
 from powerinfer import _core
 from powerinfer.ops.cpu.handles import CurrentBatch
 from powerinfer.ops.cpu.weights import NativeWeights
-from powerinfer.ops.operands import DeltaRule, ShortConv
+from powerinfer.ops.operands import DeltaRule, SelectiveScan, ShortConv
 from powerinfer.values import Batch, FloatArray
 
 __all__ = ["NativeMixers"]
@@ -52,6 +52,21 @@ class NativeMixers(NativeWeights):
         sizes = rule.num_taps, *heads, rule.key_dim, rule.value_dim
         operands, tokens = (mixed, gate, beta, alpha), self._current.of(batch)
         _core.delta_rule(self._team, *operands, vectors, rule.eps, sizes, state, tokens, out)
+        return out
+
+    def selective_scan(
+        self,
+        x: FloatArray,
+        scan: SelectiveScan[_core.Vector],
+        state: _core.StateLayer,
+        batch: Batch,
+    ) -> FloatArray:
+        """Convolve blocks of channels, run heads, each of one sequence, then normalize groups."""
+        out = np.empty((len(x), scan.num_inner), np.float32)
+        vectors = scan.conv, scan.conv_bias, scan.a, scan.skip, scan.dt_bias, scan.norm
+        sizes = scan.num_taps, scan.num_groups, scan.num_heads, scan.head_dim, scan.state_dim
+        tokens = self._current.of(batch)
+        _core.selective_scan(self._team, x, vectors, scan.eps, sizes, state, tokens, out)
         return out
 
     def gate(self, x: FloatArray, g: FloatArray) -> None:

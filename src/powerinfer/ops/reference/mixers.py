@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from powerinfer.errors import PowerInferError
 from powerinfer.ops.float_errors import ignore_float_errors
-from powerinfer.ops.operands import DeltaRule, ShortConv
+from powerinfer.ops.operands import DeltaRule, SelectiveScan, ShortConv
 from powerinfer.ops.reference.matrix import DoubleArray, narrow
 from powerinfer.values import Batch, FloatArray
 
@@ -95,6 +95,31 @@ class ReferenceMixers:
         return out
 
     @ignore_float_errors
+    def selective_scan(
+        self, x: FloatArray, scan: SelectiveScan[FloatArray], state: ReferenceState, batch: Batch
+    ) -> FloatArray:
+        """Run the recurrence of all heads, token by token."""
+        ends = [scan.num_inner, scan.num_inner + scan.num_channels]
+        gate, mixed, dt = np.split(x, ends, axis=1)
+        steps = _softplus(dt.astype(np.float64) + scan.dt_bias)
+        split = (scan.num_taps - 1) * scan.num_channels
+        out = np.empty_like(gate)
+        for span in _spans(batch):
+            slot = state.before(span.source)
+            convolved = _convolve(mixed[span.rows], scan.conv, slot[:split])
+            convolved += 0.0 if scan.conv_bias is None else scan.conv_bias
+            matrices = slot[split:].reshape(-1, scan.head_dim, scan.state_dim)
+            heads = _selective(
+                convolved * _sigmoid(convolved), steps[span.rows], scan, matrices
+            ).reshape(len(span.rows), -1)
+            z = gate[span.rows].astype(np.float64)
+            groups = (heads * z * _sigmoid(z)).reshape(len(z), scan.num_groups, -1)
+            groups /= np.sqrt(np.mean(groups * groups, axis=-1, keepdims=True) + scan.eps)
+            out[span.rows] = narrow(groups.reshape(z.shape) * scan.norm)
+            state.slots[span.target] = slot
+        return out
+
+    @ignore_float_errors
     def gate(self, x: FloatArray, g: FloatArray) -> None:
         """Multiply x by sigmoid(g) in place."""
         x[:] = narrow(x * _sigmoid(g))
@@ -153,6 +178,32 @@ def _scan(
         delta = beta[t, :, None] * (v[t] - np.einsum("hvk,hk->hv", decayed, k[t]))
         matrices[:] = narrow(decayed + delta[:, :, None] * k[t, :, None, :])
         out[t] = np.einsum("hvk,hk->hv", matrices.astype(np.float64), q[t])
+    return out
+
+
+def _selective(
+    x: DoubleArray, steps: DoubleArray, scan: SelectiveScan[FloatArray], matrices: FloatArray
+) -> DoubleArray:
+    """Run tokens through f32[num_heads, head_dim, state_dim], in place.
+
+    Args:
+        x: f64[num_tokens, num_channels], rows of x, b and c.
+        steps: f64[num_tokens, num_heads].
+
+    Returns:
+        f64[num_tokens, num_heads, head_dim].
+    """
+    width = scan.num_groups * scan.state_dim
+    values, b, c = np.split(x, [scan.num_inner, scan.num_inner + width], axis=1)
+    values = values.reshape(len(x), scan.num_heads, scan.head_dim)
+    groups = np.arange(scan.num_heads) // (scan.num_heads // scan.num_groups)
+    b, c = (part.reshape(len(x), -1, scan.state_dim)[:, groups] for part in (b, c))
+    out = scan.skip[:, None] * values
+    for t, step in enumerate(steps):
+        decayed = np.exp(scan.a * step)[:, None, None] * matrices.astype(np.float64)
+        added = (step[:, None] * values[t])[:, :, None] * b[t, :, None, :]
+        matrices[:] = narrow(decayed + added)
+        out[t] += np.einsum("hpn,hn->hp", matrices.astype(np.float64), c[t])
     return out
 
 
