@@ -28,7 +28,9 @@ SPARSITIES = ("exact", "mlp", "lowbit:2", "sign")
 # Query heads and KV heads: each with its own, four and eight that share one.
 HEADS = ((8, 8), (8, 2), (8, 1))
 STATEFUL = sorted(
-    name for name, model in TINY_MODELS.items() if model.conv_layers or model.delta_rule
+    name
+    for name, model in TINY_MODELS.items()
+    if model.conv_layers or model.delta_rule or model.scan
 )
 
 few_examples = settings(max_examples=max(6, settings().max_examples // 2))

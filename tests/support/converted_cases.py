@@ -14,6 +14,7 @@ MODEL_TYPES = {
     "Gemma3": "gemma3_text",
     "GptOss": "gpt_oss",
     "Lfm2Moe": "lfm2_moe",
+    "NemotronH": "nemotron_h",
     "Qwen3Moe": "qwen3_moe",
     "Qwen3_5": "qwen3_5_text",
     "Qwen3_5Moe": "qwen3_5_moe_text",

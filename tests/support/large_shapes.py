@@ -154,7 +154,7 @@ def shaped_model(large: LargeModel) -> Model:
         shared = block(large.shared_size, 1, None) if large.shared_size else None
         norms = {"attn_norm": norm(), "ffn_norm": norm()}
         return LayerWeights(
-            mixer=AttentionWeights(
+            own_mixer=AttentionWeights(
                 qkv=(
                     linear(config.q_size, hidden),
                     linear(config.kv_size, hidden),
@@ -164,7 +164,7 @@ def shaped_model(large: LargeModel) -> Model:
             ),
             norms=norms,
             ffn_input_norm=norms["ffn_norm"],
-            ffn=ffn,
+            own_ffn=ffn,
             shared_ffn=shared,
         )
 

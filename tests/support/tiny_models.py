@@ -65,6 +65,10 @@ class TinyModel:
         delta_rule: key heads, value heads and the width of both in layers with a delta rule; None
             for attention in all layers. Attention has gates then.
         attention_interval: of these layers, each that often has attention instead.
+        pattern: kind of each layer: M for a scan, * for attention, - for an FFN; empty for layers
+            told apart by other attributes.
+        scan: groups, heads, their width and that of their states in layers with a scan.
+        has_single_parts: a layer of a pattern has nothing else; else it also has an FFN.
     """
 
     architecture: str
@@ -110,10 +114,17 @@ class TinyModel:
     has_shared_gate: bool = False
     delta_rule: tuple[int, int, int] | None = None
     attention_interval: int = 2
+    pattern: str = ""
+    scan: tuple[int, int, int, int] | None = None
+    has_single_parts: bool = False
 
     def is_recurrent(self, layer: int) -> bool:
         """Whether a layer has a delta rule."""
         return self.delta_rule is not None and (layer + 1) % self.attention_interval != 0
+
+    def has_ffn(self, layer: int) -> bool:
+        """Whether a layer has an FFN."""
+        return not self.has_single_parts or self.pattern[layer] == "-"
 
 
 _FALCON = TinyModel(
@@ -222,6 +233,24 @@ _LFM2_MOE = replace(
 )
 
 
+_NEMOTRON_H = TinyModel(
+    "nemotron_h",
+    num_layers=5,
+    norms=("attn_norm",),
+    is_gated=False,
+    pattern="M*-M-",
+    scan=(2, 4, 8, 16),
+    has_single_parts=True,
+)
+_GRANITE_HYBRID = TinyModel(
+    "granitehybrid",
+    num_layers=3,
+    pattern="M*M",
+    scan=(1, 4, 16, 8),
+    metadata=_GRANITE_MOE.metadata | {"rope.scaling.finetuned": False},
+)
+
+
 def _as_powerinfer(model: TinyModel) -> TinyModel:
     """As PowerInfer's converters store it: magic, transposed down, predictors."""
     return replace(
@@ -318,6 +347,30 @@ TINY_MODELS = {
         _LFM2, conv_layers=(0,), num_kv_heads=1, metadata={"shortconv.l_cache": 4}
     ),
     "lfm2moe": _LFM2_MOE,
+    "mamba2": TinyModel(
+        "mamba2",
+        norms=("attn_norm",),
+        pattern="MM",
+        scan=(2, 4, 16, 8),
+        has_single_parts=True,
+        metadata={"attention.head_count": 0, "feed_forward_length": 0},
+    ),
+    "nemotron_h": _NEMOTRON_H,
+    "nemotron_h-biases": replace(
+        _NEMOTRON_H,
+        pattern="-*M",
+        num_layers=3,
+        scan=(1, 2, 16, 20),
+        has_linear_biases=True,
+        is_down_transposed=True,
+    ),
+    "granitehybrid": _GRANITE_HYBRID,
+    "granitehybrid-experts": replace(
+        _GRANITE_HYBRID,
+        num_experts=5,
+        shared_size=24,
+        metadata=_GRANITE_MOE.metadata | {"rope.scaling.finetuned": True},
+    ),
     "nemotron": _NEMOTRON,
     "nemotron-biases": replace(_NEMOTRON, has_linear_biases=True, is_down_transposed=True),
 }
@@ -351,6 +404,7 @@ def wide(model: TinyModel, format_name: str = "f32") -> TinyModel:
         vocab_size=512,
         format=format_name,
         delta_rule=(2, 4, 64) if model.delta_rule else None,
+        scan=(model.scan[0], 8, 64, 64) if model.scan else None,
     )
 
 
@@ -409,6 +463,8 @@ def _metadata(model: TinyModel) -> dict[str, Any]:
         for layer in model.conv_layers:
             heads[layer] = 0
         sizes["attention.head_count_kv"] = np.array(heads, "i4")
+    if model.scan is not None:
+        sizes |= _scan_keys(model, *model.scan)
     if model.num_experts:
         sizes["expert_count"] = model.num_experts
         sizes["expert_used_count"] = model.num_used_experts
@@ -444,6 +500,28 @@ def _delta_rule_keys(
         "ssm.time_step_rank": num_value_heads,
         "ssm.inner_size": num_value_heads * width,
     }
+
+
+def _scan_keys(
+    model: TinyModel, num_groups: int, num_heads: int, width: int, state_dim: int
+) -> dict[str, Any]:
+    counts = [model.num_kv_heads if kind == "*" else 0 for kind in model.pattern]
+    neurons = [model.intermediate_size * model.has_ffn(n) for n in range(model.num_layers)]
+    found: dict[str, Any] = {
+        "attention.head_count_kv": np.array(counts, "i4"),
+        "ssm.conv_kernel": 4,
+        "ssm.state_size": state_dim,
+        "ssm.group_count": num_groups,
+        "ssm.time_step_rank": num_heads,
+        "ssm.inner_size": num_heads * width,
+    }
+    if model.has_single_parts:
+        # llama.cpp requires both.
+        found |= {
+            "feed_forward_length": np.array(neurons, "i4"),
+            "attention.layer_norm_epsilon": 1e-5,
+        }
+    return found
 
 
 def _no_vocabulary() -> dict[str, Any]:
@@ -495,13 +573,17 @@ def _layer_tensors(model: TinyModel, layer: int) -> Iterator[tuple[str, tuple[in
     """Name without the block's prefix, shape, format."""
     hidden = model.hidden_size
     yield from _norm(model, model.norms[0])
+    kind = model.pattern[layer : layer + 1]
     if model.is_recurrent(layer):
         yield from _delta_rule(model)
-    else:
+    elif kind == "M":
+        yield from _scan(model)
+    elif kind != "-":
         yield from _conv(model) if layer in model.conv_layers else _attention(model)
     for norm in model.norms[1:]:
         yield from _norm(model, norm)
-    yield from _ffn(model, layer)
+    if model.has_ffn(layer):
+        yield from _ffn(model, layer)
     if model.predictor_rank:
         rank = model.predictor_rank + layer * model.predictor_rank_step
         experts = (model.num_experts,) if model.num_experts else ()
@@ -546,6 +628,20 @@ def _delta_rule(model: TinyModel) -> Iterator[tuple[str, tuple[int, ...], str]]:
     yield "ssm_alpha.weight", (value_heads, hidden), "f32"
     yield "ssm_norm.weight", (width,), "f32"
     yield from _linear(model, "ssm_out", (hidden, inner))
+
+
+def _scan(model: TinyModel) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    groups, heads, width, state_dim = model.scan or (0, 0, 0, 0)
+    inner = heads * width
+    channels = inner + 2 * groups * state_dim
+    yield from _linear(model, "ssm_in", (inner + channels + heads, model.hidden_size))
+    yield "ssm_conv1d.weight", (channels, 4), "f32"
+    yield "ssm_conv1d.bias", (channels,), "f32"
+    yield "ssm_dt.bias", (heads,), "f32"
+    yield "ssm_a", (heads, 1), "f32"
+    yield "ssm_d", (heads, 1), "f32"
+    yield "ssm_norm.weight", (groups, inner // groups), "f32"
+    yield from _linear(model, "ssm_out", (model.hidden_size, inner))
 
 
 def _attention_inputs(model: TinyModel) -> dict[str, int]:
@@ -628,7 +724,7 @@ def _norm(model: TinyModel, name: str) -> Iterator[tuple[str, tuple[int, ...], s
 
 
 def _tensor(name: str, shape: tuple[int, ...], format_name: str, stream: Stream) -> TensorSpec:
-    if len(shape) >= 2 and name.endswith("weight"):
+    if len(shape) >= 2 and name.endswith("weight") and "norm" not in name:
         return _matrix(name, shape, format_name, stream, shape[-1] ** -0.5)
     if "norm" in name and name.endswith("weight"):
         return name, shape, "f32", (1.0 + stream.numbers(shape, 0.1)).astype("<f4").tobytes()

@@ -49,6 +49,18 @@ _OWN_NAMES: dict[str, dict[str, str | None]] = {
     "Lfm2": {"rms_norm_eps": "norm_eps", "hidden_act": None},
     "Lfm2Moe": {"rms_norm_eps": "norm_eps", "hidden_act": None},
     "Qwen3_5Moe": {"intermediate_size": None},
+    "Mamba2": {"rms_norm_eps": "layer_norm_epsilon"}
+    | dict.fromkeys(
+        (
+            *("intermediate_size", "num_attention_heads", "num_key_value_heads"),
+            "max_position_embeddings",
+        )
+    ),
+    "NemotronH": {
+        "rms_norm_eps": "layer_norm_epsilon",
+        "hidden_act": "mlp_hidden_act",
+        "num_hidden_layers": None,
+    },
 }
 
 
@@ -256,6 +268,67 @@ _QWEN35_MOE = _QWEN35 | {
     "moe_intermediate_size": 40,
     "shared_expert_intermediate_size": 24,
 }
+
+
+_MAMBA2: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "num_heads": 4,
+    "head_dim": 32,
+    "state_size": 16,
+    "n_groups": 2,
+    "conv_kernel": 4,
+}
+# transformers clamps steps of prompts from below, and takes the logarithm of the limit.
+_NEMOTRON_H: dict[str, Any] = {
+    "hybrid_override_pattern": "M*-M-",
+    "num_hidden_layers": 5,
+    "head_dim": 24,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 24,
+    "ssm_state_size": 16,
+    "n_groups": 2,
+    "conv_kernel": 4,
+    "time_step_min": 1e-30,
+}
+_GRANITE_HYBRID: dict[str, Any] = _GRANITE_MOE | {
+    "num_hidden_layers": 3,
+    "layer_types": ["mamba", "attention", "mamba"],
+    "shared_intermediate_size": 48,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 1,
+    "mamba_d_conv": 4,
+}
+_GRANITE_DENSE = {"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 80}
+_NO_ROPE = {"rope.scaling.finetuned": False}
+_ONE_NORM = ("attn_norm",)
+
+
+def _mamba2(config: dict[str, Any], num_tokens: int = len(TOKEN_IDS)) -> Case:
+    return Case("Mamba2", "mamba2", _MAMBA2 | config, layer_norms=_ONE_NORM, num_tokens=num_tokens)
+
+
+def _nemotron_h(config: dict[str, Any], num_tokens: int = len(TOKEN_IDS)) -> Case:
+    return Case(
+        "NemotronH",
+        "nemotron_h",
+        _NEMOTRON_H | config,
+        {"attention.layer_norm_epsilon": 1e-5},
+        "relu2",
+        _ONE_NORM,
+        num_tokens,
+    )
+
+
+def _granite_hybrid(
+    config: dict[str, Any],
+    metadata: dict[str, Any] = _NO_ROPE,
+    num_tokens: int = len(TOKEN_IDS),
+) -> Case:
+    keys = _GRANITE_KEYS | metadata
+    config = _GRANITE_HYBRID | config
+    return Case("GraniteMoeHybrid", "granitehybrid", config, keys, num_tokens=num_tokens)
 
 
 def _qwen35(config: dict[str, Any] = _QWEN35, num_tokens: int = len(TOKEN_IDS)) -> Case:
@@ -488,6 +561,30 @@ CASES = {
         "granitemoe",
         _GRANITE_MOE | {"shared_intermediate_size": 48},
         _GRANITE_KEYS,
+    ),
+    "mamba2": _mamba2({}),
+    "mamba2-1-group": _mamba2({"n_groups": 1, "use_conv_bias": False, "conv_kernel": 3}),
+    "mamba2-biases-tied": _mamba2({"use_bias": True, "tie_word_embeddings": True}),
+    "mamba2-1-token": _mamba2({}, 1),
+    "mamba2-7-tokens": _mamba2({}, 7),
+    "mamba2-600-tokens": _mamba2({"max_position_embeddings": 640}, 600),
+    "nemotron_h": _nemotron_h({}),
+    "nemotron_h-biases": _nemotron_h(
+        {
+            "hybrid_override_pattern": "-MM*",
+            "num_hidden_layers": 4,
+            "mlp_bias": True,
+            "use_bias": True,
+            "mamba_proj_bias": True,
+        }
+    ),
+    "nemotron_h-7-tokens": _nemotron_h({}, 7),
+    "nemotron_h-600-tokens": _nemotron_h({"max_position_embeddings": 640}, 600),
+    "granitehybrid": _granite_hybrid(_GRANITE_DENSE),
+    "granitehybrid-experts": _granite_hybrid({}),
+    "granitehybrid-rope": _granite_hybrid(
+        _GRANITE_DENSE | {"position_embedding_type": "rope", "attention_multiplier": 1.0},
+        {"rope.scaling.finetuned": True, "attention.scale": 1.0},
     ),
     "lfm2": Case("Lfm2", "lfm2", _LFM2, _LFM2_KEYS),
     "lfm2-1-token": Case("Lfm2", "lfm2", _LFM2, _LFM2_KEYS, num_tokens=1),

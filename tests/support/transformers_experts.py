@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from transformers_cases import Case
 
-__all__ = ["expert_keys", "expert_shapes", "from_gpt_oss", "stored_experts"]
+__all__ = ["expert_keys", "expert_shapes", "from_gpt_oss", "shared_shapes", "stored_experts"]
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -51,8 +51,14 @@ def expert_shapes(case: Case) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield "ffn_up_shexp.weight", (shared, hidden)
         yield "ffn_down_shexp.weight", (hidden, shared)
     elif shared:
-        yield "ffn_gate_up_shexp.weight", (2 * shared, hidden)
-        yield "ffn_down_shexp.weight", (hidden, shared)
+        yield from shared_shapes(case)
+
+
+def shared_shapes(case: Case) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The same of a shared expert with gate and up in one matrix."""
+    shared, hidden = _shared_size(case), case.sizes["hidden_size"]
+    yield "ffn_gate_up_shexp.weight", (2 * shared, hidden)
+    yield "ffn_down_shexp.weight", (hidden, shared)
 
 
 def _shared_size(case: Case) -> int:

@@ -30,14 +30,22 @@ from transformers_experts import (
     expert_keys,
     expert_shapes,
     from_gpt_oss,
+    shared_shapes,
     stored_experts,
+)
+from transformers_scans import (
+    layer_kind,
+    scan_keys,
+    scan_linears,
+    scan_shapes,
+    stored_scan,
 )
 
 __all__ = ["run_transformers", "save", "transformers_model", "transformers_state"]
 
 FloatArray = npt.NDArray[np.float32]
 
-_UNGATED = ("Falcon", "OPT", "Arcee", "Nemotron")
+_UNGATED = ("Falcon", "OPT", "Arcee", "Nemotron", "NemotronH")
 _LAYER_NORM = ("Falcon", "OPT", "Nemotron")
 # Norms multiply by one plus the weight; GGUF files have the sum.
 _ONE_PLUS = ("Nemotron", "Gemma3", "Qwen3_5", "Qwen3_5Moe")
@@ -47,7 +55,7 @@ _PROJECTION_NORMS = ("Olmoe",)
 _PARTS = {"weight": ".weight", "bias": ".bias"}
 _CONFIGS = {"Gemma3": "Gemma3Text", "Qwen3_5": "Qwen3_5Text", "Qwen3_5Moe": "Qwen3_5MoeText"}
 # Parameters that are not the weight or bias of a module.
-_PARAMETERS = (".sinks", ".expert", ".A_log", ".dt")
+_PARAMETERS = (".sinks", ".expert", ".A_log", ".D", ".dt")
 
 
 def save(path: Path, case: Case, *, is_down_transposed: bool = False) -> Path:
@@ -64,7 +72,7 @@ def save(path: Path, case: Case, *, is_down_transposed: bool = False) -> Path:
         "attention.value_length": case.head_dim,
         "attention.layer_norm_rms_epsilon": sizes["rms_norm_eps"],
     }
-    keys |= expert_keys(case) | delta_rule_keys(case)
+    keys |= expert_keys(case) | delta_rule_keys(case) | scan_keys(case)
     if case.kind in _LAYER_NORM:
         keys["attention.layer_norm_epsilon"] = keys.pop("attention.layer_norm_rms_epsilon")
     if case.kind == "OPT":
@@ -201,12 +209,17 @@ def _block_shapes(case: Case, layer: int) -> Iterator[tuple[str, tuple[int, ...]
     for norm in case.layer_norms:
         yield from _norm_shapes(case, norm)
     yield from _mixer_extras(case, layer)
+    if case.kind == "GraniteMoeHybrid" and not case.num_experts:
+        yield from shared_shapes(case)
     if case.num_experts and layer >= case.num_dense_layers:
         yield from expert_shapes(case)
 
 
 def _mixer_extras(case: Case, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The same of what a mixer has besides the matrices of `_linears`."""
+    if layer_kind(case, layer) == "M":
+        yield from scan_shapes(case)
+        return
     if has_delta_rule(case, layer):
         yield from delta_rule_shapes(case)
         return
@@ -254,8 +267,13 @@ def _linears(case: Case, layer: int) -> dict[str, tuple[tuple[int, int], bool]]:
     if case.has_conv(layer):
         linears["shortconv.in_proj"] = ((3 * hidden, hidden), False)
         linears["shortconv.out_proj"] = ((hidden, hidden), False)
-    if case.has_conv(layer) or has_delta_rule(case, layer):
+    kind = layer_kind(case, layer)
+    if kind == "M":
+        linears |= scan_linears(case)
+    if case.has_conv(layer) or has_delta_rule(case, layer) or kind in ("M", "-"):
         left_out |= {"attn_q", "attn_k", "attn_v", "attn_output"}
+    if kind and kind != "-":  # Granite's FFN is a shared expert, or one of several
+        left_out |= {"ffn_gate", "ffn_up", "ffn_down"}
     if case.num_experts and layer >= case.num_dense_layers:
         left_out |= {"ffn_gate", "ffn_up", "ffn_down"}
     left_out |= {"ffn_gate"} if case.kind in _UNGATED else set()
@@ -265,10 +283,11 @@ def _linears(case: Case, layer: int) -> dict[str, tuple[tuple[int, int], bool]]:
 def _tensors(case: Case, *, is_down_transposed: bool) -> Iterator[TensorSpec]:
     is_interleaved = get_architecture(case.architecture).is_rope_interleaved
     for name, values in _weights(case).items():
-        if "ffn_" in name and case.num_experts:
+        if "ffn_" in name and (case.num_experts or "_shexp" in name):
             common = from_gpt_oss(name, values) if case.kind == "GptOss" else values
             parts = stored_experts(name, common, is_down_transposed=is_down_transposed)
-            yield from (encode_tensor(part, held) for part, held in parts)
+            for part, held in parts:
+                yield encode_tensor(*stored_scan(part, held, case))
             continue
         stored = values
         if is_interleaved and case.kind != "OPT" and (".attn_q." in name or ".attn_k." in name):
@@ -281,6 +300,7 @@ def _tensors(case: Case, *, is_down_transposed: bool) -> Iterator[TensorSpec]:
             stored = np.ascontiguousarray(values.T)
         new_name = name.replace("ffn_down", "ffn_down_t") if is_down_transposed else name
         new_name, stored = stored_delta_rule(new_name, stored, case)
+        new_name, stored = stored_scan(new_name, stored, case)
         yield encode_tensor(new_name, np.ascontiguousarray(stored))
     scaling = case.config.get("rope_scaling", {})
     if scaling.get("rope_type") == "llama3":

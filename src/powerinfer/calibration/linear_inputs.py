@@ -79,14 +79,14 @@ class _Meter:
         self.found: dict[str, InputSquares] = {}
 
     def __call__(self, stage: Stage, number: int, x: FloatArray) -> StepControl | None:
-        mixer = self._model.weights.layers[number].mixer
+        layer = self._model.weights.layers[number]
         if stage is Stage.ATTENTION_INPUT:
             is_fused = f"blk.{number}.attn_qkv.weight" in self._names
-            is_joined = is_fused and isinstance(mixer, AttentionWeights)
-            self._add(number, ("attn_qkv",) if is_joined else mixer.input_names, x)
+            is_joined = is_fused and isinstance(layer.mixer, AttentionWeights)
+            self._add(number, ("attn_qkv",) if is_joined else layer.mixer.input_names, x)
         elif stage is Stage.ATTENTION_MIX:
-            self._add(number, (mixer.output_name,), x)
-        elif stage is Stage.FFN_OUTPUT and self._model.weights.layers[number].latent is not None:
+            self._add(number, (layer.mixer.output_name,), x)
+        elif stage is Stage.FFN_OUTPUT and layer.latent is not None:
             self._add(number, LATENT[1:], x)
         elif stage is Stage.FFN:
             num_layers = self._model.config.num_layers

@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from powerinfer.convert.arrange import Heads, Piece, Target, arrange, mxfp4, stacked
 from powerinfer.convert.checkpoint import Checkpoint, CheckpointTensor
 from powerinfer.convert.checkpoint.tensor import STORAGE
 from powerinfer.convert.naming import Names, Place, is_ignored
+from powerinfer.convert.selective_scans import with_scan_shapes
 from powerinfer.convert.value_heads import ValueHeads, with_tiled_heads
 from powerinfer.errors import CheckpointError, UnsupportedError
 from powerinfer.gguf import keys
@@ -15,6 +17,7 @@ from powerinfer.models import Architecture
 from powerinfer.models.checkpoints.config import CheckpointConfig
 from powerinfer.models.checkpoints.metadata import is_tied
 from powerinfer.models.checkpoints.rope import rope_divisors
+from powerinfer.models.tensors.ffn_tensors import SHARED
 
 __all__ = ["EMBEDDING", "check_head", "model_tensors"]
 
@@ -36,6 +39,8 @@ def model_tensors(
     num_experts = _size(metadata, architecture, keys.NUM_EXPERTS)
     found = []
     for place, tensors in places.items():
+        if not num_experts:  # the FFN of dense models of some families with experts
+            place = replace(place, name=place.name.removesuffix(SHARED))
         if place.part == "blocks":
             found.append(_of_blocks(place, tensors, places))
         elif place.part != "scales":
@@ -50,6 +55,9 @@ def model_tensors(
             size(keys.SSM_GROUP_COUNT), num_heads, size(keys.SSM_STATE_SIZE), value_dim
         )
         arranged = (with_tiled_heads(target, own) for target in arranged)
+    if architecture.checkpoint.has_selective_scans:
+        num_groups = size(keys.SSM_GROUP_COUNT)
+        arranged = (with_scan_shapes(target, num_groups) for target in arranged)
     targets = [*arranged, *_divisors(checkpoint, config, architecture, heads.head_dim)]
     return sorted(targets, key=_order)
 

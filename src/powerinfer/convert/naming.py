@@ -19,7 +19,7 @@ _PARTS = {
 }
 _OUTER_MODULES = ("model.", "transformer.")
 # Suffixes of parameters of linear attention that are not part of a module.
-_PARAMETERS = {"A_log": "", "dt": "_bias"}
+_PARAMETERS = {"A_log": "", "D": "", "dt": "_bias"}
 _TEXT_MODEL = "model.language_model."
 # Computed from the configuration, but saved by some versions of some programs.
 _IGNORED = (".rotary_emb.inv_freq", ".masked_bias", "decoder.version")
@@ -78,7 +78,7 @@ class Names:
     def in_checkpoint(self, name: str) -> str:
         """Checkpoint name of a model file's tensor, for messages."""
         module, _, part = name.rpartition(".")
-        if part == "ssm_a":  # without a part
+        if part in ("ssm_a", "ssm_d"):  # without a part
             module = name
         layer = re.match(r"blk\.(\d+)\.", module)
         template = re.sub(r"^blk\.\d+\.", "blk.{layer}.", module).removesuffix("_t")

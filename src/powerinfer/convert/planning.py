@@ -45,7 +45,11 @@ _FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}
 _COMMIT = re.compile("[0-9a-f]{40}")
 _QUANTIZATION_VERSION = 2
 # Routers, gates, kernels of convolutions, and what decides about the state of a sequence.
-_PLAIN = (ROUTER, ROUTER + SHARED, "shortconv.conv", "ssm_conv1d", "ssm_alpha", "ssm_beta")
+_PLAIN = (
+    *(ROUTER, ROUTER + SHARED, "shortconv.conv"),
+    *("ssm_conv1d", "ssm_alpha", "ssm_beta", "ssm_norm"),
+)
+_PARAMETERS = ("bias", "ssm_a", "ssm_d")
 _PREDICTORS = (".fc1.weight", ".fc2.weight")
 
 
@@ -170,7 +174,7 @@ def _format(target: Target, outtype: str) -> str:
     module, _, part = target.name.rpartition(".")
     if target.is_mxfp4:
         return "mxfp4"
-    if len(target.shape) < 2 or part == "bias" or module.endswith(_PLAIN):
+    if len(target.shape) < 2 or part in _PARAMETERS or module.endswith(_PLAIN):
         return "f32"
     return "f16" if target.shape[-1] % get_format(outtype).block_size else outtype
 

@@ -58,6 +58,8 @@ ROPE_FREQUENCY_BASE_SWA: Final = "rope.freq_base_swa"
 ROPE_SCALING_TYPE: Final = "rope.scaling.type"
 ROPE_SCALING_FACTOR: Final = "rope.scaling.factor"
 ROPE_SCALING_ORIGINAL_CONTEXT: Final = "rope.scaling.original_context_length"
+# bool: false in files of Granite whose attention does not rotate
+ROPE_FINETUNED: Final = "rope.scaling.finetuned"
 ROPE_SCALING_ATTENTION_FACTOR: Final = "rope.scaling.attn_factor"
 ROPE_YARN_EXTRAPOLATION: Final = "rope.scaling.yarn_ext_factor"
 ROPE_YARN_BETA_FAST: Final = "rope.scaling.yarn_beta_fast"
@@ -68,7 +70,8 @@ NUM_NEXTN_LAYERS: Final = "nextn_predict_layers"
 # Layers with recurrent mixers: all but each `full_attention_interval`-th, or one flag per layer
 FULL_ATTENTION_INTERVAL: Final = "full_attention_interval"
 RECURRENT_LAYERS: Final = "attention.recurrent_layers"
-# Gated delta rule: taps of the convolution, width of a head, key heads, value heads, all the width
+# Mixers with state: taps of the convolution, then of delta rules the width of a head, key heads,
+# value heads and all the width; of selective scans the width of a state, groups, heads, all
 SSM_CONV_KERNEL: Final = "ssm.conv_kernel"
 SSM_STATE_SIZE: Final = "ssm.state_size"
 SSM_GROUP_COUNT: Final = "ssm.group_count"

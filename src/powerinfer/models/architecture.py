@@ -18,12 +18,15 @@ from powerinfer.predictors import PredictorInput
 from powerinfer.values import Activation, ActivationKind
 
 __all__ = [
+    "AbsentParts",
     "Architecture",
     "NormKind",
     "QKNorm",
+    "Rotation",
     "architecture_names",
     "architecture_of",
     "get_architecture",
+    "no_absent_parts",
     "no_state",
 ]
 
@@ -56,6 +59,30 @@ class QKNorm(StrEnum):
     PROJECTION = "projection"
 
 
+class Rotation(StrEnum):
+    """Whether attention rotates queries and keys, in families that could.
+
+    SWITCHED: unless the file's `rope.scaling.finetuned` is false.
+    """
+
+    ALWAYS = "always"
+    NEVER = "never"
+    SWITCHED = "switched"
+
+
+@dataclass(frozen=True, slots=True)
+class AbsentParts:
+    """Layers that lack one of their two parts, by number."""
+
+    mixers: frozenset[int] = frozenset()
+    ffns: frozenset[int] = frozenset()
+
+
+def no_absent_parts(metadata: Metadata, num_layers: int) -> AbsentParts:
+    """Return that every layer has a mixer and an FFN."""
+    return AbsentParts()
+
+
 def no_state(metadata: Metadata, sizes: Sizes) -> dict[int, StateMixer]:
     """Return no mixer with state: every layer has attention."""
     return {}
@@ -74,6 +101,8 @@ class Architecture:
         rounds_yarn_ramp: value of `RopeConfig.rounds_ramp`.
         position_offset: position p has row p + this of the learned table `position_embd`; None for
             rotary positions.
+        rotation: whether rotary positions are applied.
+        has_attention: some layer has attention; else files need no numbers of heads.
         norm_eps: epsilon of the norms if the file has no key for it; None if the key is required.
         layer_norms: norms of every block. `attn_norm` and `ffn_norm` normalize the inputs of
             attention and FFN, `post_attention_norm` and `post_ffw_norm` their outputs.
@@ -87,6 +116,7 @@ class Architecture:
         windows: layers with a window, if the file gives one.
         scales: scale factors, if the file has no keys for them.
         state_mixers: reads the mixers with state, by the number of their layer.
+        absent_parts: reads which layers have no mixer, or no FFN.
         predictor_input: input of predictors stored in PowerInfer files of this family.
         is_routed_by_layer_input: routers see the residual stream before the layer instead of the
             FFN's input.
@@ -106,6 +136,8 @@ class Architecture:
     is_rope_interleaved: bool = True
     rounds_yarn_ramp: bool = True
     position_offset: int | None = None
+    rotation: Rotation = Rotation.ALWAYS
+    has_attention: bool = True
     norm: NormKind = NormKind.RMS
     norm_eps: float | None = None
     layer_norms: tuple[str, ...] = ("attn_norm", "ffn_norm")
@@ -120,6 +152,7 @@ class Architecture:
     windows: WindowPattern = _NO_PATTERN
     scales: DefaultScales = usual_scales
     state_mixers: Callable[[Metadata, Sizes], Mapping[int, StateMixer]] = no_state
+    absent_parts: Callable[[Metadata, int], AbsentParts] = no_absent_parts
     predictor_input: PredictorInput = PredictorInput.RESIDUAL
     is_routed_by_layer_input: bool = False
     experts: ExpertRules | None = None

@@ -10,7 +10,7 @@ from powerinfer import _plugins
 from powerinfer.errors import UnsupportedError
 from powerinfer.gguf import GGUFFile, keys
 from powerinfer.models.activation import resolve_activation
-from powerinfer.models.architecture import Architecture, no_state
+from powerinfer.models.architecture import AbsentParts, Architecture, NormKind, Rotation, no_state
 from powerinfer.models.attention import LayerAttention, read_attention
 from powerinfer.models.experts import ExpertsConfig, read_experts
 from powerinfer.models.metadata import Metadata
@@ -41,7 +41,8 @@ class ModelConfig:
     """Sizes and constants that determine layers and tensor shapes.
 
     Attributes:
-        intermediate_size: neurons in one FFN, or in one expert.
+        intermediate_size: neurons in one FFN, or in one expert; 0 if no layer has an FFN.
+        num_heads: query heads of layers with attention; 0 if no layer has it, like the next two.
         num_kv_heads: key and value heads of layers with attention; divides `num_heads`.
         head_dim: width of a head (not always hidden_size / num_heads).
         context_length: longest sequence of the training.
@@ -51,6 +52,7 @@ class ModelConfig:
         max_positions: number of learned positions, a hard limit on sequences; None if there are
             none.
         is_post_norm: norms follow attention and FFN instead of preceding them.
+        absent: layers without a mixer, or without an FFN.
         num_nextn_layers: blocks behind these layers that predict further tokens; they are not run.
     """
 
@@ -71,6 +73,7 @@ class ModelConfig:
     is_post_norm: bool = False
     experts: ExpertsConfig | None = None
     state_mixers: Mapping[int, StateMixer] = field(default_factory=dict)
+    absent: AbsentParts = field(default_factory=AbsentParts)
     num_nextn_layers: int = 0
 
     @property
@@ -97,7 +100,8 @@ class ModelConfig:
     def attention_layers(self) -> list[LayerAttention]:
         """Settings of the layers that attend to keys and values."""
         layers = enumerate(self.attention)
-        return [layer for number, layer in layers if number not in self.state_mixers]
+        others = self.state_mixers.keys() | self.absent.mixers
+        return [layer for number, layer in layers if number not in others]
 
     @property
     def state_bytes(self) -> int:
@@ -149,10 +153,11 @@ def read_config(
     experts = read_experts(metadata, architecture.experts)
     rules = architecture.experts if experts else None
     size_key = keys.INTERMEDIATE_SIZE if rules is None else rules.size_key
+    absent = architecture.absent_parts(metadata, sizes.num_layers)
     return ModelConfig(
         architecture=architecture.name,
         hidden_size=sizes.hidden_size,
-        intermediate_size=metadata.integer(size_key, high=_MAX_SIZE),
+        intermediate_size=_intermediate_size(metadata, size_key, sizes.num_layers, absent),
         num_layers=sizes.num_layers,
         num_heads=sizes.num_heads,
         num_kv_heads=sizes.num_kv_heads,
@@ -160,7 +165,7 @@ def read_config(
         vocab_size=_vocab_size(metadata),
         context_length=min(context_length, max_positions or context_length),
         norm_eps=metadata.number(
-            architecture.norm_eps_key, default=architecture.norm_eps, high=1.0
+            _norm_eps_key(metadata, architecture), default=architecture.norm_eps, high=1.0
         ),
         activation=resolve_activation(
             file,
@@ -174,15 +179,45 @@ def read_config(
         is_post_norm=architecture.may_be_post_norm and file.get_bool(keys.POST_NORM, default=False),
         experts=experts,
         state_mixers=architecture.state_mixers(metadata, sizes),
+        absent=absent,
         num_nextn_layers=metadata.integer(keys.NUM_NEXTN_LAYERS, default=0, low=0),
     )
 
 
 def _read_rope(metadata: Metadata, architecture: Architecture, head_dim: int) -> RopeConfig | None:
-    if architecture.position_offset is not None:
+    is_off = architecture.rotation is Rotation.SWITCHED and not metadata.file.get_bool(
+        metadata.key(keys.ROPE_FINETUNED), default=True
+    )
+    if (
+        architecture.position_offset is not None
+        or architecture.rotation is Rotation.NEVER
+        or is_off
+    ):
         return None
     rope = read_rope(metadata, head_dim, is_interleaved=architecture.is_rope_interleaved)
     return replace(rope, rounds_ramp=architecture.rounds_yarn_ramp)
+
+
+def _norm_eps_key(metadata: Metadata, architecture: Architecture) -> str:
+    """Key of the epsilon of norms."""
+    return metadata.rms_epsilon if architecture.norm is NormKind.RMS else keys.LAYER_NORM_EPSILON
+
+
+def _intermediate_size(
+    metadata: Metadata, size_key: str, num_layers: int, absent: AbsentParts
+) -> int:
+    """Number of neurons, which layers with an FFN share; 0 if there are none."""
+    if len(absent.ffns) == num_layers:
+        return 0
+    sizes = metadata.integers(size_key, num_layers, low=0 if absent.ffns else 1, high=_MAX_SIZE)
+    distinct = sorted({size for number, size in enumerate(sizes) if number not in absent.ffns})
+    if len(distinct) != 1:
+        raise UnsupportedError(
+            f"{metadata.file.paths[0]}: key {metadata.key(size_key)} is "
+            f"{', '.join(map(str, distinct))} in different layers; layers with FFNs of different "
+            "sizes are not supported"
+        )
+    return distinct[0]
 
 
 def _max_positions(metadata: Metadata, architecture: Architecture) -> int | None:
@@ -203,6 +238,8 @@ def _read_sizes(metadata: Metadata, architecture: Architecture) -> Sizes:
     num_layers = num_blocks - metadata.integer(
         keys.NUM_NEXTN_LAYERS, default=0, low=0, high=num_blocks - 1
     )
+    if not architecture.has_attention:
+        return Sizes(hidden_size, num_layers, 0, 0, 0)
     num_heads = metadata.integer(keys.NUM_HEADS, high=_MAX_HEADS)
     num_kv_heads = _read_kv_heads(metadata, architecture, num_layers, num_heads)
     head_dim = _read_head_dim(metadata, hidden_size, num_heads)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from powerinfer.errors import GGUFError
-from powerinfer.gguf import GGUFFile
+from powerinfer.gguf import GGUFFile, keys
 
 __all__ = ["Metadata"]
 
@@ -29,6 +29,12 @@ class Metadata:
     def key(self, name: str) -> str:
         """Full name of a key of this architecture."""
         return f"{self.architecture}.{name}"
+
+    @property
+    def rms_epsilon(self) -> str:
+        """Key of the epsilon of RMS norms; some files of Nemotron only have that of LayerNorms."""
+        has_other = not self.has(keys.RMS_NORM_EPSILON) and self.has(keys.LAYER_NORM_EPSILON)
+        return keys.LAYER_NORM_EPSILON if has_other else keys.RMS_NORM_EPSILON
 
     def integer(
         self, name: str, *, default: int | None = None, low: int = 1, high: int = 1 << 24
@@ -51,17 +57,24 @@ class Metadata:
         low: int = 1,
         high: int = 1 << 24,
     ) -> list[int]:
-        """Read an integer within [low, high] for each layer, from an array or one for all."""
+        """Read an integer within [low, high] for each layer, from an array or one for all.
+
+        An array may also have entries for the blocks behind the layers, which are not run.
+        """
         key = self.key(name)
         if not isinstance(self.file.metadata.get(key), np.ndarray | list):
             return [self.integer(name, default=default, low=low, high=high)] * num_layers
         values = self.file.get_array(key)
-        if values.shape != (num_layers,) or not np.issubdtype(values.dtype, np.integer):
+        num_blocks = self.file.get_int(self.key(keys.NUM_LAYERS), default=num_layers)
+        if values.shape not in ((num_layers,), (num_blocks,)) or not np.issubdtype(
+            values.dtype, np.integer
+        ):
             raise self.error(
                 key,
                 f"has {values.size} values of type {values.dtype}; expected an integer for each of "
                 f"{num_layers} layers",
             )
+        values = values[:num_layers]
         for layer, value in enumerate(values.tolist()):
             if not low <= value <= high:
                 raise self.error(

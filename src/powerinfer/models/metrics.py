@@ -207,7 +207,7 @@ class StepMeter(NeuronTally):
         super().__init__(model)
         self._dense_bytes = dense_bytes
         layers, self._state_bytes = model.config.attention_layers, model.config.state_bytes
-        self._layer_bytes = cache.bytes_per_position // len(layers)
+        self._layer_bytes = cache.bytes_per_position // max(1, len(layers))
         # The number of layers with each window: adding up layers at every token takes too long.
         self._windows = Counter(layer.window for layer in layers)
 
@@ -234,7 +234,7 @@ def _candidates(config: ModelConfig, total: int) -> int:
     experts = config.experts
     if experts is None:
         return total
-    num_routed = config.num_layers - experts.num_dense_layers
+    num_routed = config.num_layers - experts.num_dense_layers - len(config.absent.ffns)
     num_dense = experts.num_dense_layers * experts.dense_size
     num_candidates = config.intermediate_size * experts.num_used + experts.shared_size
     num_all = config.num_neurons + experts.shared_size

@@ -25,8 +25,8 @@ from powerinfer.models.blocks import (
 from powerinfer.models.config import ModelConfig
 from powerinfer.models.paused_step import PausedStep
 from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
-from powerinfer.ops.backend import Activations, Backend, SomeFFN
-from powerinfer.ops.protocol import KVType, LayerProgram, RopeTable
+from powerinfer.ops.backend import Activations, Backend, KVLayer, SomeFFN
+from powerinfer.ops.protocol import KVType, LayerProgram, NeuronShares, RopeTable
 from powerinfer.predictors.kind import THRESHOLD
 from powerinfer.quant import get_format
 from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
@@ -90,7 +90,12 @@ class Model:
 
     def layer_shares(self) -> LayerShares | None:
         """Shares of the last decode step on any cache; None if the backend does not count them."""
-        shares = [self.ops.neuron_shares(layer.ffn) for layer in self.weights.layers]
+        shares = [
+            NeuronShares(0.0, 0.0)
+            if layer.own_ffn is None
+            else self.ops.neuron_shares(layer.own_ffn)
+            for layer in self.weights.layers
+        ]
         known = [share for share in shares if share is not None]
         if len(known) < len(shares):
             return None
@@ -125,7 +130,9 @@ class Model:
         keys = iter(attention)
         return KVCache(
             layers=[
-                next(states if number in config.state_mixers else keys)
+                KVLayer(None)
+                if number in config.absent.mixers
+                else next(states if number in config.state_mixers else keys)
                 for number in range(config.num_layers)
             ],
             num_blocks=num_blocks,
@@ -262,8 +269,11 @@ class Model:
             total += sum(
                 _bytes_of_norm(self.config, name, norm) for name, norm in layer.norms.items()
             )
-            total += 4 * sum(len(ops.vector_values(part)) for part in layer.mixer.vectors)
-            for linear in (*layer.mixer.linears, *(layer.latent or ())):
+            mixers = [] if layer.own_mixer is None else [layer.mixer]
+            for mixer in mixers:
+                total += 4 * sum(len(ops.vector_values(part)) for part in mixer.vectors)
+            matrices = [linear for mixer in mixers for linear in mixer.linears]
+            for linear in (*matrices, *(layer.latent or ())):
                 total += ops.matrix_bytes(linear.matrix)
         return total
 
@@ -273,6 +283,7 @@ class Model:
         return sum(
             _bytes_of_ffn(self.ops, layer.ffn) + _always_read(self.ops, layer)
             for layer in self.weights.layers
+            if layer.own_ffn is not None
         )
 
     @property
@@ -280,6 +291,8 @@ class Model:
         """Part of `ffn_bytes` that a token reads if none of its neurons is skipped."""
         total = Fraction()
         for layer in self.weights.layers:
+            if layer.own_ffn is None:
+                continue
             router = layer.ffn.router
             share = Fraction(1) if router is None else Fraction(router.num_used, router.num_experts)
             total += share * _bytes_of_ffn(self.ops, layer.ffn) + _always_read(self.ops, layer)
@@ -304,7 +317,7 @@ def kv_bytes_per_position(config: ModelConfig, kv_type: KVType) -> int:
 
 def sequence_bytes(config: ModelConfig, seq_len: int, kv_type: KVType) -> int:
     """Bytes of keys, values and states that the last of `seq_len` tokens reads."""
-    per_layer = kv_bytes_per_position(config, kv_type) // len(config.attention_layers)
+    per_layer = kv_bytes_per_position(config, kv_type) // max(1, len(config.attention_layers))
     return per_layer * config.num_attended(seq_len) + config.state_bytes
 
 
@@ -329,6 +342,8 @@ def _always_read(ops: Backend, layer: LayerWeights) -> int:
 def _kind(layer: LayerWeights) -> str:
     if layer.predictor is not None:
         return layer.predictor.kind
+    if layer.own_ffn is None:
+        return "off"
     if layer.ffn.activation.is_cut:
         return THRESHOLD
     return "exact" if layer.ffn.is_exact_sparse else "off"

@@ -80,6 +80,11 @@ def check_layers_are_alike(config: ModelConfig) -> None:
             f"the first {config.experts.num_dense_layers} layers of this model have no experts, "
             "and neurons are measured only in models whose layers are alike"
         )
+    if config.absent.ffns:
+        raise UnsupportedError(
+            f"{len(config.absent.ffns)} layers of this model have no FFN, and neurons are measured "
+            "only in models whose layers are alike"
+        )
 
 
 def with_thresholds(model: Model, thresholds: Sequence[float], *, name: str) -> Model:
@@ -89,11 +94,13 @@ def with_thresholds(model: Model, thresholds: Sequence[float], *, name: str) -> 
     """
 
     def cut(layer: LayerWeights, threshold: float) -> LayerWeights:
+        if layer.own_ffn is None:
+            return layer
         activation = replace(layer.ffn.activation, threshold=threshold)
         if not activation.is_cut:
             return layer
         ffn = replace(layer.ffn, activation=activation, is_exact_sparse=True)
-        return replace(layer, ffn=model.ops.ffn_weights(ffn))
+        return replace(layer, own_ffn=model.ops.ffn_weights(ffn))
 
     layers = tuple(map(cut, model.weights.layers, thresholds))
     return replace(model, weights=replace(model.weights, layers=layers), sparsity=name)
@@ -127,9 +134,11 @@ def with_predictors(
     check_is_sparse(model.config.activation, name)
     layers = []
     for number, (layer, choice) in enumerate(zip(model.weights.layers, choices, strict=True)):
-        known = None if statistics is None else statistics[number]
-        built = build_predictor(model.ops, layer_source(model, number, known), choice)
-        layers.append(replace(layer, ffn=built.ffn, predictor=built.predictor))
+        if layer.own_ffn is not None:
+            known = None if statistics is None else statistics[number]
+            built = build_predictor(model.ops, layer_source(model, number, known), choice)
+            layer = replace(layer, own_ffn=built.ffn, predictor=built.predictor)
+        layers.append(layer)
         if progress is not None:
             progress(number + 1, len(choices))
     return replace(model, weights=replace(model.weights, layers=tuple(layers)), sparsity=name)

@@ -54,21 +54,36 @@ class LayerWeights:
     """One transformer block.
 
     Attributes:
-        mixer: attention, or a mixer with state.
+        own_mixer: attention, or a mixer with state; None for a layer that only has an FFN.
         norms: norms by name, see `Architecture.layer_norms`; with `attn_q_norm` and `attn_k_norm`
             if they normalize whole projections.
         ffn_input_norm: norm whose output the FFN gets.
-        ffn: feed-forward block prepared by the backend; has a router if it consists of experts.
+        own_ffn: feed-forward block prepared by the backend; has a router if it consists of experts.
+            None for a layer that only has a mixer.
         latent: projections into and out of the space in which the experts work, or None.
     """
 
-    mixer: AttentionWeights | StateMixerWeights
+    own_mixer: AttentionWeights | StateMixerWeights | None
     norms: Mapping[str, Norm]
     ffn_input_norm: Norm
-    ffn: SomeFFN
+    own_ffn: SomeFFN | None
     predictor: LayerPredictor | None = None
     shared_ffn: SomeFFN | None = None
     latent: tuple[SomeLinear, SomeLinear] | None = None
+
+    @property
+    def mixer(self) -> AttentionWeights | StateMixerWeights:
+        """The mixer of a layer that must have one."""
+        if self.own_mixer is None:
+            raise TypeError("the layer has no mixer")
+        return self.own_mixer
+
+    @property
+    def ffn(self) -> SomeFFN:
+        """The FFN of a layer that must have one."""
+        if self.own_ffn is None:
+            raise TypeError("the layer has no FFN")
+        return self.own_ffn
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,16 +187,14 @@ class _PartPreparer:
         norms = self.norms(tensors, kinds)
         # With post-norm the FFN's input is the output of the attention's norm.
         has_own_norm = "ffn_norm" in norms and not self.config.is_post_norm
-        state_mixer = self.config.state_mixers.get(number)
+        has_ffn = number not in self.config.absent.ffns
         return LayerWeights(
-            mixer=self._attention(tensors)
-            if state_mixer is None
-            else state_mixer.prepare(self.prepare, tensors),
+            own_mixer=self._mixer(number, tensors),
             norms=norms,
             ffn_input_norm=norms["ffn_norm" if has_own_norm else "attn_norm"],
-            ffn=ffn(skips_neurons=self.skips_neurons),
+            own_ffn=ffn(skips_neurons=self.skips_neurons) if has_ffn else None,
             shared_ffn=ffn(skips_neurons=self.skips_neurons, is_shared=True)
-            if experts is not None and experts.shared_size
+            if has_ffn and experts is not None and experts.shared_size
             else None,
             latent=self._latent(tensors),
         )
@@ -191,6 +204,16 @@ class _PartPreparer:
         if f"{into}.weight" not in tensors:
             return None
         return self.prepare.linear(tensors, into), self.prepare.linear(tensors, out_of)
+
+    def _mixer(
+        self, number: int, tensors: dict[str, Tensor]
+    ) -> AttentionWeights | StateMixerWeights | None:
+        if number in self.config.absent.mixers:
+            return None
+        state_mixer = self.config.state_mixers.get(number)
+        if state_mixer is None:
+            return self._attention(tensors)
+        return state_mixer.prepare(self.prepare, tensors)
 
     def _attention(self, tensors: dict[str, Tensor]) -> AttentionWeights:
         sinks, gate = tensors.get("attn_sinks.weight"), None

@@ -124,7 +124,7 @@ def _place_layer(layer: LayerWeights, plan: LayerPlacement, placer: Placer) -> L
         layer,
         norms=norms,
         ffn_input_norm=norms[names[id(layer.ffn_input_norm)]],
-        mixer=_place_attention(layer.mixer, placer),
+        own_mixer=_place_attention(layer.mixer, placer),
     )
 
 
@@ -190,7 +190,7 @@ def _add_blocks(
         ffn = replace(ffn, native=ops.blocks.add(number, block))
     if shared is not None and shared_ffn is not None:
         shared_ffn = replace(shared_ffn, native=ops.blocks.add_shared(number, shared))
-    return replace(layer, ffn=ffn, shared_ffn=shared_ffn)
+    return replace(layer, own_ffn=ffn, shared_ffn=shared_ffn)
 
 
 # The types of a model do not tell the backend of its handles. Those of a model that was loaded on

@@ -11,7 +11,7 @@ from powerinfer.models.checkpoints.config import CheckpointConfig
 from powerinfer.models.checkpoints.rules import CheckpointRules
 from powerinfer.models.experts import ExpertRules
 
-__all__ = ["ARCHITECTURE"]
+__all__ = ["ARCHITECTURE", "scale_metadata"]
 
 _MOE = "model.layers.{layer}.block_sparse_moe"
 _SHARED = "model.layers.{layer}.shared_mlp"
@@ -24,8 +24,13 @@ _SCALES = {
 }
 
 
+def scale_metadata(config: CheckpointConfig) -> dict[str, object]:
+    """Keys of a checkpoint's scales."""
+    return {key: config.number(name, 1.0) for key, name in _SCALES.items()}
+
+
 def _metadata(config: CheckpointConfig) -> dict[str, object]:
-    found: dict[str, object] = {key: config.number(name, 1.0) for key, name in _SCALES.items()}
+    found = scale_metadata(config)
     if config.values.get("shared_intermediate_size"):
         found[keys.SHARED_EXPERT_SIZE] = config.integer("shared_intermediate_size")
     return found

@@ -53,10 +53,9 @@ def model_metadata(config: CheckpointConfig, architecture: Architecture) -> dict
     """
     rules = architecture.checkpoint
     own = rules.metadata(config)
-    head_dim = _head_dim(config)
+    head_dim = _head_dim(config) if architecture.has_attention else 0
     found = _sizes(config, architecture, head_dim, own)
-    if architecture.position_offset is None:
-        found |= rope_metadata(config, architecture, head_dim)
+    found |= rope_metadata(config, architecture, head_dim)
     found |= _windows(config, architecture)
     activation = checkpoint_activation(config, architecture)
     found |= {f"!{key}": value for key, value in activation_metadata(activation).items()}
@@ -113,21 +112,27 @@ def _head_dim(config: CheckpointConfig) -> int:
 def _sizes(
     config: CheckpointConfig, architecture: Architecture, head_dim: int, own: Mapping[str, object]
 ) -> dict[str, object]:
-    num_heads = config.integer("num_attention_heads")
     found: dict[str, object] = {
         keys.VOCAB_SIZE: config.integer("vocab_size"),
         keys.CONTEXT_LENGTH: config.integer(
             "max_position_embeddings", architecture.checkpoint.context_length
         ),
         keys.HIDDEN_SIZE: config.integer("hidden_size"),
-        keys.NUM_LAYERS: config.integer("num_hidden_layers"),
+        keys.NUM_LAYERS: own.get(keys.NUM_LAYERS) or config.integer("num_hidden_layers"),
+        architecture.norm_eps_key: config.number("rms_norm_eps", architecture.norm_eps),
+    }
+    if not architecture.has_attention:
+        # llama.cpp requires both.
+        return found | {keys.NUM_HEADS: 0, keys.INTERMEDIATE_SIZE: 0}
+    num_heads = config.integer("num_attention_heads")
+    found |= {
         keys.NUM_HEADS: num_heads,
         keys.NUM_KV_HEADS: config.integer("num_key_value_heads", num_heads),
         keys.HEAD_DIM: head_dim,
         keys.VALUE_DIM: head_dim,
-        architecture.norm_eps_key: config.number("rms_norm_eps", architecture.norm_eps),
     }
-    if config.has("num_local_experts"):
+    # Dense models of some families with experts say that they have none of them.
+    if config.number("num_local_experts", 0.0):
         found |= _experts(config, architecture)
     elif keys.INTERMEDIATE_SIZE not in own:
         found[keys.INTERMEDIATE_SIZE] = config.integer("intermediate_size")

@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from powerinfer.gguf import keys
-from powerinfer.models.architecture import Architecture
+from powerinfer.models.architecture import Architecture, Rotation
 from powerinfer.models.checkpoints.config import CheckpointConfig
 from powerinfer.models.rope import RopeScaling
 from powerinfer.values import FloatArray
@@ -23,12 +23,14 @@ _FULL, _WINDOW = "full_attention", "sliding_attention"
 def rope_metadata(
     config: CheckpointConfig, architecture: Architecture, head_dim: int
 ) -> dict[str, object]:
-    """Metadata of the rotation, without the architecture's prefix.
+    """Metadata of the rotation, without the architecture's prefix; none for models without it.
 
     Raises:
         UnsupportedError: unsupported scaling.
         CheckpointError: a value is missing or has the wrong type.
     """
+    if architecture.position_offset is not None or architecture.rotation is Rotation.NEVER:
+        return {}
     parameters = _parameters(config)
     base = _base(config, parameters, architecture)
     found: dict[str, object] = {
@@ -52,7 +54,8 @@ def rope_divisors(
     Long waves are divided by the factor, short ones kept, with a ramp in between.
     """
     parameters = _parameters(config)
-    if architecture.position_offset is not None or _kind(parameters) != "llama3":
+    is_off = architecture.position_offset is not None or architecture.rotation is Rotation.NEVER
+    if is_off or _kind(parameters) != "llama3":
         return None
     base = _base(config, parameters, architecture)
     rotary_dim = _rotary_dim(config, architecture, head_dim)

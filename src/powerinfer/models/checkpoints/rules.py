@@ -53,6 +53,7 @@ class CheckpointRules:
             the key, the value.
         has_value_groups: value heads of linear attention come in groups, one per key head; files
             have the first of each group, then the second of each.
+        has_selective_scans: some layers are selective scans.
         expert_matrices: layout of experts in one tensor.
         windows: returns a window flag per layer; None for no windows.
         metadata: returns the family's own keys without its prefix (`!` marks keys without one), and
@@ -72,6 +73,7 @@ class CheckpointRules:
     adds_one_to_norms: bool = False
     is_qkv_grouped: bool = False
     has_value_groups: bool = False
+    has_selective_scans: bool = False
     expert_matrices: ExpertMatrices = ExpertMatrices()
     windows: Callable[[CheckpointConfig], list[bool] | None] = lambda _: None
     metadata: Callable[[CheckpointConfig], dict[str, object]] = lambda _: {}

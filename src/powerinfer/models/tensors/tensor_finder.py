@@ -48,13 +48,16 @@ class TensorFinder:
             self._norm(block, norm)
         for norm in self._architecture.optional_layer_norms:
             self._norm(block, norm, is_optional=True)
-        if number in config.state_mixers:
+        if number in config.absent.mixers:
+            pass
+        elif number in config.state_mixers:
             config.state_mixers[number].find(block, config.hidden_size)
         else:
             self._attention_inputs(block)
             self._attention_extras(block)
             block.linear("attn_output", (config.hidden_size, config.q_size))
-        find_ffn(block, config, number, is_gated=self._architecture.is_gated)
+        if number not in config.absent.ffns:
+            find_ffn(block, config, number, is_gated=self._architecture.is_gated)
         return block.tensors
 
     def _positions(self, outer: Section) -> None:

@@ -1,0 +1,139 @@
+"""Nemotron-H and Nemotron Nano 2 and 3 (dense): a layer is a selective scan, attention or an FFN.
+
+`attention.head_count_kv` and `feed_forward_length` have a number per layer: both are 0 for scans,
+the second for attention, which does not rotate. FFNs are ungated, with ReLU^2. Any matrix may have
+a bias. transformers clamps the steps of prompts' scans to `time_step_min`, but not those of
+generated tokens; this engine, like llama.cpp, never clamps.
+"""
+
+import numpy as np
+
+from powerinfer.gguf import keys
+from powerinfer.models.architecture import AbsentParts, Architecture, Rotation
+from powerinfer.models.architectures.mamba2 import run_layer, scan_metadata, scan_names
+from powerinfer.models.checkpoints.config import CheckpointConfig
+from powerinfer.models.checkpoints.rules import CheckpointRules
+from powerinfer.models.metadata import Metadata
+from powerinfer.models.mixers import StateMixer
+from powerinfer.models.scales import Sizes
+from powerinfer.models.selective_scan import read_selective_scan
+from powerinfer.values import Activation, ActivationKind
+
+__all__ = ["ARCHITECTURE", "HUGGING_FACE_NAMES"]
+
+_RELU2 = Activation(ActivationKind.RELU2)
+_MAMBA, _ATTENTION, _MLP = "mamba", "attention", "mlp"
+# Names of versions 4 and 5 of transformers.
+_KINDS = {
+    "M": _MAMBA,
+    "*": _ATTENTION,
+    "-": _MLP,
+    "mamba": _MAMBA,
+    "linear_attention": _MAMBA,
+    "attention": _ATTENTION,
+    "full_attention": _ATTENTION,
+    "mlp": _MLP,
+}
+_LAYER = "layers.{layer}"
+_MIXER = f"{_LAYER}.mixer"
+
+
+def _counts(metadata: Metadata, num_layers: int) -> tuple[list[int], list[int]]:
+    """Key and value heads of each layer, and neurons."""
+    heads = metadata.integers(keys.NUM_KV_HEADS, num_layers, low=0)
+    return heads, metadata.integers(keys.INTERMEDIATE_SIZE, num_layers, low=0)
+
+
+def _absent_parts(metadata: Metadata, num_layers: int) -> AbsentParts:
+    _, sizes = _counts(metadata, num_layers)
+    with_ffn = frozenset(number for number, size in enumerate(sizes) if size)
+    return AbsentParts(mixers=with_ffn, ffns=frozenset(range(num_layers)) - with_ffn)
+
+
+def _scans(metadata: Metadata, sizes: Sizes) -> dict[int, StateMixer]:
+    counts = zip(*_counts(metadata, sizes.num_layers), strict=True)
+    numbers = [number for number, pair in enumerate(counts) if pair == (0, 0)]
+    return dict.fromkeys(numbers, read_selective_scan(metadata)) if numbers else {}
+
+
+def _kinds(config: CheckpointConfig) -> list[str]:
+    """Kind of each layer."""
+    key = next(
+        (key for key in ("layers_block_type", "hybrid_override_pattern") if config.has(key)),
+        "layers_block_type",
+    )
+    found = config.values.get(key)
+    kinds = list(found) if isinstance(found, str | list) else []
+    if not kinds:
+        raise config.error(key, "expected the kind of each layer")
+    if any(kind not in _KINDS for kind in kinds):
+        raise config.unsupported(key, ", ".join(_KINDS))
+    return [_KINDS[kind] for kind in kinds]
+
+
+def _metadata(config: CheckpointConfig) -> dict[str, object]:
+    kinds = _kinds(config)
+    if config.has("sliding_window"):
+        raise config.unsupported("sliding_window", "none")
+    if config.string("mamba_hidden_act", "silu") != "silu":
+        raise config.unsupported("mamba_hidden_act", "silu")
+    num_kv_heads = config.integer("num_key_value_heads")
+    neurons = config.integer("intermediate_size")
+    names = {"heads": "mamba_num_heads", "head_dim": "mamba_head_dim", "state": "ssm_state_size"}
+    return {
+        keys.NUM_LAYERS: len(kinds),
+        keys.NUM_KV_HEADS: np.array(
+            [num_kv_heads if kind == _ATTENTION else 0 for kind in kinds], np.int32
+        ),
+        keys.INTERMEDIATE_SIZE: np.array(
+            [neurons if kind == _MLP else 0 for kind in kinds], np.int32
+        ),
+        # llama.cpp requires both.
+        keys.LAYER_NORM_EPSILON: config.number("rms_norm_eps"),
+        **scan_metadata(config, **names, taps="conv_kernel", groups="n_groups"),
+    }
+
+
+_NAMES: dict[str, str | tuple[str, ...]] = {
+    "token_embd": "embeddings",
+    "output_norm": "norm_f",
+    "blk.{layer}.attn_norm": f"{_LAYER}.norm",
+    "blk.{layer}.attn_q": f"{_MIXER}.q_proj",
+    "blk.{layer}.attn_k": f"{_MIXER}.k_proj",
+    "blk.{layer}.attn_v": f"{_MIXER}.v_proj",
+    "blk.{layer}.attn_output": f"{_MIXER}.o_proj",
+    "blk.{layer}.ffn_up": f"{_MIXER}.up_proj",
+    "blk.{layer}.ffn_down": f"{_MIXER}.down_proj",
+    **scan_names(_MIXER),
+}
+# The inner model has another name in version 4 of transformers.
+HUGGING_FACE_NAMES: dict[str, str | tuple[str, ...]] = {
+    ours: (f"model.{theirs}", f"backbone.{theirs}") for ours, theirs in _NAMES.items()
+}
+HUGGING_FACE_NAMES["output"] = "lm_head"
+
+ARCHITECTURE = Architecture(
+    name="nemotron_h",
+    run_layer=run_layer,
+    hugging_face_names=HUGGING_FACE_NAMES,
+    checkpoint=CheckpointRules(
+        ("nemotron_h",),
+        left_out=("mtp.",),
+        config_names={
+            "rms_norm_eps": ("layer_norm_epsilon",),
+            "hidden_act": ("mlp_hidden_act",),
+            "head_dim": ("attention_head_dim",),
+        },
+        hidden_act="relu2",
+        has_selective_scans=True,
+        metadata=_metadata,
+    ),
+    activation=_RELU2,
+    powerinfer_activation=_RELU2,
+    is_rope_interleaved=False,
+    rotation=Rotation.NEVER,
+    layer_norms=("attn_norm",),
+    is_gated=False,
+    state_mixers=_scans,
+    absent_parts=_absent_parts,
+)
