@@ -65,8 +65,8 @@ class TinyModel:
         delta_rule: key heads, value heads and the width of both in layers with a delta rule; None
             for attention in all layers. Attention has gates then.
         attention_interval: of these layers, each that often has attention instead.
-        pattern: kind of each layer: M for a scan, * for attention, - for an FFN; empty for layers
-            told apart by other attributes.
+        pattern: kind of each layer: M for a scan, * for attention, - for an FFN, E for experts;
+            empty for layers told apart by other attributes.
         scan: groups, heads, their width and that of their states in layers with a scan.
         has_single_parts: a layer of a pattern has nothing else; else it also has an FFN.
     """
@@ -122,9 +122,14 @@ class TinyModel:
         """Whether a layer has a delta rule."""
         return self.delta_rule is not None and (layer + 1) % self.attention_interval != 0
 
+    @property
+    def has_ffns(self) -> bool:
+        """Whether any layer has an FFN."""
+        return any(map(self.has_ffn, range(self.num_layers)))
+
     def has_ffn(self, layer: int) -> bool:
         """Whether a layer has an FFN."""
-        return not self.has_single_parts or self.pattern[layer] == "-"
+        return not self.has_single_parts or self.pattern[layer] in "-E"
 
 
 _FALCON = TinyModel(
@@ -241,6 +246,16 @@ _NEMOTRON_H = TinyModel(
     pattern="M*-M-",
     scan=(2, 4, 8, 16),
     has_single_parts=True,
+)
+_NEMOTRON_H_MOE = replace(
+    _NEMOTRON_H,
+    architecture="nemotron_h_moe",
+    pattern="ME*E",
+    num_layers=4,
+    num_experts=5,
+    shared_size=24,
+    has_selection_bias=True,
+    metadata={"expert_weights_norm": True, "expert_weights_scale": 2.5},
 )
 _GRANITE_HYBRID = TinyModel(
     "granitehybrid",
@@ -364,6 +379,10 @@ TINY_MODELS = {
         has_linear_biases=True,
         is_down_transposed=True,
     ),
+    "nemotron_h_moe": _NEMOTRON_H_MOE,
+    "nemotron_h_moe-latent": replace(
+        _NEMOTRON_H_MOE, latent_size=20, is_down_transposed=True, num_used_experts=3
+    ),
     "granitehybrid": _GRANITE_HYBRID,
     "granitehybrid-experts": replace(
         _GRANITE_HYBRID,
@@ -466,12 +485,7 @@ def _metadata(model: TinyModel) -> dict[str, Any]:
     if model.scan is not None:
         sizes |= _scan_keys(model, *model.scan)
     if model.num_experts:
-        sizes["expert_count"] = model.num_experts
-        sizes["expert_used_count"] = model.num_used_experts
-        sizes["expert_feed_forward_length"] = model.intermediate_size
-        sizes["expert_shared_feed_forward_length"] = model.shared_size
-    if model.latent_size:
-        sizes["moe_latent_size"] = model.latent_size
+        sizes |= _expert_keys(model)
     if model.delta_rule is not None:
         sizes |= _delta_rule_keys(*model.delta_rule, model.attention_interval)
     if model.has_norm_biases:
@@ -485,6 +499,16 @@ def _metadata(model: TinyModel) -> dict[str, Any]:
     if model.is_post_norm:
         metadata["powerinfer.post_norm"] = True
     return metadata | (_vocabulary(model) if model.has_vocabulary else _no_vocabulary())
+
+
+def _expert_keys(model: TinyModel) -> dict[str, Any]:
+    keys = {
+        "expert_count": model.num_experts,
+        "expert_used_count": model.num_used_experts,
+        "expert_feed_forward_length": model.intermediate_size,
+        "expert_shared_feed_forward_length": model.shared_size,
+    }
+    return keys | ({"moe_latent_size": model.latent_size} if model.latent_size else {})
 
 
 def _delta_rule_keys(
@@ -578,7 +602,7 @@ def _layer_tensors(model: TinyModel, layer: int) -> Iterator[tuple[str, tuple[in
         yield from _delta_rule(model)
     elif kind == "M":
         yield from _scan(model)
-    elif kind != "-":
+    elif kind not in ("-", "E"):
         yield from _conv(model) if layer in model.conv_layers else _attention(model)
     for norm in model.norms[1:]:
         yield from _norm(model, norm)

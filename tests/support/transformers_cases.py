@@ -60,6 +60,7 @@ _OWN_NAMES: dict[str, dict[str, str | None]] = {
         "rms_norm_eps": "layer_norm_epsilon",
         "hidden_act": "mlp_hidden_act",
         "num_hidden_layers": None,
+        "num_local_experts": "n_routed_experts",
     },
 }
 
@@ -290,6 +291,15 @@ _NEMOTRON_H: dict[str, Any] = {
     "conv_kernel": 4,
     "time_step_min": 1e-30,
 }
+_NEMOTRON_H_MOE: dict[str, Any] = {
+    "hybrid_override_pattern": "ME*E",
+    "num_hidden_layers": 4,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "moe_shared_expert_intermediate_size": 24,
+    "routed_scaling_factor": 2.5,
+}
 _GRANITE_HYBRID: dict[str, Any] = _GRANITE_MOE | {
     "num_hidden_layers": 3,
     "layer_types": ["mamba", "attention", "mamba"],
@@ -310,11 +320,19 @@ def _mamba2(config: dict[str, Any], num_tokens: int = len(TOKEN_IDS)) -> Case:
 
 
 def _nemotron_h(config: dict[str, Any], num_tokens: int = len(TOKEN_IDS)) -> Case:
+    keys = {"attention.layer_norm_epsilon": 1e-5}
+    if "num_local_experts" in config:
+        keys |= {
+            "expert_weights_norm": config.get("norm_topk_prob", True),
+            "expert_weights_scale": config["routed_scaling_factor"],
+        }
+    if "moe_latent_size" in config:
+        keys["moe_latent_size"] = config["moe_latent_size"]
     return Case(
         "NemotronH",
-        "nemotron_h",
+        "nemotron_h_moe" if "num_local_experts" in config else "nemotron_h",
         _NEMOTRON_H | config,
-        {"attention.layer_norm_epsilon": 1e-5},
+        keys,
         "relu2",
         _ONE_NORM,
         num_tokens,
@@ -580,6 +598,13 @@ CASES = {
     ),
     "nemotron_h-7-tokens": _nemotron_h({}, 7),
     "nemotron_h-600-tokens": _nemotron_h({"max_position_embeddings": 640}, 600),
+    "nemotron_h_moe": _nemotron_h(_NEMOTRON_H_MOE),
+    "nemotron_h_moe-latent": _nemotron_h(
+        _NEMOTRON_H_MOE | {"moe_latent_size": 24, "norm_topk_prob": False}
+    ),
+    "nemotron_h_moe-600-tokens": _nemotron_h(
+        _NEMOTRON_H_MOE | {"max_position_embeddings": 640}, 600
+    ),
     "granitehybrid": _granite_hybrid(_GRANITE_DENSE),
     "granitehybrid-experts": _granite_hybrid({}),
     "granitehybrid-rope": _granite_hybrid(

@@ -42,6 +42,9 @@ def expert_shapes(case: Case) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield "ffn_down_exps.weight", (count, size, hidden)
         yield "ffn_down_exps.bias", (count, hidden)
         return
+    if case.kind == "NemotronH":
+        yield from _ungated_shapes(case)
+        return
     yield "ffn_gate_up_exps.weight", (count, 2 * size, hidden)
     yield "ffn_down_exps.weight", (count, hidden, size)
     shared = _shared_size(case)
@@ -54,6 +57,20 @@ def expert_shapes(case: Case) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield from shared_shapes(case)
 
 
+def _ungated_shapes(case: Case) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The same of Nemotron-H, but for the matrix of the router."""
+    count, size, hidden = case.num_experts, case.expert_size, case.sizes["hidden_size"]
+    yield "exp_probs_b.bias", (count,)
+    width = case.sizes.get("moe_latent_size", hidden)
+    if width != hidden:
+        yield "ffn_latent_down.weight", (width, hidden)
+        yield "ffn_latent_up.weight", (hidden, width)
+    yield "ffn_up_exps.weight", (count, size, width)
+    yield "ffn_down_exps.weight", (count, width, size)
+    yield "ffn_up_shexp.weight", (_shared_size(case), hidden)
+    yield "ffn_down_shexp.weight", (hidden, _shared_size(case))
+
+
 def shared_shapes(case: Case) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The same of a shared expert with gate and up in one matrix."""
     shared, hidden = _shared_size(case), case.sizes["hidden_size"]
@@ -64,6 +81,7 @@ def shared_shapes(case: Case) -> Iterator[tuple[str, tuple[int, ...]]]:
 def _shared_size(case: Case) -> int:
     sizes = case.sizes
     default = sizes.get("shared_intermediate_size", 0)
+    default = sizes.get("moe_shared_expert_intermediate_size", default)
     return int(sizes.get("shared_expert_intermediate_size", default))
 
 

@@ -1,6 +1,6 @@
 """Selective scans of the models of transformers_cases.py: as transformers has them and in files.
 
-Kinds of layers are those of Nemotron-H's patterns: M has a scan, * attention, - an FFN.
+Kinds of layers are those of Nemotron-H's patterns: M has a scan, * attention, - an FFN, E experts.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ _BIASES = {"Mamba2": "use_bias", "NemotronH": "use_bias", "GraniteMoeHybrid": "m
 
 
 def layer_kind(case: Case, layer: int) -> str:
-    """M, * or -; empty for models without scans."""
+    """M, *, - or E; empty for models without scans."""
     if case.kind == "NemotronH":
         return str(case.sizes["hybrid_override_pattern"][layer])
     if case.kind == "GraniteMoeHybrid":
@@ -58,7 +58,8 @@ def scan_keys(case: Case) -> dict[str, Any]:
         return keys | {"attention.head_count": 0, "feed_forward_length": 0}
     keys["attention.head_count_kv"] = np.array(counts, np.int32)
     if case.kind == "NemotronH":
-        neurons = [sizes["intermediate_size"] if kind == "-" else 0 for kind in kinds]
+        size = case.expert_size if case.num_experts else sizes["intermediate_size"]
+        neurons = [size if kind in "-E" else 0 for kind in kinds]
         keys["feed_forward_length"] = np.array(neurons, np.int32)
     elif not case.num_experts:
         keys["feed_forward_length"] = sizes["shared_intermediate_size"]

@@ -55,7 +55,7 @@ _PROJECTION_NORMS = ("Olmoe",)
 _PARTS = {"weight": ".weight", "bias": ".bias"}
 _CONFIGS = {"Gemma3": "Gemma3Text", "Qwen3_5": "Qwen3_5Text", "Qwen3_5Moe": "Qwen3_5MoeText"}
 # Parameters that are not the weight or bias of a module.
-_PARAMETERS = (".sinks", ".expert", ".A_log", ".D", ".dt")
+_PARAMETERS = (".sinks", ".expert", ".A_log", ".D", ".dt", ".e_score_correction")
 
 
 def save(path: Path, case: Case, *, is_down_transposed: bool = False) -> Path:
@@ -211,7 +211,8 @@ def _block_shapes(case: Case, layer: int) -> Iterator[tuple[str, tuple[int, ...]
     yield from _mixer_extras(case, layer)
     if case.kind == "GraniteMoeHybrid" and not case.num_experts:
         yield from shared_shapes(case)
-    if case.num_experts and layer >= case.num_dense_layers:
+    is_elsewhere = case.kind == "NemotronH" and layer_kind(case, layer) != "E"
+    if case.num_experts and layer >= case.num_dense_layers and not is_elsewhere:
         yield from expert_shapes(case)
 
 
@@ -270,7 +271,7 @@ def _linears(case: Case, layer: int) -> dict[str, tuple[tuple[int, int], bool]]:
     kind = layer_kind(case, layer)
     if kind == "M":
         linears |= scan_linears(case)
-    if case.has_conv(layer) or has_delta_rule(case, layer) or kind in ("M", "-"):
+    if case.has_conv(layer) or has_delta_rule(case, layer) or kind in ("M", "-", "E"):
         left_out |= {"attn_q", "attn_k", "attn_v", "attn_output"}
     if kind and kind != "-":  # Granite's FFN is a shared expert, or one of several
         left_out |= {"ffn_gate", "ffn_up", "ffn_down"}

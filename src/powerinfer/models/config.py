@@ -41,7 +41,8 @@ class ModelConfig:
     """Sizes and constants that determine layers and tensor shapes.
 
     Attributes:
-        intermediate_size: neurons in one FFN, or in one expert; 0 if no layer has an FFN.
+        intermediate_size: neurons in one FFN, or in one expert; the most if layers differ, 0 if no
+            layer has an FFN.
         num_heads: query heads of layers with attention; 0 if no layer has it, like the next two.
         num_kv_heads: key and value heads of layers with attention; divides `num_heads`.
         head_dim: width of a head (not always hidden_size / num_heads).
@@ -53,6 +54,8 @@ class ModelConfig:
             none.
         is_post_norm: norms follow attention and FFN instead of preceding them.
         absent: layers without a mixer, or without an FFN.
+        layer_sizes: neurons in the FFN of each layer, or in one of its experts, and experts that a
+            token uses there; empty if layers are alike. See `of_layer`.
         num_nextn_layers: blocks behind these layers that predict further tokens; they are not run.
     """
 
@@ -74,6 +77,7 @@ class ModelConfig:
     experts: ExpertsConfig | None = None
     state_mixers: Mapping[int, StateMixer] = field(default_factory=dict)
     absent: AbsentParts = field(default_factory=AbsentParts)
+    layer_sizes: tuple[tuple[int, int], ...] = ()
     num_nextn_layers: int = 0
 
     @property
@@ -85,6 +89,14 @@ class ModelConfig:
     def num_neurons(self) -> int:
         """Number of neurons per layer, all experts included but not a shared one."""
         return self.intermediate_size * max(1, self.num_experts)
+
+    def of_layer(self, number: int) -> "ModelConfig":
+        """Copy with the sizes of one layer's FFN."""
+        if not self.layer_sizes:
+            return self
+        size, num_used = self.layer_sizes[number]
+        experts = None if self.experts is None else replace(self.experts, num_used=num_used)
+        return replace(self, intermediate_size=size, experts=experts, layer_sizes=())
 
     @property
     def expert_hidden_size(self) -> int:
@@ -154,10 +166,12 @@ def read_config(
     rules = architecture.experts if experts else None
     size_key = keys.INTERMEDIATE_SIZE if rules is None else rules.size_key
     absent = architecture.absent_parts(metadata, sizes.num_layers)
+    layer_sizes = _layer_sizes(metadata, size_key, sizes.num_layers, absent)
+    are_alike = len(set(layer_sizes) - {(0, 0)}) <= 1
     return ModelConfig(
         architecture=architecture.name,
         hidden_size=sizes.hidden_size,
-        intermediate_size=_intermediate_size(metadata, size_key, sizes.num_layers, absent),
+        intermediate_size=max(size for size, _ in layer_sizes),
         num_layers=sizes.num_layers,
         num_heads=sizes.num_heads,
         num_kv_heads=sizes.num_kv_heads,
@@ -180,6 +194,7 @@ def read_config(
         experts=experts,
         state_mixers=architecture.state_mixers(metadata, sizes),
         absent=absent,
+        layer_sizes=() if are_alike else tuple(layer_sizes),
         num_nextn_layers=metadata.integer(keys.NUM_NEXTN_LAYERS, default=0, low=0),
     )
 
@@ -203,21 +218,23 @@ def _norm_eps_key(metadata: Metadata, architecture: Architecture) -> str:
     return metadata.rms_epsilon if architecture.norm is NormKind.RMS else keys.LAYER_NORM_EPSILON
 
 
-def _intermediate_size(
+def _layer_sizes(
     metadata: Metadata, size_key: str, num_layers: int, absent: AbsentParts
-) -> int:
-    """Number of neurons, which layers with an FFN share; 0 if there are none."""
+) -> list[tuple[int, int]]:
+    """Neurons of each layer's FFN or experts, and experts used; 0 in layers without an FFN."""
     if len(absent.ffns) == num_layers:
-        return 0
-    sizes = metadata.integers(size_key, num_layers, low=0 if absent.ffns else 1, high=_MAX_SIZE)
-    distinct = sorted({size for number, size in enumerate(sizes) if number not in absent.ffns})
-    if len(distinct) != 1:
-        raise UnsupportedError(
-            f"{metadata.file.paths[0]}: key {metadata.key(size_key)} is "
-            f"{', '.join(map(str, distinct))} in different layers; layers with FFNs of different "
-            "sizes are not supported"
-        )
-    return distinct[0]
+        return [(0, 0)] * num_layers
+    low = 0 if absent.ffns else 1
+    sizes = metadata.integers(size_key, num_layers, low=low, high=_MAX_SIZE)
+    used = metadata.integers(keys.NUM_USED_EXPERTS, num_layers, default=0, low=0)
+    found = []
+    for number, (size, num_used) in enumerate(zip(sizes, used, strict=True)):
+        if number not in absent.ffns and not size:
+            raise metadata.error(
+                metadata.key(size_key), f"is 0 in layer {number}, which has an FFN"
+            )
+        found.append((0, 0) if number in absent.ffns else (size, num_used))
+    return found
 
 
 def _max_positions(metadata: Metadata, architecture: Architecture) -> int | None:

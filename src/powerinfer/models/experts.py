@@ -55,6 +55,7 @@ class ExpertsConfig:
     """Experts of a model.
 
     Attributes:
+        num_used: experts that a token uses; the most if layers differ.
         is_normalized: weights are divided by their sum.
         shared_size: neurons of the shared expert; 0 without one.
         num_dense_layers: number of layers at the beginning that have one FFN each.
@@ -95,18 +96,18 @@ def read_experts(metadata: Metadata, rules: ExpertRules | None) -> ExpertsConfig
             "models are only supported with one FFN per layer"
         )
     _refuse_foreign(metadata, rules)
-    size = metadata.integer(rules.size_key, high=_MAX_SIZE)
+    num_layers = metadata.integer(keys.NUM_LAYERS)
+    size = max(metadata.integers(rules.size_key, num_layers, low=0, high=_MAX_SIZE))
     if num_experts * size > _MAX_NEURONS:
         raise metadata.error(
             metadata.key(keys.NUM_EXPERTS),
             f"is {num_experts}, of {size} neurons each: more than {_MAX_NEURONS} in all",
         )
     rule, is_normalized = _rule(metadata, rules)
-    num_layers = metadata.integer(keys.NUM_LAYERS)
     num_dense = metadata.integer(keys.NUM_DENSE_LAYERS, default=0, low=0, high=num_layers)
     return ExpertsConfig(
         num_experts,
-        metadata.integer(keys.NUM_USED_EXPERTS, high=num_experts),
+        _num_used(metadata, num_layers, num_experts),
         rule,
         is_normalized,
         metadata.integer(keys.SHARED_EXPERT_SIZE, high=_MAX_SIZE)
@@ -120,6 +121,16 @@ def read_experts(metadata: Metadata, rules: ExpertRules | None) -> ExpertsConfig
         metadata.number(keys.EXPERT_WEIGHTS_SCALE, default=1.0, high=_MAX_SCALE) or 1.0,
         metadata.integer(keys.EXPERT_LATENT_SIZE, default=0, low=0, high=_MAX_SIZE),
     )
+
+
+def _num_used(metadata: Metadata, num_layers: int, num_experts: int) -> int:
+    """Read the number of experts that a token uses, the most if layers differ."""
+    if not metadata.is_array(keys.NUM_USED_EXPERTS):
+        return metadata.integer(keys.NUM_USED_EXPERTS, high=num_experts)
+    counts = metadata.integers(keys.NUM_USED_EXPERTS, num_layers, low=0, high=num_experts)
+    if not any(counts):
+        raise metadata.error(metadata.key(keys.NUM_USED_EXPERTS), "is 0 in all layers")
+    return max(counts)
 
 
 def _refuse_foreign(metadata: Metadata, rules: ExpertRules) -> None:

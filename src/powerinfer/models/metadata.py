@@ -26,6 +26,10 @@ class Metadata:
         """Check for the key `<architecture>.<name>`."""
         return self.key(name) in self.file.metadata
 
+    def is_array(self, name: str) -> bool:
+        """Check for a key with several values."""
+        return isinstance(self.file.metadata.get(self.key(name)), np.ndarray | list)
+
     def key(self, name: str) -> str:
         """Full name of a key of this architecture."""
         return f"{self.architecture}.{name}"
@@ -62,7 +66,7 @@ class Metadata:
         An array may also have entries for the blocks behind the layers, which are not run.
         """
         key = self.key(name)
-        if not isinstance(self.file.metadata.get(key), np.ndarray | list):
+        if not self.is_array(name):
             return [self.integer(name, default=default, low=low, high=high)] * num_layers
         values = self.file.get_array(key)
         num_blocks = self.file.get_int(self.key(keys.NUM_LAYERS), default=num_layers)

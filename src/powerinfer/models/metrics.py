@@ -234,11 +234,15 @@ def _candidates(config: ModelConfig, total: int) -> int:
     experts = config.experts
     if experts is None:
         return total
-    num_routed = config.num_layers - experts.num_dense_layers - len(config.absent.ffns)
+    own = config.intermediate_size, experts.num_used
     num_dense = experts.num_dense_layers * experts.dense_size
-    num_candidates = config.intermediate_size * experts.num_used + experts.shared_size
-    num_all = config.num_neurons + experts.shared_size
-    return total * (num_routed * num_candidates + num_dense) // (num_routed * num_all + num_dense)
+    num_candidates = num_all = num_dense
+    for number in range(experts.num_dense_layers, config.num_layers):
+        if number not in config.absent.ffns:
+            size, num_used = (config.layer_sizes or {number: own})[number]
+            num_candidates += size * num_used + experts.shared_size
+            num_all += size * experts.num_experts + experts.shared_size
+    return total * num_candidates // num_all
 
 
 def has_predictors(model: Model) -> bool:

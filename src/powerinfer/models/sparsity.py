@@ -80,6 +80,11 @@ def check_layers_are_alike(config: ModelConfig) -> None:
             f"the first {config.experts.num_dense_layers} layers of this model have no experts, "
             "and neurons are measured only in models whose layers are alike"
         )
+    if config.layer_sizes:
+        raise UnsupportedError(
+            "FFNs of this model's layers have different sizes, and neurons are measured only in "
+            "models whose layers are alike"
+        )
     if config.absent.ffns:
         raise UnsupportedError(
             f"{len(config.absent.ffns)} layers of this model have no FFN, and neurons are measured "

@@ -179,7 +179,7 @@ class _PartPreparer:
     def layer(self, number: int, tensors: dict[str, Tensor]) -> LayerWeights:
         """Prepare one block."""
         architecture, experts = self.architecture, self.config.experts
-        ffn = partial(prepare_ffn, self.prepare, tensors, self.config)
+        ffn = partial(prepare_ffn, self.prepare, tensors, self.config.of_layer(number))
         kinds = dict.fromkeys(architecture.layer_norms, architecture.norm)
         kinds |= dict.fromkeys(architecture.optional_layer_norms, architecture.norm)
         if architecture.qk_norm is QKNorm.PROJECTION:

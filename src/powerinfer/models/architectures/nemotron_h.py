@@ -1,4 +1,4 @@
-"""Nemotron-H and Nemotron Nano 2 and 3 (dense): a layer is a selective scan, attention or an FFN.
+"""Nemotron-H and the dense Nemotron Nano 2 and 3: a layer is a selective scan, attention or an FFN.
 
 `attention.head_count_kv` and `feed_forward_length` have a number per layer: both are 0 for scans,
 the second for attention, which does not rotate. FFNs are ungated, with ReLU^2. Any matrix may have
@@ -19,23 +19,29 @@ from powerinfer.models.scales import Sizes
 from powerinfer.models.selective_scan import read_selective_scan
 from powerinfer.values import Activation, ActivationKind
 
-__all__ = ["ARCHITECTURE", "HUGGING_FACE_NAMES"]
+__all__ = ["ARCHITECTURE", "HUGGING_FACE_NAMES", "MIXER", "OUTER", "has_experts", "mixer_metadata"]
 
 _RELU2 = Activation(ActivationKind.RELU2)
-_MAMBA, _ATTENTION, _MLP = "mamba", "attention", "mlp"
+_MAMBA, _ATTENTION, _MLP, _MOE = "mamba", "attention", "mlp", "moe"
 # Names of versions 4 and 5 of transformers.
 _KINDS = {
     "M": _MAMBA,
     "*": _ATTENTION,
     "-": _MLP,
+    "E": _MOE,
     "mamba": _MAMBA,
     "linear_attention": _MAMBA,
     "attention": _ATTENTION,
     "full_attention": _ATTENTION,
     "mlp": _MLP,
+    "moe": _MOE,
 }
+OUTER = ("model", "backbone")
+"""The inner model in versions 5 and 4 of transformers."""
+
 _LAYER = "layers.{layer}"
-_MIXER = f"{_LAYER}.mixer"
+MIXER = f"{_LAYER}.mixer"
+"""Module of any layer's only part in checkpoints, within the inner model."""
 
 
 def _counts(metadata: Metadata, num_layers: int) -> tuple[list[int], list[int]]:
@@ -56,38 +62,45 @@ def _scans(metadata: Metadata, sizes: Sizes) -> dict[int, StateMixer]:
     return dict.fromkeys(numbers, read_selective_scan(metadata)) if numbers else {}
 
 
-def _kinds(config: CheckpointConfig) -> list[str]:
-    """Kind of each layer."""
-    key = next(
-        (key for key in ("layers_block_type", "hybrid_override_pattern") if config.has(key)),
-        "layers_block_type",
-    )
+def _kinds(config: CheckpointConfig) -> tuple[str, list[str]]:
+    """Name of the key with the kind of each layer, and its values, whatever they are."""
+    names = ("layers_block_type", "hybrid_override_pattern")
+    key = next((key for key in names if config.has(key)), names[0])
     found = config.values.get(key)
-    kinds = list(found) if isinstance(found, str | list) else []
-    if not kinds:
+    return key, list(found) if isinstance(found, str | list) else []
+
+
+def has_experts(config: CheckpointConfig) -> bool:
+    """Look for a layer with experts."""
+    return any(_KINDS.get(kind) == _MOE for kind in _kinds(config)[1])
+
+
+def mixer_metadata(config: CheckpointConfig, neurons: int) -> dict[str, object]:
+    """Keys of a checkpoint's layers, whose FFNs or experts have this many neurons.
+
+    Raises:
+        UnsupportedError: layers of an unknown kind, FFNs beside experts, or sliding windows.
+    """
+    key, found = _kinds(config)
+    if not found:
         raise config.error(key, "expected the kind of each layer")
-    if any(kind not in _KINDS for kind in kinds):
+    if any(kind not in _KINDS for kind in found):
         raise config.unsupported(key, ", ".join(_KINDS))
-    return [_KINDS[kind] for kind in kinds]
-
-
-def _metadata(config: CheckpointConfig) -> dict[str, object]:
-    kinds = _kinds(config)
+    kinds = [_KINDS[kind] for kind in found]
+    if _MLP in kinds and _MOE in kinds:
+        raise config.unsupported(key, "either FFNs or experts in all layers that have one of them")
     if config.has("sliding_window"):
         raise config.unsupported("sliding_window", "none")
     if config.string("mamba_hidden_act", "silu") != "silu":
         raise config.unsupported("mamba_hidden_act", "silu")
     num_kv_heads = config.integer("num_key_value_heads")
-    neurons = config.integer("intermediate_size")
+    counts = [num_kv_heads if kind == _ATTENTION else 0 for kind in kinds]
+    sizes = [neurons if kind in (_MLP, _MOE) else 0 for kind in kinds]
     names = {"heads": "mamba_num_heads", "head_dim": "mamba_head_dim", "state": "ssm_state_size"}
     return {
         keys.NUM_LAYERS: len(kinds),
-        keys.NUM_KV_HEADS: np.array(
-            [num_kv_heads if kind == _ATTENTION else 0 for kind in kinds], np.int32
-        ),
-        keys.INTERMEDIATE_SIZE: np.array(
-            [neurons if kind == _MLP else 0 for kind in kinds], np.int32
-        ),
+        keys.NUM_KV_HEADS: np.array(counts, np.int32),
+        keys.INTERMEDIATE_SIZE: np.array(sizes, np.int32),
         # llama.cpp requires both.
         keys.LAYER_NORM_EPSILON: config.number("rms_norm_eps"),
         **scan_metadata(config, **names, taps="conv_kernel", groups="n_groups"),
@@ -98,17 +111,16 @@ _NAMES: dict[str, str | tuple[str, ...]] = {
     "token_embd": "embeddings",
     "output_norm": "norm_f",
     "blk.{layer}.attn_norm": f"{_LAYER}.norm",
-    "blk.{layer}.attn_q": f"{_MIXER}.q_proj",
-    "blk.{layer}.attn_k": f"{_MIXER}.k_proj",
-    "blk.{layer}.attn_v": f"{_MIXER}.v_proj",
-    "blk.{layer}.attn_output": f"{_MIXER}.o_proj",
-    "blk.{layer}.ffn_up": f"{_MIXER}.up_proj",
-    "blk.{layer}.ffn_down": f"{_MIXER}.down_proj",
-    **scan_names(_MIXER),
+    "blk.{layer}.attn_q": f"{MIXER}.q_proj",
+    "blk.{layer}.attn_k": f"{MIXER}.k_proj",
+    "blk.{layer}.attn_v": f"{MIXER}.v_proj",
+    "blk.{layer}.attn_output": f"{MIXER}.o_proj",
+    "blk.{layer}.ffn_up": f"{MIXER}.up_proj",
+    "blk.{layer}.ffn_down": f"{MIXER}.down_proj",
+    **scan_names(MIXER),
 }
-# The inner model has another name in version 4 of transformers.
 HUGGING_FACE_NAMES: dict[str, str | tuple[str, ...]] = {
-    ours: (f"model.{theirs}", f"backbone.{theirs}") for ours, theirs in _NAMES.items()
+    ours: tuple(f"{outer}.{theirs}" for outer in OUTER) for ours, theirs in _NAMES.items()
 }
 HUGGING_FACE_NAMES["output"] = "lm_head"
 
@@ -126,7 +138,8 @@ ARCHITECTURE = Architecture(
         },
         hidden_act="relu2",
         has_selective_scans=True,
-        metadata=_metadata,
+        fits=lambda config: not has_experts(config),
+        metadata=lambda config: mixer_metadata(config, config.integer("intermediate_size")),
     ),
     activation=_RELU2,
     powerinfer_activation=_RELU2,

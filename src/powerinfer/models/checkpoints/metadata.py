@@ -34,9 +34,10 @@ def architecture_of_checkpoint(config: CheckpointConfig) -> Architecture:
     for name in architecture_names():
         architecture = get_architecture(name)
         rules = architecture.checkpoint
-        if model_type in (*rules.model_types, *rules.multimodal_types):
+        types = (*rules.model_types, *rules.multimodal_types)
+        if model_type in types and rules.fits(config):
             return architecture
-        known += [*rules.model_types, *rules.multimodal_types]
+        known += types
     where = f"{config.path}: model_type"
     raise _plugins.unsupported(where, model_type, tuple(sorted(known)))
 

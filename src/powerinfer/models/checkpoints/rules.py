@@ -42,6 +42,7 @@ class CheckpointRules:
 
     Attributes:
         model_types: values of `model_type` in `config.json`.
+        fits: tells families of one `model_type` apart.
         multimodal_types: the same of models of more than text, whose configuration has the text
             model's in `text_config`; `model.` begins with `model.language_model.` there.
         left_out: beginnings of the names of tensors that are not converted.
@@ -61,6 +62,7 @@ class CheckpointRules:
     """
 
     model_types: tuple[str, ...]
+    fits: Callable[[CheckpointConfig], bool] = field(default=lambda _: True, kw_only=True)
     multimodal_types: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     config_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

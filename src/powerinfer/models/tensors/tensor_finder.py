@@ -57,7 +57,7 @@ class TensorFinder:
             self._attention_extras(block)
             block.linear("attn_output", (config.hidden_size, config.q_size))
         if number not in config.absent.ffns:
-            find_ffn(block, config, number, is_gated=self._architecture.is_gated)
+            find_ffn(block, config.of_layer(number), number, is_gated=self._architecture.is_gated)
         return block.tensors
 
     def _positions(self, outer: Section) -> None:
