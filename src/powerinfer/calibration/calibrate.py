@@ -25,8 +25,8 @@ from powerinfer.models.sparsity import (
     InputStatistics,
     check_is_cuttable,
     check_is_sparse,
-    check_layers_are_alike,
     layer_source,
+    layers_to_count,
     uniform,
     with_predictors,
 )
@@ -71,7 +71,7 @@ def _is_useful(model: Model, part: KindName) -> bool:
             return bool(model.weights.mlp)
         formats = [get_format(tensor.format) for tensor in model.weights.mlp[0]]
         return _bits(get_format(part.variant)) < max(_bits(known) for known in formats)
-    ffn = model.weights.layers[0].ffn
+    ffn = model.weights.layers[model.config.counted_layers[0]].ffn
     decider = ffn.up.matrix if ffn.gate is None else ffn.gate.matrix
     rows, columns = model.ops.matrix_shape(decider)
     copied = float(part.variant or 0)  # `sign` has one bit, which is never too many
@@ -100,9 +100,9 @@ def calibrate(
         UnsupportedError: the activation is never zero, or a kind does not fit the model.
         NumericsError: the model produced NaN or infinity.
     """
-    check_layers_are_alike(model.config)
+    numbers = layers_to_count(model.config)
     if model.config.activation.is_sparse:
-        exact = with_predictors(model, uniform(EXACT, model.config.num_layers), name=EXACT)
+        exact = with_predictors(model, uniform(EXACT, len(numbers)), name=EXACT)
     else:
         exact = model
     chosen_kinds = tuple(kinds_to_measure(model) if kinds is None else kinds)
@@ -110,7 +110,7 @@ def calibrate(
     for kind in chosen_kinds:
         if "+" in kind:
             # Parts that do not go together are scored one by one, and would show at the end.
-            build_predictor(exact.ops, layer_source(exact, 0, None), LayerChoice(kind))
+            build_predictor(exact.ops, layer_source(exact, numbers[0], None), LayerChoice(kind))
     is_first, is_test = np.zeros((2, *text.windows.shape), bool)
     is_first[:, 0] = is_test[1::2] = True
     first, test = is_first.reshape(-1), is_test.reshape(-1)
@@ -119,11 +119,12 @@ def calibrate(
     layers: list[LayerCalibration] = []
 
     def measure(number: int, inputs: FFNInputs) -> None:
-        parts = inputs.rows(fit), inputs.rows(test)
-        layers.append(_measure(exact, number, *parts, first[test], dial, chosen_kinds))
+        if number in numbers:
+            parts = inputs.rows(fit), inputs.rows(test)
+            layers.append(_measure(exact, number, *parts, first[test], dial, chosen_kinds))
 
     measure_layers(exact, text.windows, measure, progress)
-    router = exact.weights.layers[0].ffn.router
+    router = exact.weights.layers[numbers[0]].ffn.router
     return Calibration(
         model_identity=identity,
         activation=str(model.config.activation),

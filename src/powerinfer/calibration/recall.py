@@ -18,7 +18,7 @@ from powerinfer.calibration.routing import Routing
 from powerinfer.models import LayerWeights, Model, layer_source
 from powerinfer.models.blocks import Observer, Stage, StepObserver, marks_of
 from powerinfer.models.metrics import uncounted
-from powerinfer.models.sparsity import check_layers_are_alike
+from powerinfer.models.sparsity import layers_to_count
 from powerinfer.ops.backend import SomeFFN
 from powerinfer.predictors import get_kind
 from powerinfer.predictors.predictor import AsksNeurons
@@ -95,10 +95,13 @@ class RecallMeter(StepObserver):
     def __init__(self, model: Model) -> None:
         self._ops = model.ops
         self._kinds = model.layer_kinds
-        self._watched = tuple(
-            _Watched(layer, _full(model, layer.ffn), _truth(model, number), _kept(model, number))
+        self._watched = {
+            number: _Watched(
+                layer, _full(model, layer.ffn), _truth(model, number), _kept(model, number)
+            )
             for number, layer in enumerate(model.weights.layers)
-        )
+            if number in model.config.counted_layers
+        }
         self.layers: tuple[LayerRecall, ...] = ()
         self.has_experts = model.config.experts is not None
         self.reset()
@@ -113,7 +116,7 @@ class RecallMeter(StepObserver):
 
         def observe(stage: Stage, number: int, x: FloatArray) -> None:
             inputs = collector.see(stage, x)
-            if inputs is None:
+            if inputs is None or number not in self._watched:
                 return
             is_last = number + 1 == len(self._kinds)
             marks = marks_of(batch, logits_for if is_last else None)
@@ -165,7 +168,7 @@ class _Watched:
 
 def with_recall_meter(model: Model) -> Model:
     """The same model, watched by a `RecallMeter`."""
-    check_layers_are_alike(model.config)
+    layers_to_count(model.config)
     return replace(model, observer=RecallMeter(model))
 
 

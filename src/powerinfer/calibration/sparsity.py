@@ -23,6 +23,7 @@ from powerinfer.models.sparsity import (
     check_is_sparse,
     default_sparsity,
     layer_source,
+    layers_to_count,
     with_thresholds,
 )
 from powerinfer.options.options import AUTO, EngineOptions
@@ -172,7 +173,7 @@ def _with_thresholds(asked: _Request, threshold: float | str) -> Sparsity:
     model, calibration = asked.model, None
     chosen_for = ""
     if threshold != AUTO:
-        thresholds = [float(threshold)] * model.config.num_layers
+        thresholds = everywhere = [float(threshold)] * model.config.num_layers
     else:
         calibration = asked.stored() or asked.brief()
         if asked.dial is not None:
@@ -181,10 +182,12 @@ def _with_thresholds(asked: _Request, threshold: float | str) -> Sparsity:
             choice.thresholds[0] if choice.kind == THRESHOLD else 0.0
             for choice in calibration.choices
         ]
+        places = dict(zip(model.config.counted_layers, thresholds, strict=True))
+        everywhere = [places.get(number, 0.0) for number in range(model.config.num_layers)]
         chosen_for = f", calibrated for {calibration.dial}{_source(calibration)}"
     if not any(thresholds):
         return Sparsity(model, f"off: every neuron is computed, thresholds are 0{chosen_for}")
-    cut = with_thresholds(model, thresholds, name=f"{THRESHOLD}:{threshold}")
+    cut = with_thresholds(model, everywhere, name=f"{THRESHOLD}:{threshold}")
     low, high = min(thresholds), max(thresholds)
     shown = f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
     summary = (
@@ -194,9 +197,13 @@ def _with_thresholds(asked: _Request, threshold: float | str) -> Sparsity:
 
 
 def _exact(model: Model) -> Sparsity:
-    exact = with_predictors(model, uniform(EXACT, model.config.num_layers), name=EXACT)
+    exact = with_predictors(model, _everywhere(model, EXACT), name=EXACT)
     inside = " inside the chosen experts" if model.config.experts is not None else ""
     return Sparsity(exact, f"exact: neurons that do not fire are skipped{inside}, without loss")
+
+
+def _everywhere(model: Model, kind: str) -> tuple[LayerChoice, ...]:
+    return uniform(kind, len(model.config.counted_layers))
 
 
 def _full_name(kind: str) -> str:
@@ -204,7 +211,7 @@ def _full_name(kind: str) -> str:
 
 
 def _uncalibrated(model: Model, kind: str) -> Sparsity:
-    predicted = with_predictors(model, uniform(kind, model.config.num_layers), name=kind)
+    predicted = with_predictors(model, _everywhere(model, kind), name=kind)
     return Sparsity(predicted, f"{kind}: {_thresholds_by_default(kind)}")
 
 
@@ -253,7 +260,9 @@ def _forced(asked: _Request, kind: str) -> Sparsity:
     is_measured = calibration is not None and all(kind in ly.curves for ly in calibration.layers)
     if not is_measured and asked.dial is not None:
         # A kind that the file cannot serve fails at the first layer: before anything is measured.
-        build_predictor(asked.model.ops, layer_source(asked.model, 0, None), LayerChoice(kind))
+        first = layers_to_count(asked.model.config)[0]
+        source = layer_source(asked.model, first, None)
+        build_predictor(asked.model.ops, source, LayerChoice(kind))
         calibration, is_measured = asked.brief((kind,)), True
     if calibration is None:
         return _uncalibrated(asked.model, kind)

@@ -113,8 +113,9 @@ def calibration_fits(calibration: Calibration, config: ModelConfig) -> bool:
 
 def _misfit(calibration: Calibration, config: ModelConfig) -> str | None:
     """The difference in sizes between a calibration and a model, or None."""
-    if len(calibration.layers) != config.num_layers:
-        return f"{len(calibration.layers)} layers, the model {config.num_layers}"
+    num_layers = len(config.counted_layers)
+    if len(calibration.layers) != num_layers:
+        return f"{len(calibration.layers)} layers, the model {num_layers}"
     used = 1 if config.experts is None else config.experts.num_used
     if (calibration.num_experts, calibration.num_experts_used) != (config.num_experts or 1, used):
         return (

@@ -104,6 +104,15 @@ class ModelConfig:
         return (self.experts.latent_size if self.experts else 0) or self.hidden_size
 
     @property
+    def counted_layers(self) -> list[int]:
+        """Numbers of the layers whose neurons are counted and predicted: all that are alike.
+
+        They have an FFN, in a mixture of experts one with experts.
+        """
+        first = 0 if self.experts is None else self.experts.num_dense_layers
+        return [n for n in range(first, self.num_layers) if n not in self.absent.ffns]
+
+    @property
     def runs_on_cpu_alone(self) -> bool:
         """Layers have parts that no GPU runs: mixers with state, or projections around experts."""
         return bool(self.state_mixers) or self.expert_hidden_size != self.hidden_size

@@ -63,7 +63,7 @@ def load_model(
     chosen = sparsity or default_sparsity(config, file.magic, has_predictors=has_predictors)
     if chosen == OFF:
         return replace(model, sparsity=OFF)
-    return with_predictors(model, uniform(chosen, config.num_layers), name=chosen)
+    return with_predictors(model, uniform(chosen, len(config.counted_layers)), name=chosen)
 
 
 def prepare_model(

@@ -19,9 +19,9 @@ __all__ = [
     "InputStatistics",
     "check_is_cuttable",
     "check_is_sparse",
-    "check_layers_are_alike",
     "default_sparsity",
     "layer_source",
+    "layers_to_count",
     "uniform",
     "with_predictors",
     "with_thresholds",
@@ -73,29 +73,24 @@ def check_is_cuttable(activation: Activation, option: str) -> None:
         )
 
 
-def check_layers_are_alike(config: ModelConfig) -> None:
-    """Raise UnsupportedError if neurons cannot be counted: not all layers have as many."""
-    if config.experts is not None and config.experts.num_dense_layers:
-        raise UnsupportedError(
-            f"the first {config.experts.num_dense_layers} layers of this model have no experts, "
-            "and neurons are measured only in models whose layers are alike"
-        )
+def layers_to_count(config: ModelConfig) -> list[int]:
+    """Return `counted_layers`, or raise UnsupportedError if neurons cannot be counted in them."""
     if config.layer_sizes:
         raise UnsupportedError(
             "FFNs of this model's layers have different sizes, and neurons are measured only in "
             "models whose layers are alike"
         )
-    if config.absent.ffns:
-        raise UnsupportedError(
-            f"{len(config.absent.ffns)} layers of this model have no FFN, and neurons are measured "
-            "only in models whose layers are alike"
-        )
+    numbers = config.counted_layers
+    if not numbers:
+        raise UnsupportedError("no layer of this model has neurons that can be counted")
+    return numbers
 
 
 def with_thresholds(model: Model, thresholds: Sequence[float], *, name: str) -> Model:
     """Copy a model whose activations count as zero below a threshold per layer; weights are shared.
 
-    A threshold of 0 leaves a layer as it is. Shared experts are computed whole.
+    A threshold of 0 leaves a layer as it is. Shared experts are computed whole. `thresholds` has
+    one number for each layer, counted or not.
     """
 
     def cut(layer: LayerWeights, threshold: float) -> LayerWeights:
@@ -124,7 +119,8 @@ def with_predictors(
     Args:
         model: loaded so that neurons can be skipped.
         name: name of the setting for reports: `exact`, `lowbit:2`, `calibrated`.
-        statistics: FFN input statistics, one per layer; None derives them from the norms.
+        choices: one per layer of `ModelConfig.counted_layers`; the others stay as they are.
+        statistics: FFN input statistics, likewise; None derives them from the norms.
         progress: called with (layers done, layers in all).
 
     Raises:
@@ -132,20 +128,17 @@ def with_predictors(
             never zero.
         ShapeError: the number of choices is not the number of layers.
     """
-    if len(choices) != model.config.num_layers:
-        raise ShapeError(
-            f"{len(choices)} predictors for a model of {model.config.num_layers} layers"
-        )
+    numbers = model.config.counted_layers
+    if len(choices) != len(numbers):
+        raise ShapeError(f"{len(choices)} predictors for a model of {len(numbers)} layers")
     check_is_sparse(model.config.activation, name)
-    layers = []
-    for number, (layer, choice) in enumerate(zip(model.weights.layers, choices, strict=True)):
-        if layer.own_ffn is not None:
-            known = None if statistics is None else statistics[number]
-            built = build_predictor(model.ops, layer_source(model, number, known), choice)
-            layer = replace(layer, own_ffn=built.ffn, predictor=built.predictor)
-        layers.append(layer)
+    layers = list(model.weights.layers)
+    for place, (number, choice) in enumerate(zip(numbers, choices, strict=True)):
+        known = None if statistics is None else statistics[place]
+        built = build_predictor(model.ops, layer_source(model, number, known), choice)
+        layers[number] = replace(layers[number], own_ffn=built.ffn, predictor=built.predictor)
         if progress is not None:
-            progress(number + 1, len(choices))
+            progress(place + 1, len(choices))
     return replace(model, weights=replace(model.weights, layers=tuple(layers)), sparsity=name)
 
 

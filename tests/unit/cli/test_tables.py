@@ -115,7 +115,7 @@ def test_calibrations(capsys: pytest.CaptureFixture[str]) -> None:
         for number in range(NUM_LAYERS)
     )
     found = Calibration("0" * 64, "drelu", "some text", 4096, DEFAULT_DIAL, layers)
-    print_report(found, Path("m.calibration.json"), [], [])
+    print_report(found, range(NUM_LAYERS), Path("m.calibration.json"), [], [])
     shown = capsys.readouterr().out
     _assert_narrow(shown)
     rows = [line for line in shown.splitlines() if line.split()[:1] == ["79"]]

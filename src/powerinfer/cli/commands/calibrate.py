@@ -185,8 +185,8 @@ def calibrate(
         text = None if content is None or file is None else (text_name(file), content)
         found = _measure(llm, _windows(llm, text, num_tokens), dial, kinds)
         stored = _store(llm, found, output, is_inside=is_inside)
-        name = llm.loaded.path.name
-    _report(found, name, stored, export, plots, as_json=as_json)
+        name, numbers = llm.loaded.path.name, llm.loaded.model.config.counted_layers
+    _report(found, name, numbers, stored, export, plots, as_json=as_json)
 
 
 def _check_more(export: Path | None, plots: Path | None, output: Path | None) -> None:
@@ -204,6 +204,7 @@ def _check_more(export: Path | None, plots: Path | None, output: Path | None) ->
 def _report(
     found: "Calibration",
     name: str,
+    numbers: list[int],
     stored: Path,
     export: Path | None,
     plots: Path | None,
@@ -229,9 +230,9 @@ def _report(
         problem = f"{in_flags(error)}; the calibration itself is stored in {stored}"
     try:
         if as_json:
-            print_json(as_report(found, stored, exports, drawn))
+            print_json(as_report(found, numbers, stored, exports, drawn))
         else:
-            print_report(found, stored, exports, drawn)
+            print_report(found, numbers, stored, exports, drawn)
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             raise

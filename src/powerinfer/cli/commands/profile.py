@@ -116,16 +116,18 @@ def profile(
     with open_llm(model, options) as llm:
         other = None if compare is None else _read(llm, compare)
         outcome = _count(llm, files, folder, num_tokens, has_window=has_window)
-        experts = llm.loaded.model.config.experts
+        config = llm.loaded.model.config
         name = llm.loaded.path.name
     drawn = []
     if plots is not None:
         from powerinfer.bench.calibration_plots import draw_profile
 
         drawn = draw_profile(outcome.profile, plots, model=name)
-    used = 1 if experts is None else experts.num_used
+    used = 1 if config.experts is None else config.experts.num_used
     overlaps = () if other is None else hot_overlaps(outcome.profile.frequency, other)
     report = _report(outcome, folder, used, compare, overlaps, drawn)
+    for number, layer in zip(config.counted_layers, report["layers"], strict=True):
+        layer["layer"] = number
     if as_json:
         print_json(report)
     else:
@@ -289,7 +291,7 @@ def _read(llm: "LLM", folder: Path) -> "npt.NDArray[np.float32]":
 
     config = llm.loaded.model.config
     return read_activation_folder(
-        folder, num_layers=config.num_layers, num_neurons=config.num_neurons
+        folder, num_layers=len(config.counted_layers), num_neurons=config.num_neurons
     ).frequency
 
 

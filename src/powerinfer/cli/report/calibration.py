@@ -57,9 +57,13 @@ class LayerReport(TypedDict):
 
 
 def as_report(
-    calibration: "Calibration", stored: Path, exports: Sequence[Path], plots: Sequence[Path]
+    calibration: "Calibration",
+    numbers: Sequence[int],
+    stored: Path,
+    exports: Sequence[Path],
+    plots: Sequence[Path],
 ) -> dict[str, object]:
-    """Create the object of `calibrate --json`.
+    """Create the object of `calibrate --json`; `numbers` are those of the calibration's layers.
 
     `time` is the predicted time of the FFN relative to `exact`; `hot_share` the share of the
     neurons that make 80 % of the activations. `kinds` has each measured kind at its fastest
@@ -80,16 +84,20 @@ def as_report(
         "recall": calibration.dial.recall,
         "zeros": calibration.dial.zeros,
         "time": _time(calibration),
-        "layers": [_layer(calibration, number) for number in range(len(calibration.layers))],
+        "layers": _layers(calibration, numbers),
         "kinds": _kinds(calibration),
     }
 
 
 def print_report(
-    calibration: "Calibration", stored: Path, exports: Sequence[Path], plots: Sequence[Path]
+    calibration: "Calibration",
+    numbers: Sequence[int],
+    stored: Path,
+    exports: Sequence[Path],
+    plots: Sequence[Path],
 ) -> None:
-    """Print the tables and the summary on stdout."""
-    print_table([_HEAD, *(_row(_layer(calibration, n)) for n in range(len(calibration.layers)))])
+    """Print the tables and the summary on stdout; `numbers` as in `as_report`."""
+    print_table([_HEAD, *map(_row, _layers(calibration, numbers))])
     click.echo()
     print_paragraph(
         "each kind at its fastest setting within the limit: means over the layers that have one "
@@ -157,12 +165,16 @@ def _kind_row(kind: KindReport) -> tuple[str, ...]:
     )
 
 
-def _layer(calibration: "Calibration", number: int) -> LayerReport:
-    layer: LayerCalibration = calibration.layers[number]
+def _layers(calibration: "Calibration", numbers: Sequence[int]) -> list[LayerReport]:
+    return [_layer(calibration, place, number) for place, number in enumerate(numbers)]
+
+
+def _layer(calibration: "Calibration", place: int, number: int) -> LayerReport:
+    layer: LayerCalibration = calibration.layers[place]
     point = layer.chosen_point
     return {
         "layer": number,
-        "active_share": calibration.active_share(number),
+        "active_share": calibration.active_share(place),
         "hot_share": layer.hot_share(),
         "kind": layer.choice.kind,
         "thresholds": list(layer.choice.thresholds),

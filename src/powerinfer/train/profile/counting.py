@@ -14,7 +14,7 @@ from powerinfer.calibration.firing import FiringLayer, count_fired, watch_firing
 from powerinfer.calibration.window_pass import batch_size, batches
 from powerinfer.errors import PowerInferError
 from powerinfer.models import Model
-from powerinfer.models.sparsity import check_layers_are_alike
+from powerinfer.models.sparsity import layers_to_count
 from powerinfer.placement.activation_record import ActivationProfile, ActivationRecord, Counted
 from powerinfer.train.checkpoint import SavedState, load_checkpoint, save_checkpoint
 from powerinfer.train.token_windows import TokenWindows
@@ -26,14 +26,15 @@ __all__ = ["ProfileRun", "count_firing"]
 def count_firing(model: Model, windows: IntArray) -> npt.NDArray[np.int64]:
     """Count the tokens for which each neuron fires: i64[num_layers, num_neurons].
 
-    The first token of each window counts too. The model runs on the CPU.
+    The layers are those of `ModelConfig.counted_layers`. The first token of each window counts too.
+    The model runs on the CPU.
     """
-    check_layers_are_alike(model.config)
-    shape = (model.config.num_layers, model.config.num_neurons)
-    counts = np.zeros(shape, np.int64)
+    places = {number: place for place, number in enumerate(layers_to_count(model.config))}
+    counts = np.zeros((len(places), model.config.num_neurons), np.int64)
 
     def see(layer: FiringLayer) -> None:
-        count_fired(layer.fired, counts[layer.number])
+        if layer.number in places:
+            count_fired(layer.fired, counts[places[layer.number]])
 
     watch_firing(model, windows, see)
     return counts
@@ -60,8 +61,7 @@ class ProfileRun:
         self._counted = counted
         self._checkpoint = checkpoint
         self._recipe = json.dumps(asdict(counted))
-        check_layers_are_alike(model.config)
-        shape = (model.config.num_layers, model.config.num_neurons)
+        shape = (len(layers_to_count(model.config)), model.config.num_neurons)
         self._state = _State(np.zeros(shape, np.int64), 0, windows.position)
         stored = load_checkpoint(checkpoint, self._recipe)
         if stored is not None:

@@ -13,6 +13,7 @@ from powerinfer.calibration.text import WINDOW
 from powerinfer.errors import PlacementError, PowerInferError
 from powerinfer.gguf import model_identity
 from powerinfer.loading.loader import LoadedModel
+from powerinfer.models.sparsity import layers_to_count
 from powerinfer.placement.activation_folder import has_counts, read_profile
 from powerinfer.placement.activation_record import (
     ACTIVATION,
@@ -81,7 +82,8 @@ def make_profile(
     identity = model_identity(loaded.file)
     counted = Counted(identity, str(model.config.activation), text_identity(texts), window, limit)
     _check_target(folder, identity)
-    found = _finished_profile(folder, counted, model.config.num_layers, model.config.num_neurons)
+    num_layers = len(layers_to_count(model.config))
+    found = _finished_profile(folder, counted, num_layers, model.config.num_neurons)
     if found is not None:
         return Outcome(found, 0, 0.0)
     make_folder_of(_checkpoint_path(folder), error=PowerInferError)
@@ -152,6 +154,8 @@ def _finished_profile(
 
 def _write_profile(folder: Path, profile: ActivationProfile) -> None:
     """Write `activation_N.pt` of each layer, then `activation.json`; remove the checkpoint.
+
+    Layers are numbered from 0, those without counts left out.
 
     The older `activation.json` says of newer counts that they do not belong to it, so that a kill
     at any moment leaves nothing that could be misread.
