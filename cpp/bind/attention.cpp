@@ -28,14 +28,26 @@ std::int64_t CheckedHeads(std::int64_t columns, const KVShape& shape) {
   return columns / shape.head_dim;
 }
 
-/// Weights of q and k, epsilon.
-using HeadNormsTuple = std::tuple<const VectorHandle*, const VectorHandle*, float>;
+/// Weights of q and k, epsilon, weights of v or None.
+using HeadNormsTuple =
+    std::tuple<const VectorHandle*, const VectorHandle*, float, const VectorHandle*>;
 
 HeadNormsView CheckedNorms(const std::optional<HeadNormsTuple>& norms, std::int64_t head_dim) {
   if (!norms) return {};
-  const auto& [q, k, eps] = *norms;
+  const auto& [q, k, eps, v] = *norms;
   return {VectorHandle::Checked("the norm of q", q, head_dim),
-          VectorHandle::Checked("the norm of k", k, head_dim), eps};
+          VectorHandle::Checked("the norm of k", k, head_dim), eps,
+          VectorHandle::Checked("the norm of v", v, head_dim)};
+}
+
+/// The angles. Raises ShapeError if they turn more than a head.
+RopeView CheckedRope(const RopeHandle* rope, std::int64_t head_dim) {
+  const RopeView view = rope == nullptr ? RopeView{} : rope->view;
+  if (2 * view.half > head_dim) {
+    RaiseShapeError("the rotation table turns " + std::to_string(2 * view.half) +
+                    " dimensions, a head has " + std::to_string(head_dim));
+  }
+  return view;
 }
 
 void BoundRopeAndStore(TeamHandle& team, const OutputRows& q, const OutputRows& k,
@@ -48,11 +60,7 @@ void BoundRopeAndStore(TeamHandle& team, const OutputRows& q, const OutputRows& 
   const RowsView<float> keys = CheckedRows<float>("k", k, num_tokens, columns);
   const RowsView<const float> values = CheckedRows<const float>("v", v, num_tokens, columns);
   CheckedHeads(queries.columns, shape);
-  const RopeView view = rope == nullptr ? RopeView{} : rope->view;
-  if (2 * view.half > shape.head_dim) {
-    RaiseShapeError("the rotation table turns " + std::to_string(2 * view.half) +
-                    " dimensions, a head has " + std::to_string(shape.head_dim));
-  }
+  const RopeView view = CheckedRope(rope, shape.head_dim);
   const HeadNormsView norms = CheckedNorms(head_norms, shape.head_dim);
   // Once recorded, a step runs with the tokens of another batch in the same place.
   const auto run = [q, k, v, queries, keys, values, layer = &cache, tokens = &batch, view,
@@ -61,7 +69,26 @@ void BoundRopeAndStore(TeamHandle& team, const OutputRows& q, const OutputRows& 
   };
   const auto* q_norm = head_norms ? std::get<0>(*head_norms) : nullptr;
   const auto* k_norm = head_norms ? std::get<1>(*head_norms) : nullptr;
-  team.RunRecorded(run, cache, batch, nb::find(rope), nb::find(q_norm), nb::find(k_norm));
+  const auto* v_norm = head_norms ? std::get<3>(*head_norms) : nullptr;
+  team.RunRecorded(run, cache, batch, nb::find(rope), nb::find(q_norm), nb::find(k_norm),
+                   nb::find(v_norm));
+}
+
+void BoundRotateQueries(TeamHandle& team, const OutputRows& q, std::int64_t head_dim,
+                        const BatchHandle& batch, const RopeHandle* rope, const VectorHandle* norm,
+                        float eps) {
+  const RowsView<float> queries = CheckedRows<float>("q", q, batch.view.num_tokens, -1);
+  if (head_dim < 1 || queries.columns % head_dim != 0) {
+    RaiseShapeError("q has " + std::to_string(queries.columns) +
+                    " columns, must have a multiple of " + std::to_string(head_dim));
+  }
+  const RopeView view = CheckedRope(rope, head_dim);
+  const HeadNormsView norms{VectorHandle::Checked("the norm of q", norm, head_dim), nullptr, eps,
+                            nullptr};
+  const auto run = [q, queries, head_dim, tokens = &batch, view, norms](const OpContext& context) {
+    RotateQueries(context, queries, head_dim, tokens->view, view, norms);
+  };
+  team.RunRecorded(run, batch, nb::find(rope), nb::find(norm));
 }
 
 /// window 0: every earlier position is visible; soft_cap 0: scores stay as they are.
@@ -93,6 +120,8 @@ void BoundAttention(TeamHandle& team, const InputRows& q, const KVCache& cache,
 void BindAttention(nb::module_& module) {
   module.def("rope_and_store", &BoundRopeAndStore, "team"_a, "q"_a.noconvert(), "k"_a.noconvert(),
              "v"_a.noconvert(), "cache"_a, "batch"_a, "rope"_a.none(), "head_norms"_a = nb::none());
+  module.def("rotate_queries", &BoundRotateQueries, "team"_a, "q"_a.noconvert(), "head_dim"_a,
+             "batch"_a, "rope"_a.none(), "norm"_a.none(), "eps"_a);
   module.def("attention", &BoundAttention, "team"_a, "q"_a.noconvert(), "cache"_a, "batch"_a,
              "scale"_a, "window"_a, "out"_a.noconvert(), "sinks"_a.none() = nb::none(),
              "soft_cap"_a = 0.0F);

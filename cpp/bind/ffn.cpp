@@ -220,8 +220,9 @@ RowsView<const float> CheckedRouterInput(const std::optional<InputRows>& router_
 
 RouterHandle::RouterHandle(nb::object matrix, nb::object bias, const std::string& rule,
                            std::int64_t num_used, bool is_normalized, nb::object selection_bias,
-                           float scale)
-    : objects{std::move(matrix), std::move(bias), std::move(selection_bias)} {
+                           float scale, nb::object expert_scale)
+    : objects{std::move(matrix), std::move(bias), std::move(selection_bias),
+              std::move(expert_scale)} {
   view.matrix = nb::cast<const MatrixHandle&>(objects[0]).view;
   view.bias = BiasOf("bias of the router", objects[1], view.NumExperts());
   view.rule = RuleByName(rule);
@@ -229,6 +230,7 @@ RouterHandle::RouterHandle(nb::object matrix, nb::object bias, const std::string
   view.is_normalized = is_normalized;
   view.selection_bias = BiasOf("selection bias of the router", objects[2], view.NumExperts());
   view.scale = scale;
+  view.expert_scale = BiasOf("scale of the experts", objects[3], view.NumExperts());
   if (num_used >= 1 && num_used <= view.NumExperts()) return;
   throw nb::value_error(("a router of " + std::to_string(view.NumExperts()) +
                          " experts cannot choose " + std::to_string(num_used))
@@ -284,9 +286,10 @@ void BindFFN(nb::module_& module) {
       .def_ro("router_s", &FFNStats::router_s);
   nb::class_<RouterHandle>(module, "Router")
       .def(nb::init<nb::object, nb::object, const std::string&, std::int64_t, bool, nb::object,
-                    float>(),
+                    float, nb::object>(),
            "matrix"_a, "bias"_a.none(), "rule"_a, "num_used"_a, "is_normalized"_a,
-           "selection_bias"_a.none() = nb::none(), "scale"_a = 1.0F);
+           "selection_bias"_a.none() = nb::none(), "scale"_a = 1.0F,
+           "expert_scale"_a.none() = nb::none());
   nb::class_<FFNHandle>(module, "FFN")
       .def(nb::init<Part, Part, Part, const std::string&, float, bool, bool, nb::object,
                     std::tuple<float, float>>(),

@@ -20,10 +20,10 @@ namespace powerinfer {
 struct RouterHandle {
   RouterHandle(nanobind::object matrix, nanobind::object bias, const std::string& rule,
                std::int64_t num_used, bool is_normalized, nanobind::object selection_bias,
-               float scale);
+               float scale, nanobind::object expert_scale);
 
   RouterView view;
-  std::array<nanobind::object, 3> objects;  // keep the weights alive
+  std::array<nanobind::object, 4> objects;  // keep the weights alive
 };
 
 /// One matrix with its bias; the matrix is None for the gate of an ungated block.

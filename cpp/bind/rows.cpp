@@ -1,4 +1,4 @@
-// Operations on rows of activations: embedding look-up, normalisation, sums, copies.
+// Operations on rows of activations: embedding look-up, normalisation, sums, products, copies.
 #include <algorithm>
 #include <cstddef>
 #include <span>
@@ -55,6 +55,22 @@ void BoundAdd(TeamHandle& team, const OutputRows& x, const InputRows& y) {
       [x, y, sums, terms](const OpContext& context) { Add(context.team, sums, terms); });
 }
 
+/// x *= factor.
+void BoundScale(TeamHandle& team, const OutputRows& x, float factor) {
+  const RowsView<float> values = CheckedRows<float>("x", x, -1, -1);
+  team.RunRecorded(
+      [x, values, factor](const OpContext& context) { Scale(context.team, values, factor); });
+}
+
+/// x = gelu(x) * y.
+void BoundGeluGate(TeamHandle& team, const OutputRows& x, const InputRows& y) {
+  const RowsView<float> values = CheckedRows<float>("x", x, -1, -1);
+  const RowsView<const float> factors =
+      CheckedRows<const float>("y", y, values.rows, values.columns);
+  team.RunRecorded(
+      [x, y, values, factors](const OpContext& context) { GeluGate(context, values, factors); });
+}
+
 /// out[i] = x[rows[i]]. Raises IndexError for rows that do not exist.
 void BoundTakeRows(TeamHandle& team, const InputRows& x, const Array<const std::int32_t, 1>& rows,
                    const OutputRows& out) {
@@ -81,6 +97,8 @@ void BindRows(nb::module_& module) {
              "bias"_a.none(), "eps"_a, "out"_a.noconvert());
   module.def("take_rows", &BoundTakeRows, "team"_a, "x"_a.noconvert(), "rows"_a.noconvert(),
              "out"_a.noconvert());
+  module.def("scale", &BoundScale, "team"_a, "x"_a.noconvert(), "factor"_a);
+  module.def("gelu_gate", &BoundGeluGate, "team"_a, "x"_a.noconvert(), "y"_a.noconvert());
   module.def("add", &BoundAdd, "team"_a, "x"_a.noconvert(), "y"_a.noconvert());
 }
 

@@ -2,6 +2,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "base/row_chunks.h"
 #include "ops/norm.h"
@@ -37,42 +38,81 @@ void NormHeads(float* row, std::int64_t columns, std::int64_t head_dim, const fl
   }
 }
 
-void CheckPositions(const KVCache& cache, const BatchView& batch, const RopeView& rope) {
+void NormAndRotate(float* row, std::int64_t columns, std::int64_t head_dim, const float* weight,
+                   float eps, std::int64_t position, const RopeView& rope) {
+  NormHeads(row, columns, head_dim, weight, eps);
+  if (rope.cos != nullptr) RotateRow(row, columns, head_dim, position, rope);
+}
+
+void CheckAngles(const BatchView& batch, const RopeView& rope) {
+  if (rope.cos == nullptr) return;
   for (std::int64_t t = 0; t < batch.num_tokens; ++t) {
     const std::int64_t position = batch.positions[t];
-    if (rope.cos != nullptr && position >= rope.length) {
+    if (position >= rope.length) {
       throw std::out_of_range("position " + std::to_string(position) +
                               " is beyond the rotation table of " + std::to_string(rope.length));
     }
-    cache.CheckBlocks(batch, batch.sequences[t], position, position);
   }
 }
+
+/// Where a token's keys and values go.
+struct CacheRow {
+  const KernelTable& kernels;
+  const KVCache& cache;
+  std::int64_t block;
+  std::int64_t offset;
+
+  void StoreKeys(const float* row) const {
+    const KVShape& shape = cache.Shape();
+    for (std::int64_t head = 0; head < shape.num_kv_heads; ++head) {
+      StoreRow(kernels, row + head * shape.head_dim, shape.head_dim, cache.ElementFormat(),
+               cache.Key(block, head, offset));
+    }
+  }
+
+  /// norm: f32[head_dim]; null: values are stored as they are.
+  void StoreValues(const float* row, const float* norm, float eps) const {
+    const KVShape& shape = cache.Shape();
+    std::vector<float> normed(static_cast<std::size_t>(norm == nullptr ? 0 : shape.head_dim));
+    for (std::int64_t head = 0; head < shape.num_kv_heads; ++head) {
+      const float* values = row + head * shape.head_dim;
+      if (norm != nullptr) {
+        RmsNormRow(values, shape.head_dim, norm, eps, normed.data());
+        values = normed.data();
+      }
+      StoreRow(kernels, values, shape.head_dim, cache.ElementFormat(),
+               cache.Value(block, head, offset));
+    }
+  }
+};
 
 }  // namespace
 
 void RopeAndStore(const OpContext& context, RowsView<float> q, RowsView<float> k,
                   RowsView<const float> v, KVCache& cache, const BatchView& batch,
                   const RopeView& rope, const HeadNormsView& norms) {
-  CheckPositions(cache, batch, rope);
+  CheckAngles(batch, rope);
+  for (std::int64_t t = 0; t < batch.num_tokens; ++t) {
+    cache.CheckBlocks(batch, batch.sequences[t], batch.positions[t], batch.positions[t]);
+  }
   const KVShape& shape = cache.Shape();
   ForEachRow(context.team, batch.num_tokens, q.columns + 2 * k.columns, [&](std::int64_t t) {
     const std::int64_t position = batch.positions[t];
-    NormHeads(q.Row(t), q.columns, shape.head_dim, norms.q, norms.eps);
-    NormHeads(k.Row(t), k.columns, shape.head_dim, norms.k, norms.eps);
-    if (rope.cos != nullptr) {
-      RotateRow(q.Row(t), q.columns, shape.head_dim, position, rope);
-      RotateRow(k.Row(t), k.columns, shape.head_dim, position, rope);
-    }
     const std::int64_t block = batch.BlockTable(batch.sequences[t])[position / shape.block_size];
-    const std::int64_t offset = position % shape.block_size;
-    for (std::int64_t head = 0; head < shape.num_kv_heads; ++head) {
-      const std::int64_t start = head * shape.head_dim;
-      const Format format = cache.ElementFormat();
-      StoreRow(context.kernels, k.Row(t) + start, shape.head_dim, format,
-               cache.Key(block, head, offset));
-      StoreRow(context.kernels, v.Row(t) + start, shape.head_dim, format,
-               cache.Value(block, head, offset));
-    }
+    const CacheRow stored{context.kernels, cache, block, position % shape.block_size};
+    // Before k changes, which may be v.
+    stored.StoreValues(v.Row(t), norms.v, norms.eps);
+    NormAndRotate(q.Row(t), q.columns, shape.head_dim, norms.q, norms.eps, position, rope);
+    NormAndRotate(k.Row(t), k.columns, shape.head_dim, norms.k, norms.eps, position, rope);
+    stored.StoreKeys(k.Row(t));
+  });
+}
+
+void RotateQueries(const OpContext& context, RowsView<float> q, std::int64_t head_dim,
+                   const BatchView& batch, const RopeView& rope, const HeadNormsView& norms) {
+  CheckAngles(batch, rope);
+  ForEachRow(context.team, batch.num_tokens, q.columns, [&](std::int64_t t) {
+    NormAndRotate(q.Row(t), q.columns, head_dim, norms.q, norms.eps, batch.positions[t], rope);
   });
 }
 

@@ -99,6 +99,8 @@ void RouteToken(const RouterView& router, float* logits, std::int32_t* ids, floa
     Sigmoids(router, logits, ids, weights);
   }
   for (std::int64_t i = 0; i < router.num_used; ++i) weights[i] *= router.scale;
+  if (router.expert_scale == nullptr) return;
+  for (std::int64_t i = 0; i < router.num_used; ++i) weights[i] *= router.expert_scale[ids[i]];
 }
 
 }  // namespace

@@ -23,7 +23,9 @@ struct RouterView {
   bool is_normalized = false;
   /// Null: scores are logits. Else f32[num_experts]: they are sigmoids of logits plus this.
   const float* selection_bias = nullptr;
-  float scale = 1.0F;  ///< factor of the weights, applied last
+  float scale = 1.0F;  ///< factor of the weights, before those of single experts
+  /// f32[num_experts], multiplied with the weights of the chosen at the end; null: none.
+  const float* expert_scale = nullptr;
 
   std::int64_t NumExperts() const { return matrix.rows; }
 };

@@ -101,6 +101,7 @@ class Router:
         is_normalized: bool,
         selection_bias: Vector | None = None,
         scale: float = 1.0,
+        expert_scale: Vector | None = None,
     ) -> None: ...
 
 class FFN:
@@ -254,7 +255,16 @@ def rope_and_store(
     cache: KVLayer,
     batch: Batch,
     rope: RopeTable | None,
-    head_norms: tuple[Vector, Vector, float] | None = None,
+    head_norms: tuple[Vector, Vector, float, Vector | None] | None = None,
+) -> None: ...
+def rotate_queries(
+    team: ThreadTeam,
+    q: FloatArray,
+    head_dim: int,
+    batch: Batch,
+    rope: RopeTable | None,
+    norm: Vector | None,
+    eps: float,
 ) -> None: ...
 def attention(
     team: ThreadTeam,
@@ -300,6 +310,8 @@ def selective_scan(
     out: FloatArray,
 ) -> None: ...
 def gate(team: ThreadTeam, x: FloatArray, g: FloatArray) -> None: ...
+def gelu_gate(team: ThreadTeam, x: FloatArray, y: FloatArray) -> None: ...
+def scale(team: ThreadTeam, x: FloatArray, factor: float) -> None: ...
 def ffn(
     team: ThreadTeam,
     x: FloatArray,

@@ -12,6 +12,7 @@ __all__ = ["MODEL_TYPES", "save_as_transformers", "save_without_torch"]
 
 MODEL_TYPES = {
     "Gemma3": "gemma3_text",
+    "Gemma4": "gemma4_text",
     "GptOss": "gpt_oss",
     "Lfm2Moe": "lfm2_moe",
     "NemotronH": "nemotron_h",

@@ -108,7 +108,7 @@ def shaped_model(large: LargeModel) -> Model:
         context_length=large.context_length,
         norm_eps=1e-5,
         activation=activation,
-        attention=(LayerAttention(None, None),) * large.num_layers,
+        attention=(LayerAttention(None, None, large.num_kv_heads, head_dim),) * large.num_layers,
         scales=Scales(head_dim**-0.5),
         experts=None
         if not large.num_experts

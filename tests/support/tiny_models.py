@@ -16,6 +16,7 @@ import numpy.typing as npt
 from powerinfer.gguf import TensorSpec, write_gguf
 from powerinfer.quant import get_format
 from random_blocks import random_blocks
+from tiny_gemma4 import Gemma4Layers
 
 __all__ = ["TINY_EXPERTS", "TINY_MODELS", "Stream", "TinyModel", "wide", "write_model"]
 
@@ -69,6 +70,7 @@ class TinyModel:
             empty for layers told apart by other attributes.
         scan: groups, heads, their width and that of their states in layers with a scan.
         has_single_parts: a layer of a pattern has nothing else; else it also has an FFN.
+        gemma4: how the layers of Gemma 4 differ; None for other architectures.
     """
 
     architecture: str
@@ -117,6 +119,7 @@ class TinyModel:
     pattern: str = ""
     scan: tuple[int, int, int, int] | None = None
     has_single_parts: bool = False
+    gemma4: Gemma4Layers | None = None
 
     def is_recurrent(self, layer: int) -> bool:
         """Whether a layer has a delta rule."""
@@ -217,6 +220,26 @@ _QWEN35_MOE = replace(
     num_experts=6,
     shared_size=24,
     has_shared_gate=True,
+)
+
+
+_GEMMA4 = TinyModel(
+    "gemma4",
+    num_layers=5,
+    is_tied=True,
+    embedding_spread=0.25,
+    metadata={"final_logit_softcapping": 30.0},
+    gemma4=Gemma4Layers(),
+)
+_GEMMA4_SMALL = Gemma4Layers(
+    (True, False, True, True, False),
+    num_kv_heads=(1, 1),
+    num_shared=2,
+    per_layer_size=12,
+    is_wide_when_shared=True,
+)
+_GEMMA4_MOE = Gemma4Layers(
+    (True, True, False), num_kv_heads=(2, 1), has_full_values=False, has_experts=True
 )
 
 
@@ -357,6 +380,11 @@ TINY_MODELS = {
             "embedding_scale": 2.0,
         },
     ),
+    "gemma4": _GEMMA4,
+    "gemma4-per-layer": replace(_GEMMA4, gemma4=_GEMMA4_SMALL),
+    "gemma4-experts": replace(
+        _GEMMA4, num_layers=3, num_experts=5, gemma4=_GEMMA4_MOE, expert_layout="fused"
+    ),
     "lfm2": _LFM2,
     "lfm2-last-attends": replace(
         _LFM2, conv_layers=(0,), num_kv_heads=1, metadata={"shortconv.l_cache": 4}
@@ -424,6 +452,12 @@ def wide(model: TinyModel, format_name: str = "f32") -> TinyModel:
         format=format_name,
         delta_rule=(2, 4, 64) if model.delta_rule else None,
         scan=(model.scan[0], 8, 64, 64) if model.scan else None,
+        gemma4=model.gemma4
+        and replace(
+            model.gemma4,
+            head_dims=(64, 128),
+            per_layer_size=256 if model.gemma4.per_layer_size else 0,
+        ),
     )
 
 
@@ -486,6 +520,8 @@ def _metadata(model: TinyModel) -> dict[str, Any]:
         sizes |= _scan_keys(model, *model.scan)
     if model.num_experts:
         sizes |= _expert_keys(model)
+    if model.gemma4 is not None:
+        sizes |= model.gemma4.keys(model.intermediate_size)
     if model.delta_rule is not None:
         sizes |= _delta_rule_keys(*model.delta_rule, model.attention_interval)
     if model.has_norm_biases:
@@ -581,6 +617,11 @@ def _tensors(model: TinyModel, stream: Stream) -> Iterator[TensorSpec]:
     if model.has_positions:
         positions = (model.context_length + 2, hidden)
         yield _matrix("position_embd.weight", positions, model.format, stream, 0.5)
+    if model.gemma4 is not None:
+        divisors = model.gemma4.divisors()
+        yield "rope_freqs.weight", divisors.shape, "f32", divisors.tobytes()
+        for name, shape in model.gemma4.outer(hidden, model.vocab_size):
+            yield _tensor(name, shape, model.format, stream)
     for layer in range(model.num_layers):
         for name, shape, format_name in _layer_tensors(model, layer):
             yield _tensor(f"blk.{layer}.{name}", shape, format_name, stream)
@@ -596,6 +637,9 @@ def _tensors(model: TinyModel, stream: Stream) -> Iterator[TensorSpec]:
 def _layer_tensors(model: TinyModel, layer: int) -> Iterator[tuple[str, tuple[int, ...], str]]:
     """Name without the block's prefix, shape, format."""
     hidden = model.hidden_size
+    if model.gemma4 is not None:
+        yield from _gemma4(model, model.gemma4, layer)
+        return
     yield from _norm(model, model.norms[0])
     kind = model.pattern[layer : layer + 1]
     if model.is_recurrent(layer):
@@ -615,6 +659,18 @@ def _layer_tensors(model: TinyModel, layer: int) -> Iterator[tuple[str, tuple[in
         for name, shape in shapes.items():
             stored = f"{name}_exps.weight" if experts else f"{name}.weight"
             yield stored, (*experts, *shape), model.other_formats.get(name, "f32")
+
+
+def _gemma4(
+    model: TinyModel, layers: Gemma4Layers, layer: int
+) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    hidden = model.hidden_size
+    for name, shape in layers.block(layer, hidden, model.num_heads, model.intermediate_size):
+        yield name, shape, model.format
+    if layers.has_experts:
+        yield from _experts(model)
+        for name, shape in layers.beside_experts(hidden, model.num_experts):
+            yield name, shape, "f32"
 
 
 def _conv(model: TinyModel) -> Iterator[tuple[str, tuple[int, ...], str]]:
@@ -753,6 +809,10 @@ def _tensor(name: str, shape: tuple[int, ...], format_name: str, stream: Stream)
     if "norm" in name and name.endswith("weight"):
         return name, shape, "f32", (1.0 + stream.numbers(shape, 0.1)).astype("<f4").tobytes()
     numbers = stream.numbers(shape, 0.3)
+    if name.endswith("gate_inp.scale"):
+        numbers = (1.0 + numbers) * np.float32(shape[0] ** 0.5)
+    elif "scale" in name:
+        numbers = np.float32(1.0) + numbers
     if name.endswith("ssm_a"):
         numbers = -np.abs(numbers)
     return name, shape, "f32", numbers.astype("<f4").tobytes()

@@ -46,6 +46,7 @@ _OWN_NAMES: dict[str, dict[str, str | None]] = {
     },
     "Nemotron": {"rms_norm_eps": "norm_eps"},
     "Gemma3": {"hidden_act": "hidden_activation"},
+    "Gemma4": {"hidden_act": "hidden_activation", "num_experts_per_tok": "top_k_experts"},
     "Lfm2": {"rms_norm_eps": "norm_eps", "hidden_act": None},
     "Lfm2Moe": {"rms_norm_eps": "norm_eps", "hidden_act": None},
     "Qwen3_5Moe": {"intermediate_size": None},
@@ -216,6 +217,48 @@ _GEMMA3 = {
     "query_pre_attn_scalar": 24,
     "sliding_window": 6,
 }
+
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+_GEMMA4: dict[str, Any] = {
+    "num_hidden_layers": 5,
+    "layer_types": [_SLIDING, _SLIDING, _FULL, _SLIDING, _FULL],
+    "tie_word_embeddings": True,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 6,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": 96,
+    "rope_parameters": {
+        _FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+        _SLIDING: {"rope_type": "default", "rope_theta": 500.0},
+    },
+}
+_GEMMA4_KEYS = {"rope.freq_base": 1e6, "rope.freq_base_swa": 500.0}
+
+
+def _gemma4(num_tokens: int = len(TOKEN_IDS), **changes: Any) -> Case:
+    keys = _GEMMA4_KEYS
+    if "final_logit_softcapping" in changes:
+        keys = keys | {"final_logit_softcapping": changes["final_logit_softcapping"]}
+    act = "gelu_pytorch_tanh"
+    return Case("Gemma4", "gemma4", _GEMMA4 | changes, keys, act, _GEMMA3_NORMS, num_tokens)
+
+
+_GEMMA4_SMALL = {
+    "hidden_size_per_layer_input": 12,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "layer_types": [_SLIDING, _FULL, _SLIDING, _SLIDING, _FULL],
+}
+_GEMMA4_MOE = {
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "enable_moe_block": True,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+}
+
 
 _LFM2: dict[str, Any] = {
     "num_hidden_layers": 4,
@@ -510,6 +553,13 @@ CASES = {
         hidden_act="gelu_pytorch_tanh",
         layer_norms=_GEMMA3_NORMS,
     ),
+    "gemma4": _gemma4(final_logit_softcapping=2.0),
+    "gemma4-keys-are-values": _gemma4(attention_k_eq_v=True, num_global_key_value_heads=1),
+    "gemma4-per-layer": _gemma4(**_GEMMA4_SMALL),
+    "gemma4-per-layer-1-token": _gemma4(1, **_GEMMA4_SMALL),
+    "gemma4-per-layer-600-tokens": _gemma4(600, **_GEMMA4_SMALL, max_position_embeddings=640),
+    "gemma4-experts": _gemma4(**_GEMMA4_MOE),
+    "gemma4-experts-7-tokens": _gemma4(7, **_GEMMA4_MOE),
     "gpt-oss": Case("GptOss", "gpt-oss", _GPT_OSS, _GPT_OSS_KEYS, layer_norms=_GPT_OSS_NORMS),
     "nemotron": Case(
         "Nemotron",

@@ -33,6 +33,7 @@ from transformers_experts import (
     shared_shapes,
     stored_experts,
 )
+from transformers_gemma4 import divisors, gemma4_block, gemma4_keys, gemma4_outer
 from transformers_scans import (
     layer_kind,
     scan_keys,
@@ -53,9 +54,11 @@ _HEAD_NORMS = ("Qwen3", "Gemma3", "Qwen3Moe", "Lfm2", "Lfm2Moe", "Qwen3_5", "Qwe
 _GATED_ATTENTION = ("Qwen3_5", "Qwen3_5Moe")
 _PROJECTION_NORMS = ("Olmoe",)
 _PARTS = {"weight": ".weight", "bias": ".bias"}
-_CONFIGS = {"Gemma3": "Gemma3Text", "Qwen3_5": "Qwen3_5Text", "Qwen3_5Moe": "Qwen3_5MoeText"}
+_WITH_TEXT = ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe")
+_CONFIGS = {kind: f"{kind}Text" for kind in _WITH_TEXT}
 # Parameters that are not the weight or bias of a module.
 _PARAMETERS = (".sinks", ".expert", ".A_log", ".D", ".dt", ".e_score_correction")
+_PARAMETERS += (".scale", "_scale", ".layer_scalar")
 
 
 def save(path: Path, case: Case, *, is_down_transposed: bool = False) -> Path:
@@ -73,6 +76,8 @@ def save(path: Path, case: Case, *, is_down_transposed: bool = False) -> Path:
         "attention.layer_norm_rms_epsilon": sizes["rms_norm_eps"],
     }
     keys |= expert_keys(case) | delta_rule_keys(case) | scan_keys(case)
+    if case.kind == "Gemma4":
+        keys |= gemma4_keys(case)
     if case.kind in _LAYER_NORM:
         keys["attention.layer_norm_epsilon"] = keys.pop("attention.layer_norm_rms_epsilon")
     if case.kind == "OPT":
@@ -168,12 +173,15 @@ def _weights(case: Case) -> dict[str, FloatArray]:
     weights, names = {}, _names(case)
     for name, shape in _shapes(case):
         stream = Stream(zlib.crc32(names[name].encode()))
-        if name.endswith(("norm.weight", "norm_2.weight")):
+        if name.endswith(("norm.weight", "norm_1.weight", "norm_2.weight")):
             is_offset = case.kind in _ONE_PLUS and "ssm_norm" not in name
             weights[name] = stream.numbers(shape, 0.1) + (not is_offset)
         elif name.endswith("ssm_a.weight"):
             # Heads that forget within a token, and heads that remember some fifty.
             weights[name] = stream.numbers(shape, 2.0) - 1
+        elif name.endswith(".scale.weight") or "output_scale" in name:
+            # Routers divide the first by sqrt(hidden_size).
+            weights[name] = (1 + stream.numbers(shape, 0.3)) * (8 if "gate_inp" in name else 1)
         elif len(shape) == 1:
             weights[name] = stream.numbers(shape, 0.1)
         else:
@@ -191,8 +199,11 @@ def _shapes(case: Case) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "token_embd.weight", vocab_shape
     if case.kind == "OPT":
         yield "position_embd.weight", (sizes["max_position_embeddings"] + 2, hidden)
+    if case.kind == "Gemma4":
+        yield from gemma4_outer(case)
+    blocks = gemma4_block if case.kind == "Gemma4" else _block_shapes
     for layer in range(sizes["num_hidden_layers"]):
-        yield from ((f"blk.{layer}.{name}", shape) for name, shape in _block_shapes(case, layer))
+        yield from ((f"blk.{layer}.{name}", shape) for name, shape in blocks(case, layer))
     if sizes.get("do_layer_norm_before", True):
         norm_names = get_architecture(case.architecture).norm_names
         yield from _norm_shapes(case, norm_names.get("output_norm", "output_norm"))
@@ -284,6 +295,9 @@ def _linears(case: Case, layer: int) -> dict[str, tuple[tuple[int, int], bool]]:
 def _tensors(case: Case, *, is_down_transposed: bool) -> Iterator[TensorSpec]:
     is_interleaved = get_architecture(case.architecture).is_rope_interleaved
     for name, values in _weights(case).items():
+        if name.endswith(".scale.weight"):
+            yield encode_tensor(name.removesuffix(".weight"), values)
+            continue
         if "ffn_" in name and (case.num_experts or "_shexp" in name):
             common = from_gpt_oss(name, values) if case.kind == "GptOss" else values
             parts = stored_experts(name, common, is_down_transposed=is_down_transposed)
@@ -303,6 +317,8 @@ def _tensors(case: Case, *, is_down_transposed: bool) -> Iterator[TensorSpec]:
         new_name, stored = stored_delta_rule(new_name, stored, case)
         new_name, stored = stored_scan(new_name, stored, case)
         yield encode_tensor(new_name, np.ascontiguousarray(stored))
+    if case.kind == "Gemma4":
+        yield encode_tensor("rope_freqs.weight", divisors(case))
     scaling = case.config.get("rope_scaling", {})
     if scaling.get("rope_type") == "llama3":
         yield encode_tensor("rope_freqs.weight", _llama3_divisors(scaling, case.head_dim))

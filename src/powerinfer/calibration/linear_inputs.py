@@ -16,6 +16,7 @@ from powerinfer.calibration.routing import Routing
 from powerinfer.calibration.window_pass import check_finite, end_after, run_windows
 from powerinfer.models import Model
 from powerinfer.models.blocks import Stage, StepControl
+from powerinfer.models.experts import SHARED
 from powerinfer.models.mixers import AttentionWeights
 from powerinfer.models.tensors.ffn_tensors import LATENT
 from powerinfer.ops.backend import SomeFFN
@@ -88,6 +89,8 @@ class _Meter:
             self._add(number, (layer.mixer.output_name,), x)
         elif stage is Stage.FFN_OUTPUT and layer.latent is not None:
             self._add(number, LATENT[1:], x)
+        elif stage is Stage.SHARED_INPUT and layer.shared_ffn is not None:
+            self._add_dense(number, layer.shared_ffn, x, "")
         elif stage is Stage.FFN:
             num_layers = self._model.config.num_layers
             if self._progress is not None:
@@ -109,8 +112,10 @@ class _Meter:
             # Experts see its projection.
             whole = inputs.router
             self._add(number, LATENT[:1], whole)
-        if layer.shared_ffn is not None:
-            self._add_dense(number, layer.shared_ffn, whole, "_shexp")
+        experts = self._model.config.experts
+        has_own_input = experts is not None and experts.has_dense_ffn
+        if layer.shared_ffn is not None and not has_own_input:
+            self._add_dense(number, layer.shared_ffn, whole, SHARED)
         self._add_experts(number, layer.ffn, inputs)
 
     def _add_dense(self, number: int, ffn: SomeFFN, x: FloatArray, end: str) -> None:

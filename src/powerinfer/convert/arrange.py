@@ -126,6 +126,8 @@ def arrange(
             elif own == "ssm_a":
                 # Files have the factor of the time step, under a name without a part.
                 yield replace(part, name=module, change=_negative_exp)
+            elif own == "scale":
+                yield replace(part, name=module)
             elif own.endswith(("norm", "norm_2")) and kind == "weight" and own != "ssm_norm":
                 yield replace(part, change=_plus_one if rules.adds_one_to_norms else None)
             else:

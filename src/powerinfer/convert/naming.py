@@ -78,7 +78,7 @@ class Names:
     def in_checkpoint(self, name: str) -> str:
         """Checkpoint name of a model file's tensor, for messages."""
         module, _, part = name.rpartition(".")
-        if part in ("ssm_a", "ssm_d"):  # without a part
+        if part in ("ssm_a", "ssm_d", "scale"):  # without a part
             module = name
         layer = re.match(r"blk\.(\d+)\.", module)
         template = re.sub(r"^blk\.\d+\.", "blk.{layer}.", module).removesuffix("_t")
@@ -88,6 +88,7 @@ class Names:
         if theirs is None:
             return name
         is_parameter = theirs[0].endswith(("_proj", "sinks")) and "experts." in theirs[0]
+        is_parameter |= part == "scale" or theirs[0].endswith("layer_scalar")
         suffix = "" if is_parameter else f".{part}"
         suffix = _PARAMETERS.get(theirs[0].rpartition(".")[2], suffix)
         return theirs[0].replace("{layer}", layer[1] if layer else "") + suffix

@@ -185,8 +185,8 @@ def load(
     """
     started = time.perf_counter()
     file = opened.file
-    # `place` says so to those who ask for a GPU.
-    is_placeable = not opened.config.runs_on_cpu_alone or options.wants_gpu
+    # Some models run on the CPU alone; `place` says so to those who ask for a GPU.
+    is_placeable = opened.config.gpu_obstacle is None or options.wants_gpu
     device = find_device(options) if is_placeable else None
     _check_context(opened, options)
     beside_gpu = device is not None and not device.is_interpreted

@@ -95,7 +95,8 @@ class Architecture:
     Attributes:
         name: value of `general.architecture`, key prefix and file name.
         run_layer: ``run_layer(model, number, x, batch, cache, *, wanted, observe)``, see
-            `architectures/llama.py`.
+            `architectures/llama.py`; also gets ``per_layer`` in models with per-layer embeddings,
+            see `PerLayerEmbedding`.
         powerinfer_activation: default in a file with PowerInfer's magic.
         is_rope_interleaved: pairs (2i, 2i+1) rotate together; else (i, i + half).
         rounds_yarn_ramp: value of `RopeConfig.rounds_ramp`.
@@ -114,6 +115,11 @@ class Architecture:
         has_attention_gate: each head of `attn_q` has the rows of its query, then those of a gate.
         has_attention_sinks: each head has an extra score without a position, `attn_sinks`.
         windows: layers with a window, if the file gives one.
+        layers_differ: heads and FFNs may have other sizes from layer to layer, values may be the
+            keys, and the last layers may read keys and values of earlier ones. Their models run on
+            the CPU alone for now.
+        normalizes_values: the heads of values have an RMS norm without weights.
+        needs_rope_divisors: files must have `rope_freqs.weight`.
         scales: scale factors, if the file has no keys for them.
         state_mixers: reads the mixers with state, by the number of their layer.
         absent_parts: reads which layers have no mixer, or no FFN.
@@ -150,6 +156,9 @@ class Architecture:
     has_attention_gate: bool = False
     has_attention_sinks: bool = False
     windows: WindowPattern = _NO_PATTERN
+    layers_differ: bool = False
+    normalizes_values: bool = False
+    needs_rope_divisors: bool = False
     scales: DefaultScales = usual_scales
     state_mixers: Callable[[Metadata, Sizes], Mapping[int, StateMixer]] = no_state
     absent_parts: Callable[[Metadata, int], AbsentParts] = no_absent_parts

@@ -1,7 +1,8 @@
-"""Attention settings of each layer: visible positions and their rotation.
+"""Attention settings of each layer: visible positions, their rotation, heads.
 
-Most models treat all layers alike. Gemma 3, gpt-oss and SmallThinker alternate layers with a
-sliding window and layers without.
+Most models treat all layers alike. Gemma, gpt-oss and SmallThinker alternate layers with a sliding
+window and layers without; in Gemma 4 these also have heads of another width, and the last layers
+read keys and values of earlier ones.
 """
 
 from collections.abc import Sequence
@@ -10,10 +11,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from powerinfer.errors import UnsupportedError
 from powerinfer.gguf import keys
 from powerinfer.models.metadata import Metadata
-from powerinfer.models.rope import RopeConfig, RopeScaling, build_rope_table
-from powerinfer.models.scales import Scales
+from powerinfer.models.rope import RopeConfig, RopeScaling, build_rope_table, read_rotary_dim
+from powerinfer.models.scales import Scales, Sizes
 from powerinfer.ops.protocol import RopeTable
 from powerinfer.values import FloatArray
 
@@ -23,9 +25,12 @@ __all__ = [
     "WindowPattern",
     "attention_options",
     "read_attention",
+    "read_head_dim",
+    "vary_heads",
 ]
 
 _MAX_WINDOW = 1 << 31
+_MAX_HEAD = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +61,25 @@ class WindowPattern:
 
 @dataclass(frozen=True, slots=True)
 class LayerAttention:
-    """Attention settings of one layer; without a window it sees all positions."""
+    """Attention settings of one layer.
+
+    Attributes:
+        window: positions that a token sees, itself included; None for all.
+        num_kv_heads: key and value heads.
+        head_dim: width of a head.
+        kv_layer: number of the layer whose keys and values it reads; None: its own.
+    """
 
     window: int | None
     rope: RopeConfig | None
+    num_kv_heads: int
+    head_dim: int
+    kv_layer: int | None = None
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all key heads, and of all value heads."""
+        return self.num_kv_heads * self.head_dim
 
     def num_attended(self, seq_len: int) -> int:
         """Number of positions that the last of `seq_len` tokens sees, itself included."""
@@ -72,6 +92,7 @@ class AttentionOptions:
 
     Attributes:
         rope: table of angles, or None for a layer that does not rotate.
+        head_dim: width of a head.
         soft_cap: scores s become cap * tanh(s / cap); None for no cap.
     """
 
@@ -79,23 +100,94 @@ class AttentionOptions:
     scale: float
     window: int | None
     soft_cap: float | None
+    head_dim: int
 
 
 def read_attention(
-    metadata: Metadata, pattern: WindowPattern, rope: RopeConfig | None, num_layers: int
+    metadata: Metadata, pattern: WindowPattern, rope: RopeConfig | None, sizes: Sizes
 ) -> tuple[LayerAttention, ...]:
-    """Read the keys of windows.
+    """Read the keys of windows; heads are those of `sizes`.
 
     Raises:
         GGUFError: a value has the wrong type or is out of range.
     """
+    heads, num_layers = (sizes.num_kv_heads, sizes.head_dim), sizes.num_layers
     window = metadata.integer(keys.SLIDING_WINDOW, default=0, low=0, high=_MAX_WINDOW)
     if not window:
-        return (LayerAttention(None, rope),) * num_layers
-    windowed = LayerAttention(window, _rope_of_windows(metadata, pattern, rope))
-    everything = LayerAttention(None, rope if pattern.has_global_rope else None)
+        return (LayerAttention(None, rope, *heads),) * num_layers
+    windowed = LayerAttention(window, _rope_of_windows(metadata, pattern, rope), *heads)
+    everything = LayerAttention(None, rope if pattern.has_global_rope else None, *heads)
     flags = _are_windowed(metadata, pattern, num_layers)
     return tuple(windowed if flag else everything for flag in flags)
+
+
+def vary_heads(
+    metadata: Metadata, layers: Sequence[LayerAttention], num_heads: int
+) -> tuple[LayerAttention, ...]:
+    """Read the keys of heads that differ by layer, and of layers that share keys and values.
+
+    Raises:
+        GGUFError: a value has the wrong type, is out of range or contradicts another.
+    """
+    # Defaults would be those of other families, and shapes could fit by chance.
+    metadata.integer(keys.SLIDING_WINDOW, high=_MAX_WINDOW)
+    metadata.file.get_array(metadata.key(keys.SLIDING_WINDOW_PATTERN))
+    numbers = metadata.integers(
+        keys.NUM_KV_HEADS, len(layers), default=layers[0].num_kv_heads, high=num_heads
+    )
+    wrong = next((number for number in numbers if num_heads % number), None)
+    if wrong is not None:
+        raise metadata.error(
+            metadata.key(keys.NUM_KV_HEADS),
+            f"is {wrong}; expected a divisor of the {num_heads} query heads",
+        )
+    width = read_head_dim(metadata, keys.HEAD_DIM_SWA, keys.VALUE_DIM_SWA, layers[0].head_dim)
+    rotary_dim = read_rotary_dim(metadata, keys.ROPE_DIMENSION_COUNT_SWA, width)
+    found = [
+        replace(layer, num_kv_heads=number)
+        if layer.window is None or layer.rope is None
+        else replace(
+            layer,
+            num_kv_heads=number,
+            head_dim=width,
+            rope=replace(layer.rope, rotary_dim=rotary_dim),
+        )
+        for layer, number in zip(layers, numbers, strict=True)
+    ]
+    return _share(metadata, found)
+
+
+def _share(metadata: Metadata, layers: Sequence[LayerAttention]) -> tuple[LayerAttention, ...]:
+    """Let each of the last layers read the last one of its kind that has keys and values."""
+    num_shared = metadata.integer(keys.NUM_SHARED_KV_LAYERS, default=0, low=0, high=len(layers) - 1)
+    own, found = layers[: len(layers) - num_shared], list(layers)
+    for number in range(len(own), len(layers)):
+        layer = layers[number]
+        same = [i for i, each in enumerate(own) if (each.window is None) == (layer.window is None)]
+        if not same or own[same[-1]].num_kv_heads != layer.num_kv_heads:
+            raise metadata.error(
+                metadata.key(keys.NUM_SHARED_KV_LAYERS),
+                f"is {num_shared}, but no earlier keys and values fit layer {number}",
+            )
+        found[number] = replace(layer, kv_layer=same[-1])
+    return tuple(found)
+
+
+def read_head_dim(metadata: Metadata, key: str, value_key: str, default: int) -> int:
+    """Read the width of key heads and check that value heads are as wide.
+
+    Raises:
+        GGUFError: a value has the wrong type or is out of range.
+        UnsupportedError: value heads have another width.
+    """
+    head_dim = metadata.integer(key, default=default, high=_MAX_HEAD)
+    value_dim = metadata.integer(value_key, default=head_dim, high=_MAX_HEAD)
+    if value_dim != head_dim:
+        raise UnsupportedError(
+            f"{metadata.file.paths[0]}: value heads of width {value_dim} with key heads of width "
+            f"{head_dim} are not supported; they must be equal"
+        )
+    return head_dim
 
 
 def _rope_of_windows(
@@ -109,7 +201,7 @@ def _rope_of_windows(
     )
     if own is None:
         return replace(rope, freq_base=base)
-    return replace(rope, freq_base=base, scaling=RopeScaling.NONE, factor=1.0)
+    return replace(rope, freq_base=base, scaling=RopeScaling.NONE, factor=1.0, has_divisors=False)
 
 
 def _are_windowed(
@@ -147,6 +239,7 @@ def attention_options(
             scale=scales.attention,
             window=layer.window,
             soft_cap=scales.attention_soft_cap,
+            head_dim=layer.head_dim,
         )
         for layer in layers
     )

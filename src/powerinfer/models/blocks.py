@@ -40,6 +40,7 @@ __all__ = [
     "output_logits",
     "scale_logits",
     "select_rows",
+    "start_ffn_alone",
     "start_ffn_block",
 ]
 
@@ -57,6 +58,7 @@ class Stage(StrEnum):
         FFN_INPUT: input of the FFN; of its experts, as wide as that, if they work in a latent
             space.
         ROUTER_INPUT: input of the router, if it is not that of the FFN.
+        SHARED_INPUT: input of the shared expert, if it is not that of the FFN; before `FFN_INPUT`.
         PREDICTOR_INPUT: input of the architecture's own predictors.
         FFN_OUTPUT: output of the FFN, as wide as its input, without a shared expert and before a
             `post_ffw_norm`.
@@ -68,6 +70,7 @@ class Stage(StrEnum):
     ATTENTION = "attention"
     FFN_INPUT = "FFN input"
     ROUTER_INPUT = "router input"
+    SHARED_INPUT = "shared input"
     PREDICTOR_INPUT = "predictor input"
     FFN_OUTPUT = "FFN output"
     FFN = "FFN"
@@ -187,10 +190,14 @@ def attention_block(  # noqa: PLR0913  observers need the layer number
     if observe is not None:
         observe(Stage.ATTENTION_INPUT, number, ops.to_host(x))
     linears = mixer.qkv if mixer.gate is None else (*mixer.qkv, mixer.gate)
-    q, k, v, *gates = ops.linear(x, linears, batch.is_prompt)
+    projected = ops.linear(x, linears, batch.is_prompt)
+    (q, *kv), gates = projected[: len(mixer.qkv)], projected[len(mixer.qkv) :]
     q = normalize_output(ops, q, layer.norms.get("attn_q_norm"))
-    k = normalize_output(ops, k, layer.norms.get("attn_k_norm"))
-    ops.rope_and_store(q, k, v, cache, batch, options.rope, mixer.head_norms)
+    if kv:
+        k, v = normalize_output(ops, kv[0], layer.norms.get("attn_k_norm")), kv[-1]
+        ops.rope_and_store(q, k, v, cache, batch, options.rope, mixer.head_norms)
+    else:
+        _rotate_queries(ops, q, mixer, batch, options)
     mixed = ops.attention(
         q, cache, batch, options.scale, options.window, sinks=mixer.sinks, soft_cap=options.soft_cap
     )
@@ -200,6 +207,16 @@ def attention_block(  # noqa: PLR0913  observers need the layer number
         observe(Stage.ATTENTION_MIX, number, ops.to_host(mixed))
     (output,) = ops.linear(mixed, (mixer.attn_output,), batch.is_prompt)
     return normalize_output(ops, output, layer.norms.get("post_attention_norm"))
+
+
+def _rotate_queries(
+    ops: Backend, q: Activations, mixer: AttentionWeights, batch: Batch, options: AttentionOptions
+) -> None:
+    """Normalize and rotate q in a layer that reads keys and values of another one."""
+    norm, eps = (
+        (None, 0.0) if mixer.head_norms is None else (mixer.head_norms.q, mixer.head_norms.eps)
+    )
+    ops.rotate_queries(q, options.head_dim, batch, options.rope, norm, eps)
 
 
 def mixer_block(  # noqa: PLR0913  observers need the layer number
@@ -238,6 +255,40 @@ def start_ffn_block(  # noqa: PLR0913  routers may have their own input
 ) -> Callable[[], Activations]:
     """Start a feed-forward block, dense or over what its router and predictor select.
 
+    A shared expert is computed, too. Arguments are those of `start_ffn_alone`.
+
+    Returns:
+        A function that finishes it and returns f32[num_tokens, hidden_size], to be added to the
+        residual stream.
+    """
+    finish = start_ffn_alone(
+        ops,
+        layer,
+        number,
+        x,
+        raw=raw,
+        is_prompt=is_prompt,
+        observe=observe,
+        router_input=router_input,
+    )
+    if layer.shared_ffn is None:
+        return finish
+    return partial(_add_shared, ops, layer.shared_ffn, x, is_prompt, finish)
+
+
+def start_ffn_alone(  # noqa: PLR0913  routers may have their own input
+    ops: Backend,
+    layer: LayerWeights,
+    number: int,
+    x: Activations,
+    *,
+    raw: Activations,
+    is_prompt: BoolArray | None,
+    observe: Observer | None,
+    router_input: Activations | None = None,
+) -> Callable[[], Activations]:
+    """Start a feed-forward block without its shared expert.
+
     Args:
         x: f32[num_tokens, hidden_size], normalized.
         raw: f32[num_tokens, hidden_size], input of the architecture's own predictors: the
@@ -246,10 +297,8 @@ def start_ffn_block(  # noqa: PLR0913  routers may have their own input
         router_input: f32[num_tokens, hidden_size], input of the router; None for `x`.
 
     Returns:
-        A function that finishes it and returns f32[num_tokens, hidden_size] with the output of a
-        shared expert, to be added to the residual stream.
+        A function that finishes it and returns f32[num_tokens, hidden_size].
     """
-    whole = x
     if layer.latent is not None:
         router_input = x if router_input is None else router_input
         (x,) = ops.linear(x, layer.latent[:1], is_prompt)
@@ -271,11 +320,9 @@ def start_ffn_block(  # noqa: PLR0913  routers may have their own input
         finish = _start(ops, layer, x, raw, is_prompt, router_input)
     if observe is not None:
         finish = partial(_finish, ops, number, finish, observe)
-    if layer.latent is not None:
-        finish = partial(_leave_latent, ops, layer.latent[1], is_prompt, finish)
-    if layer.shared_ffn is None:
+    if layer.latent is None:
         return finish
-    return partial(_add_shared, ops, layer.shared_ffn, whole, is_prompt, finish)
+    return partial(_leave_latent, ops, layer.latent[1], is_prompt, finish)
 
 
 def _start(

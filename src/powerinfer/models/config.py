@@ -7,11 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from powerinfer import _plugins
-from powerinfer.errors import UnsupportedError
 from powerinfer.gguf import GGUFFile, keys
 from powerinfer.models.activation import resolve_activation
 from powerinfer.models.architecture import AbsentParts, Architecture, NormKind, Rotation, no_state
-from powerinfer.models.attention import LayerAttention, read_attention
+from powerinfer.models.attention import (
+    LayerAttention,
+    read_attention,
+    read_head_dim,
+    vary_heads,
+)
 from powerinfer.models.experts import ExpertsConfig, read_experts
 from powerinfer.models.metadata import Metadata
 from powerinfer.models.mixers import StateMixer
@@ -44,7 +48,8 @@ class ModelConfig:
         intermediate_size: neurons in one FFN, or in one expert; the most if layers differ, 0 if no
             layer has an FFN.
         num_heads: query heads of layers with attention; 0 if no layer has it, like the next two.
-        num_kv_heads: key and value heads of layers with attention; divides `num_heads`.
+        num_kv_heads: key and value heads of layers with attention; divides `num_heads`. If layers
+            differ, that of the last one, like `head_dim`; `attention` has those of each.
         head_dim: width of a head (not always hidden_size / num_heads).
         context_length: longest sequence of the training.
         norm_eps: added under the root by norms.
@@ -57,6 +62,8 @@ class ModelConfig:
         layer_sizes: neurons in the FFN of each layer, or in one of its experts, and experts that a
             token uses there; empty if layers are alike. See `of_layer`.
         num_nextn_layers: blocks behind these layers that predict further tokens; they are not run.
+        per_layer_size: columns of each layer in the per-layer embedding; 0 without one.
+        layers_differ: see `Architecture`.
     """
 
     architecture: str
@@ -79,6 +86,8 @@ class ModelConfig:
     absent: AbsentParts = field(default_factory=AbsentParts)
     layer_sizes: tuple[tuple[int, int], ...] = ()
     num_nextn_layers: int = 0
+    per_layer_size: int = 0
+    layers_differ: bool = False
 
     @property
     def num_experts(self) -> int:
@@ -113,16 +122,25 @@ class ModelConfig:
         return [n for n in range(first, self.num_layers) if n not in self.absent.ffns]
 
     @property
-    def runs_on_cpu_alone(self) -> bool:
-        """Layers have parts that no GPU runs: mixers with state, or projections around experts."""
-        return bool(self.state_mixers) or self.expert_hidden_size != self.hidden_size
-
-    @property
     def attention_layers(self) -> list[LayerAttention]:
         """Settings of the layers that attend to keys and values."""
         layers = enumerate(self.attention)
         others = self.state_mixers.keys() | self.absent.mixers
         return [layer for number, layer in layers if number not in others]
+
+    @property
+    def kv_layers(self) -> list[LayerAttention]:
+        """Settings of the layers that have keys and values of their own."""
+        return [layer for layer in self.attention_layers if layer.kv_layer is None]
+
+    @property
+    def gpu_obstacle(self) -> str | None:
+        """What keeps all layers on the CPU for now; None if they may lie on a GPU."""
+        if self.state_mixers:
+            return "layers with a state"
+        if self.expert_hidden_size != self.hidden_size:
+            return "experts in a latent space"
+        return "layers with heads of their own" if self.layers_differ else None
 
     @property
     def state_bytes(self) -> int:
@@ -177,6 +195,9 @@ def read_config(
     absent = architecture.absent_parts(metadata, sizes.num_layers)
     layer_sizes = _layer_sizes(metadata, size_key, sizes.num_layers, absent)
     are_alike = len(set(layer_sizes) - {(0, 0)}) <= 1
+    attention = read_attention(metadata, architecture.windows, rope, sizes)
+    if architecture.layers_differ:
+        attention = vary_heads(metadata, attention, sizes.num_heads)
     return ModelConfig(
         architecture=architecture.name,
         hidden_size=sizes.hidden_size,
@@ -196,7 +217,7 @@ def read_config(
             powerinfer_default=architecture.powerinfer_activation,
             default=architecture.activation,
         ),
-        attention=read_attention(metadata, architecture.windows, rope, sizes.num_layers),
+        attention=attention,
         scales=read_scales(metadata, architecture.scales(sizes)),
         max_positions=max_positions,
         is_post_norm=architecture.may_be_post_norm and file.get_bool(keys.POST_NORM, default=False),
@@ -205,6 +226,10 @@ def read_config(
         absent=absent,
         layer_sizes=() if are_alike else tuple(layer_sizes),
         num_nextn_layers=metadata.integer(keys.NUM_NEXTN_LAYERS, default=0, low=0),
+        per_layer_size=metadata.integer(keys.PER_LAYER_SIZE, default=0, low=0, high=_MAX_SIZE)
+        if architecture.layers_differ
+        else 0,
+        layers_differ=architecture.layers_differ,
     )
 
 
@@ -280,6 +305,8 @@ def _read_kv_heads(
     counts = metadata.integers(
         keys.NUM_KV_HEADS, num_layers, default=num_heads, low=low, high=_MAX_HEADS
     )
+    if architecture.layers_differ:
+        return counts[-1]
     distinct = sorted(set(counts) - {0})
     if len(distinct) != 1:
         raise metadata.error(
@@ -298,7 +325,7 @@ def _read_kv_heads(
 
 def _read_head_dim(metadata: Metadata, hidden_size: int, num_heads: int) -> int:
     if metadata.has(keys.HEAD_DIM):
-        head_dim = metadata.integer(keys.HEAD_DIM, high=_MAX_SIZE)
+        head_dim = 0
     elif hidden_size % num_heads:
         raise metadata.error(
             metadata.key(keys.NUM_HEADS),
@@ -307,12 +334,7 @@ def _read_head_dim(metadata: Metadata, hidden_size: int, num_heads: int) -> int:
         )
     else:
         head_dim = hidden_size // num_heads
-    value_dim = metadata.integer(keys.VALUE_DIM, default=head_dim, high=_MAX_SIZE)
-    if value_dim != head_dim:
-        raise UnsupportedError(
-            f"{metadata.file.paths[0]}: value heads of width {value_dim} with key heads of width "
-            f"{head_dim} are not supported; they must be equal"
-        )
+    head_dim = read_head_dim(metadata, keys.HEAD_DIM, keys.VALUE_DIM, head_dim)
     if num_heads * head_dim > _MAX_SIZE:
         raise metadata.error(
             metadata.key(keys.NUM_HEADS),

@@ -7,7 +7,7 @@ from powerinfer.gguf import keys
 from powerinfer.models.metadata import Metadata
 from powerinfer.ops.operands import RouterRule
 
-__all__ = ["SELECTION_BIAS", "ExpertRules", "ExpertsConfig", "read_experts"]
+__all__ = ["SELECTION_BIAS", "SHARED", "ExpertRules", "ExpertsConfig", "read_experts"]
 
 # Far above any published model (512 experts of 1536 neurons, shared ones of 16384).
 _MAX_EXPERTS = 1 << 12
@@ -19,6 +19,8 @@ _MAX_SCALE = 1e3
 # and write nonsense.
 _FOREIGN_KEYS = {"expert_group_count": 1, keys.NUM_DENSE_LAYERS: 0}
 SELECTION_BIAS = "exp_probs_b.bias"
+SHARED = "_shexp"
+"""Suffix of a shared expert's tensor names."""
 
 # Values of `expert_gating_func`: the rule, and whether weights are always normalized. 0 leaves it
 # to the family.
@@ -40,6 +42,9 @@ class ExpertRules:
         has_selection_bias: a bias may change which experts are chosen, but not their weights.
         has_shared_gate: there is a shared expert, whose output is multiplied by the sigmoid of its
             own gate.
+        has_dense_ffn: a dense FFN, with the tensors and the size of one in a layer without experts,
+            takes the place of the shared expert; it has norms of its own.
+        has_scales: the router normalizes its input itself, and each expert's weight has a factor.
     """
 
     rule: RouterRule = RouterRule.SOFTMAX
@@ -48,6 +53,8 @@ class ExpertRules:
     has_dense_layers: bool = False
     has_selection_bias: bool = False
     has_shared_gate: bool = False
+    has_dense_ffn: bool = False
+    has_scales: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,8 @@ class ExpertsConfig:
         weights_scale: factor of the weights.
         latent_size: width of the experts' input and output, between projections from and to the
             hidden size; 0 without these. Router and shared expert see the unprojected input.
+        has_dense_ffn: see `ExpertRules`.
+        has_scales: see `ExpertRules`.
     """
 
     num_experts: int
@@ -78,6 +87,13 @@ class ExpertsConfig:
     has_shared_gate: bool = False
     weights_scale: float = 1.0
     latent_size: int = 0
+    has_dense_ffn: bool = False
+    has_scales: bool = False
+
+    @property
+    def shared_suffix(self) -> str:
+        """What the tensor names of the shared expert end with."""
+        return "" if self.has_dense_ffn else SHARED
 
 
 def read_experts(metadata: Metadata, rules: ExpertRules | None) -> ExpertsConfig | None:
@@ -110,9 +126,7 @@ def read_experts(metadata: Metadata, rules: ExpertRules | None) -> ExpertsConfig
         _num_used(metadata, num_layers, num_experts),
         rule,
         is_normalized,
-        metadata.integer(keys.SHARED_EXPERT_SIZE, high=_MAX_SIZE)
-        if rules.has_shared_gate
-        else metadata.integer(keys.SHARED_EXPERT_SIZE, default=0, low=0, high=_MAX_SIZE),
+        _shared_size(metadata, rules),
         num_dense,
         metadata.integer(keys.INTERMEDIATE_SIZE, high=_MAX_SIZE) if num_dense else 0,
         rules.has_selection_bias,
@@ -120,6 +134,8 @@ def read_experts(metadata: Metadata, rules: ExpertRules | None) -> ExpertsConfig
         # Some converters write 0 for no factor.
         metadata.number(keys.EXPERT_WEIGHTS_SCALE, default=1.0, high=_MAX_SCALE) or 1.0,
         metadata.integer(keys.EXPERT_LATENT_SIZE, default=0, low=0, high=_MAX_SIZE),
+        rules.has_dense_ffn,
+        rules.has_scales,
     )
 
 
@@ -131,6 +147,14 @@ def _num_used(metadata: Metadata, num_layers: int, num_experts: int) -> int:
     if not any(counts):
         raise metadata.error(metadata.key(keys.NUM_USED_EXPERTS), "is 0 in all layers")
     return max(counts)
+
+
+def _shared_size(metadata: Metadata, rules: ExpertRules) -> int:
+    if rules.has_dense_ffn:
+        return metadata.integer(keys.INTERMEDIATE_SIZE, high=_MAX_SIZE)
+    if rules.has_shared_gate:
+        return metadata.integer(keys.SHARED_EXPERT_SIZE, high=_MAX_SIZE)
+    return metadata.integer(keys.SHARED_EXPERT_SIZE, default=0, low=0, high=_MAX_SIZE)
 
 
 def _refuse_foreign(metadata: Metadata, rules: ExpertRules) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from powerinfer.kvcache import KVCache
 from powerinfer.models import Model, ModelConfig
+from powerinfer.models.model import layer_kv_bytes
 from powerinfer.ops.protocol import FFNCounters
 
 __all__ = [
@@ -206,10 +207,11 @@ class StepMeter(NeuronTally):
         """Count the work of a model; every decode step reads `dense_bytes` once."""
         super().__init__(model)
         self._dense_bytes = dense_bytes
-        layers, self._state_bytes = model.config.attention_layers, model.config.state_bytes
-        self._layer_bytes = cache.bytes_per_position // max(1, len(layers))
-        # The number of layers with each window: adding up layers at every token takes too long.
-        self._windows = Counter(layer.window for layer in layers)
+        self._state_bytes = model.config.state_bytes
+        # Bytes of all layers with each window: adding up layers at every token takes too long.
+        self._windows = Counter[int | None]()
+        for layer in model.config.attention_layers:
+            self._windows[layer.window] += layer_kv_bytes(layer, cache.kv_type)
 
     def shares(self, lengths: Sequence[int]) -> list[StepCost]:
         """Return the cost of the counted step for sequences of these lengths, and reset."""
@@ -225,8 +227,8 @@ class StepMeter(NeuronTally):
 
     def _kv_bytes(self, length: int) -> int:
         """Bytes of keys, values and states that a token reads, see `sequence_bytes`."""
-        attended = [min(length, window or length) * n for window, n in self._windows.items()]
-        return self._layer_bytes * sum(attended) + self._state_bytes
+        attended = (min(length, window or length) * n for window, n in self._windows.items())
+        return sum(attended) + self._state_bytes
 
 
 def _candidates(config: ModelConfig, total: int) -> int:

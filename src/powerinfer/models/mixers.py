@@ -68,8 +68,10 @@ class AttentionWeights(Mixer):
     """Weights of attention.
 
     Attributes:
+        qkv: matrices of q, k and v; of q and k if keys are the values, too, before their norm; of q
+            alone if the layer reads keys and values of another one.
         attn_output: [hidden_size, q_size].
-        head_norms: norms of single heads of q and k, or None.
+        head_norms: norms of single heads of q, k and, in some families, v; or None.
         sinks: f32[num_heads], see `Ops.attention`, or None.
         gate: [q_size, hidden_size] if the sigmoid of this product scales the input of
             `attn_output`, else None.
@@ -78,7 +80,7 @@ class AttentionWeights(Mixer):
     input_names: ClassVar[tuple[str, ...]] = ("attn_q", "attn_k", "attn_v")
     output_name: ClassVar[str] = "attn_output"
 
-    qkv: tuple[SomeLinear, SomeLinear, SomeLinear]
+    qkv: tuple[SomeLinear, ...]
     attn_output: SomeLinear
     head_norms: SomeHeadNorms | None = None
     sinks: Vector | None = None
@@ -93,7 +95,9 @@ class AttentionWeights(Mixer):
     @property
     def vectors(self) -> list[Vector]:
         """Norms of heads, and sinks."""
-        norms = [] if self.head_norms is None else [self.head_norms.q, self.head_norms.k]
+        norms = []
+        if self.head_norms is not None:
+            norms = [self.head_norms.q, self.head_norms.k][: len(self.qkv)]
         return norms if self.sinks is None else [*norms, self.sinks]
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
+from itertools import groupby
 from typing import TypeAlias
 
 import numpy as np
@@ -12,7 +13,7 @@ from powerinfer.errors import UnsupportedError
 from powerinfer.kvcache.kv_cache import BLOCK_SIZE, KVCache
 from powerinfer.kvcache.state_slots import SLOTS_PER_SEQUENCE, StateSlots
 from powerinfer.models.architecture import Architecture
-from powerinfer.models.attention import AttentionOptions
+from powerinfer.models.attention import AttentionOptions, LayerAttention
 from powerinfer.models.blocks import (
     Observer,
     StepObserver,
@@ -31,7 +32,7 @@ from powerinfer.predictors.kind import THRESHOLD
 from powerinfer.quant import get_format
 from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
 
-__all__ = ["LayerShares", "Model", "kv_bytes_per_position", "sequence_bytes"]
+__all__ = ["LayerShares", "Model", "kv_bytes_per_position", "layer_kv_bytes", "sequence_bytes"]
 
 _End: TypeAlias = Callable[
     [Backend, ModelConfig, ModelWeights, Activations, BoolArray | None], Activations
@@ -123,18 +124,25 @@ class Model:
         wanted = self.context_length if num_positions is None else num_positions
         bytes_per_position = kv_bytes_per_position(config, kv_type)
         num_blocks = max(1, -(-wanted // block_size))
-        sizes = num_blocks, block_size, config.num_kv_heads, config.head_dim
-        attention = ops.new_kv_layers(len(config.attention_layers), *sizes, kv_type)
+        attention: list[KVLayer] = []
+        # Layers of equal sizes, one after the other, in one call: all of them in most models.
+        for sizes, alike in groupby(
+            (each.num_kv_heads, each.head_dim) for each in config.kv_layers
+        ):
+            num_alike = sum(1 for _ in alike)
+            attention += ops.new_kv_layers(num_alike, num_blocks, block_size, *sizes, kv_type)
         state_sizes = [mixer.state_size for mixer in config.state_mixers.values()]
         states = iter(ops.new_state_layers(state_sizes, num_slots) if state_sizes else [])
-        keys = iter(attention)
+        keys, layers = iter(attention), list[KVLayer]()
+        for number, layer in enumerate(config.attention):
+            if number in config.absent.mixers:
+                layers.append(KVLayer(None))
+            elif layer.kv_layer is not None:
+                layers.append(layers[layer.kv_layer])
+            else:
+                layers.append(next(states if number in config.state_mixers else keys))
         return KVCache(
-            layers=[
-                KVLayer(None)
-                if number in config.absent.mixers
-                else next(states if number in config.state_mixers else keys)
-                for number in range(config.num_layers)
-            ],
+            layers=layers,
             num_blocks=num_blocks,
             block_size=block_size,
             kv_type=kv_type,
@@ -159,8 +167,9 @@ class Model:
                 all.
             observe: receives the stages of each layer, see `blocks.Observer`.
         """
-        program = self._program(batch, cache, output_logits, logits_for, observe)
-        return scale_logits(self.config.scales, self.ops.step(self.embed(batch), batch, program))
+        x = self.embed(batch)
+        program = self._program(x, batch, cache, output_logits, logits_for, observe)
+        return scale_logits(self.config.scales, self.ops.step(x, batch, program))
 
     def begin(
         self,
@@ -174,8 +183,9 @@ class Model:
 
         Only for backends that run layers apart (`StepRunner.runs_layers_apart`).
         """
-        program = self._program(batch, cache, output_logits, logits_for, observe)
-        return PausedStep(program, batch, self.config.scales, self.embed(batch))
+        x = self.embed(batch)
+        program = self._program(x, batch, cache, output_logits, logits_for, observe)
+        return PausedStep(program, batch, self.config.scales, x)
 
     def hidden_states(
         self,
@@ -190,11 +200,13 @@ class Model:
         Returns:
             f32[num_selected, hidden_size]; arguments as for `forward`.
         """
-        program = self._program(batch, cache, final_states, states_for, observe)
-        return self.ops.step(self.embed(batch), batch, program)
+        x = self.embed(batch)
+        program = self._program(x, batch, cache, final_states, states_for, observe)
+        return self.ops.step(x, batch, program)
 
     def _program(
         self,
+        x: FloatArray,
         batch: Batch,
         cache: KVCache,
         end: _End,
@@ -211,11 +223,14 @@ class Model:
         is_plain = wanted is None and batch.is_prompt is None and observer is None
         may_record = end is output_logits and is_plain
         marks = marks_of(batch, wanted)
+        table = self.weights.per_layer
+        inputs = () if table is None else (table.inputs(self.ops, batch, x),)
         return LayerProgram(
             self.config.num_layers,
-            partial(self._run_layers, cache=cache, wanted=wanted, observe=observer),
+            partial(self._run_layers, cache=cache, inputs=inputs, wanted=wanted, observe=observer),
             lambda x: end(self.ops, self.config, self.weights, x, marks),
             cache if may_record else None,
+            inputs,
         )
 
     def embed(self, batch: Batch) -> FloatArray:
@@ -223,7 +238,7 @@ class Model:
         offset = self.architecture.position_offset
         return embed_tokens(self.ops, self.config, self.weights, batch, offset)
 
-    def _run_layers(
+    def _run_layers(  # noqa: PLR0913  what a step depends on
         self,
         x: Activations,
         batch: Batch,
@@ -231,14 +246,19 @@ class Model:
         last: int,
         *,
         cache: KVCache,
+        inputs: tuple[FloatArray, ...],
         wanted: IntArray | None,
         observe: Observer | None,
     ) -> Activations:
-        """Run layers [first, last), stopping after one that returns no rows."""
+        """Run layers [first, last), stopping after one that returns no rows.
+
+        `inputs` holds those of per-layer embeddings, if the model has some.
+        """
         run_layer, end = self.architecture.run_layer, self.config.num_layers - 1
         for number in range(first, last):
             rows = wanted if number == end else None
-            x = run_layer(self, number, x, batch, cache, wanted=rows, observe=observe)
+            more = {"per_layer": inputs[0][number]} if inputs else {}
+            x = run_layer(self, number, x, batch, cache, wanted=rows, observe=observe, **more)
             if not len(x):
                 break
         return x
@@ -269,12 +289,15 @@ class Model:
             total += sum(
                 _bytes_of_norm(self.config, name, norm) for name, norm in layer.norms.items()
             )
-            mixers = [] if layer.own_mixer is None else [layer.mixer]
-            for mixer in mixers:
-                total += 4 * sum(len(ops.vector_values(part)) for part in mixer.vectors)
-            matrices = [linear for mixer in mixers for linear in mixer.linears]
-            for linear in (*matrices, *(layer.latent or ())):
-                total += ops.matrix_bytes(linear.matrix)
+            linears = list(layer.latent or ())
+            if layer.own_mixer is not None:
+                total += 4 * sum(len(ops.vector_values(part)) for part in layer.mixer.vectors)
+                linears += layer.mixer.linears
+            if layer.per_layer is not None:
+                linears += [layer.per_layer.gate, layer.per_layer.output]
+            total += sum(ops.matrix_bytes(linear.matrix) for linear in linears)
+        if weights.per_layer is not None:
+            total += weights.per_layer.num_bytes(ops, self.config.vocab_size)
         return total
 
     @property
@@ -305,20 +328,25 @@ def kv_bytes_per_position(config: ModelConfig, kv_type: KVType) -> int:
     Raises:
         UnsupportedError: head_dim is not a multiple of the Q8_0 block.
     """
+    return sum(layer_kv_bytes(layer, kv_type) for layer in config.kv_layers)
+
+
+def layer_kv_bytes(layer: LayerAttention, kv_type: KVType) -> int:
+    """Bytes of one position's keys and values that a layer reads; errors as above."""
     known = get_format(kv_type.value)
-    if config.head_dim % known.block_size:
+    if layer.head_dim % known.block_size:
         raise UnsupportedError(
             f"a KV cache of type {kv_type} needs heads whose width is a multiple of "
-            f"{known.block_size}; this model's are {config.head_dim} wide: use f16"
+            f"{known.block_size}; this model's are {layer.head_dim} wide: use f16"
         )
-    row = known.num_bytes(config.head_dim)
-    return 2 * len(config.attention_layers) * config.num_kv_heads * row
+    return 2 * layer.num_kv_heads * known.num_bytes(layer.head_dim)
 
 
 def sequence_bytes(config: ModelConfig, seq_len: int, kv_type: KVType) -> int:
     """Bytes of keys, values and states that the last of `seq_len` tokens reads."""
-    per_layer = kv_bytes_per_position(config, kv_type) // max(1, len(config.attention_layers))
-    return per_layer * config.num_attended(seq_len) + config.state_bytes
+    layers = config.attention_layers
+    attended = sum(layer_kv_bytes(each, kv_type) * each.num_attended(seq_len) for each in layers)
+    return attended + config.state_bytes
 
 
 def _bytes_of_norm(config: ModelConfig, name: str, norm: Norm) -> int:

@@ -18,7 +18,7 @@ from powerinfer.models.metadata import Metadata
 from powerinfer.ops.protocol import RopeTable
 from powerinfer.values import FloatArray
 
-__all__ = ["RopeConfig", "RopeScaling", "build_rope_table", "read_rope"]
+__all__ = ["RopeConfig", "RopeScaling", "build_rope_table", "read_rope", "read_rotary_dim"]
 
 # Limits the f64 temporaries of a long context's table to a few MiB.
 _POSITIONS_PER_STEP = 4096
@@ -47,6 +47,7 @@ class RopeConfig:
         beta_fast: YaRN: dimensions with more turns than this in the original context are kept.
         beta_slow: YaRN: dimensions with fewer turns than this are divided by `factor`.
         rounds_ramp: YaRN: the ramp between the two starts and ends at whole dimensions.
+        has_divisors: `rope_freqs.weight`, if the file has it, divides the frequencies.
     """
 
     rotary_dim: int
@@ -60,6 +61,7 @@ class RopeConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     rounds_ramp: bool = True
+    has_divisors: bool = True
 
 
 def read_rope(metadata: Metadata, head_dim: int, *, is_interleaved: bool) -> RopeConfig:
@@ -69,12 +71,7 @@ def read_rope(metadata: Metadata, head_dim: int, *, is_interleaved: bool) -> Rop
         GGUFError: a value has the wrong type or is out of range.
         UnsupportedError: unknown scaling type.
     """
-    rotary_dim = metadata.integer(keys.ROPE_DIMENSION_COUNT, default=head_dim, high=head_dim)
-    if rotary_dim % 2:
-        raise metadata.error(
-            metadata.key(keys.ROPE_DIMENSION_COUNT),
-            f"is {rotary_dim}; rotation needs an even number",
-        )
+    rotary_dim = read_rotary_dim(metadata, keys.ROPE_DIMENSION_COUNT, head_dim)
     # Files without the `scaling` keys have a factor for linear scaling only.
     old_factor = metadata.number(keys.ROPE_SCALE_LINEAR, default=1.0)
     factor = metadata.number(keys.ROPE_SCALING_FACTOR, default=old_factor) or 1.0
@@ -97,6 +94,18 @@ def read_rope(metadata: Metadata, head_dim: int, *, is_interleaved: bool) -> Rop
     )
 
 
+def read_rotary_dim(metadata: Metadata, key: str, head_dim: int) -> int:
+    """Read the number of leading dimensions of a head that rotate.
+
+    Raises:
+        GGUFError: the value has the wrong type, is out of range or odd.
+    """
+    rotary_dim = metadata.integer(key, default=head_dim, high=head_dim)
+    if rotary_dim % 2:
+        raise metadata.error(metadata.key(key), f"is {rotary_dim}; rotation needs an even number")
+    return rotary_dim
+
+
 def _read_scaling(metadata: Metadata, *, has_factor: bool) -> RopeScaling:
     default = RopeScaling.LINEAR if has_factor else RopeScaling.NONE
     name = metadata.string(keys.ROPE_SCALING_TYPE, default=default.value)
@@ -117,7 +126,7 @@ def build_rope_table(
     half = config.rotary_dim // 2
     exponents = np.arange(half, dtype=np.float64) / half
     frequencies = config.freq_base**-exponents
-    if divisors is not None:
+    if divisors is not None and config.has_divisors:
         frequencies = frequencies / divisors.astype(np.float64)
     magnitude = config.attn_factor
     if config.scaling is RopeScaling.LINEAR:

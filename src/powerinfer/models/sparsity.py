@@ -80,6 +80,11 @@ def layers_to_count(config: ModelConfig) -> list[int]:
             "FFNs of this model's layers have different sizes, and neurons are measured only in "
             "models whose layers are alike"
         )
+    if config.layers_differ:
+        raise UnsupportedError(
+            f"the layers of {config.architecture} models differ, and neurons are measured only in "
+            "models whose layers are alike"
+        )
     numbers = config.counted_layers
     if not numbers:
         raise UnsupportedError("no layer of this model has neurons that can be counted")

@@ -7,18 +7,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+
 from powerinfer.errors import GGUFError
 from powerinfer.gguf import GGUFFile, Tensor
 from powerinfer.models.architecture import Architecture, NormKind, QKNorm
+from powerinfer.models.attention import LayerAttention
 from powerinfer.models.config import EMBEDDING, POSITION_EMBEDDING, QK_NORMS, ModelConfig
 from powerinfer.models.mixers import AttentionWeights, StateMixerWeights
 from powerinfer.models.model_file import ModelFile
-from powerinfer.models.tensors.ffn_tensors import LATENT
+from powerinfer.models.per_layer import PerLayerEmbedding, PerLayerGate
+from powerinfer.models.tensors.ffn_tensors import INPUT_SCALE, LATENT, ROUTER
 from powerinfer.models.tensors.ffn_weights import prepare_ffn
 from powerinfer.models.tensors.predictor_tensors import MLPTensors, find_predictors
 from powerinfer.models.tensors.preparer import Preparer, Progress
-from powerinfer.models.tensors.tensor_finder import TensorFinder
-from powerinfer.models.tensors.tensor_lookup import alternate_rows
+from powerinfer.models.tensors.tensor_finder import OUTPUT_SCALE, TensorFinder
+from powerinfer.models.tensors.tensor_lookup import alternate_rows, decoded
 from powerinfer.ops.backend import Backend, Matrix, SomeFFN, SomeHeadNorms, SomeLinear, Vector
 from powerinfer.ops.protocol import HeadNorms, MatrixUse
 from powerinfer.predictors import LayerPredictor
@@ -61,6 +65,8 @@ class LayerWeights:
         own_ffn: feed-forward block prepared by the backend; has a router if it consists of experts.
             None for a layer that only has a mixer.
         latent: projections into and out of the space in which the experts work, or None.
+        per_layer: see `PerLayerGate`.
+        output_scale: factor of the residual stream at the end of the layer.
     """
 
     own_mixer: AttentionWeights | StateMixerWeights | None
@@ -70,6 +76,8 @@ class LayerWeights:
     predictor: LayerPredictor | None = None
     shared_ffn: SomeFFN | None = None
     latent: tuple[SomeLinear, SomeLinear] | None = None
+    per_layer: PerLayerGate | None = None
+    output_scale: float = 1.0
 
     @property
     def mixer(self) -> AttentionWeights | StateMixerWeights:
@@ -96,6 +104,7 @@ class ModelWeights:
         mlp: predictor matrices of each layer; empty if the file has none.
         mlp_problem: reason why the file's predictors cannot be used, or None.
         position_embedding: [rows, hidden_size] of learned positions, or None.
+        per_layer: second embedding, of which each layer has a slice; or None.
     """
 
     embedding: Matrix
@@ -106,6 +115,7 @@ class ModelWeights:
     mlp: tuple[MLPTensors, ...] = ()
     mlp_problem: str | None = None
     position_embedding: Matrix | None = None
+    per_layer: PerLayerEmbedding | None = None
 
     @property
     def has_predictors(self) -> bool:
@@ -141,6 +151,7 @@ def load_weights(
         position_embedding=prepare.matrix(outer[POSITION_EMBEDDING], MatrixUse.EMBEDDING)
         if POSITION_EMBEDDING in outer
         else None,
+        per_layer=PerLayerEmbedding.prepare(prepare, outer, config),
     )
 
 
@@ -185,6 +196,8 @@ class _PartPreparer:
         if architecture.qk_norm is QKNorm.PROJECTION:
             kinds |= dict.fromkeys(QK_NORMS, NormKind.RMS)
         norms = self.norms(tensors, kinds)
+        if INPUT_SCALE in tensors:
+            norms[ROUTER] = self._router_norm(tensors[INPUT_SCALE])
         # With post-norm the FFN's input is the output of the attention's norm.
         has_own_norm = "ffn_norm" in norms and not self.config.is_post_norm
         has_ffn = number not in self.config.absent.ffns
@@ -197,7 +210,17 @@ class _PartPreparer:
             if has_ffn and experts is not None and experts.shared_size
             else None,
             latent=self._latent(tensors),
+            per_layer=PerLayerGate.prepare(self.prepare, tensors, self.config),
+            output_scale=float(tensors[OUTPUT_SCALE].decode()[0])
+            if OUTPUT_SCALE in tensors
+            else 1.0,
         )
+
+    def _router_norm(self, scale: Tensor) -> Norm:
+        """RMS norm of a router's input, which its weights divide by sqrt(hidden_size)."""
+        values = scale.decode() * np.float32(self.config.hidden_size**-0.5)
+        weight = self.prepare.vector(decoded(scale, values))
+        return Norm(NormKind.RMS, weight, None, self.config.norm_eps)
 
     def _latent(self, tensors: dict[str, Tensor]) -> tuple[SomeLinear, SomeLinear] | None:
         into, out_of = LATENT
@@ -212,28 +235,39 @@ class _PartPreparer:
             return None
         state_mixer = self.config.state_mixers.get(number)
         if state_mixer is None:
-            return self._attention(tensors)
+            return self._attention(tensors, self.config.attention[number])
         return state_mixer.prepare(self.prepare, tensors)
 
-    def _attention(self, tensors: dict[str, Tensor]) -> AttentionWeights:
+    def _attention(self, tensors: dict[str, Tensor], layer: LayerAttention) -> AttentionWeights:
         sinks, gate = tensors.get("attn_sinks.weight"), None
         if self.architecture.has_attention_gate:
             tensors = tensors | _split_gate(tensors, self.config.head_dim)
             gate = self.prepare.linear(tensors, "attn_gate")
-        q, k, v = (self.prepare.linear(tensors, name) for name in AttentionWeights.input_names)
+        names = AttentionWeights.input_names
         return AttentionWeights(
-            qkv=(q, k, v),
+            qkv=tuple(
+                self.prepare.linear(tensors, name) for name in names if f"{name}.weight" in tensors
+            ),
             attn_output=self.prepare.linear(tensors, AttentionWeights.output_name),
-            head_norms=self._head_norms(tensors),
+            head_norms=self._head_norms(tensors, layer),
             sinks=None if sinks is None else self.prepare.vector(sinks),
             gate=gate,
         )
 
-    def _head_norms(self, tensors: dict[str, Tensor]) -> SomeHeadNorms | None:
+    def _head_norms(
+        self, tensors: dict[str, Tensor], layer: LayerAttention
+    ) -> SomeHeadNorms | None:
         if self.architecture.qk_norm is not QKNorm.HEAD:
             return None
-        q, k = (self.prepare.vector(tensors[f"{name}.weight"]) for name in QK_NORMS)
-        return HeadNorms(q, k, self.config.norm_eps)
+        # Without keys of its own a layer has no norm of k.
+        q, *k = (
+            self.prepare.vector(tensors[f"{name}.weight"])
+            for name in QK_NORMS
+            if f"{name}.weight" in tensors
+        )
+        ones = np.ones(layer.head_dim, np.float32)
+        v = self.prepare.ops.constant(ones) if self.architecture.normalizes_values else None
+        return HeadNorms(q, k[0] if k else q, self.config.norm_eps, v)
 
 
 def _split_gate(tensors: dict[str, Tensor], head_dim: int) -> dict[str, Tensor]:

@@ -66,13 +66,12 @@ def placement_task(
         DeviceError: there is no GPU here, and the budget is not an amount of memory.
         PlacementError: statistics of the model are damaged, or a library the solver needs is
             missing.
-        UnsupportedError: the model has layers that run on the CPU alone.
+        UnsupportedError: the model runs on the CPU alone.
     """
-    config = sparsity.model.config
-    if config.runs_on_cpu_alone:
-        part = "layers with a state" if config.state_mixers else "experts in a latent space"
+    obstacle = sparsity.model.config.gpu_obstacle
+    if obstacle is not None:
         raise UnsupportedError(
-            f"{file.path}: {config.architecture} models have {part}, "
+            f"{file.path}: {sparsity.model.config.architecture} models have {obstacle}, "
             "which run on the CPU alone for now; nothing can be placed on a GPU",
             remedy="run it without {device} and other options about a GPU",
         )

@@ -1,16 +1,17 @@
-"""Protocol of the operations of mixers other than attention: recurrences over tokens.
+"""Protocol of operations that run on the CPU alone: recurrences over tokens, and a few more.
 
-Such a mixer keeps, per sequence, a fixed number of f32 values: a slot of the layer's `StateLayer`.
-A step reads one slot of a sequence and writes another (`Batch.state_sources`, `state_targets`).
-Tokens of a sequence stand next to each other in a batch, in order, and are computed one after the
-other, so that the bits of a row do not depend on how a text is cut into steps.
+A mixer other than attention keeps, per sequence, a fixed number of f32 values: a slot of the
+layer's `StateLayer`. A step reads one slot of a sequence and writes another (`Batch.state_sources`,
+`state_targets`). Tokens of a sequence stand next to each other in a batch, in order, and are
+computed one after the other, so that the bits of a row do not depend on how a text is cut into
+steps.
 """
 
 from collections.abc import Sequence
 from typing import NoReturn, Protocol, TypeVar
 
 from powerinfer.errors import UnsupportedError
-from powerinfer.ops.operands import DeltaRule, SelectiveScan, ShortConv
+from powerinfer.ops.operands import DeltaRule, RopeTable, SelectiveScan, ShortConv
 from powerinfer.values import Batch
 
 __all__ = ["ArrayT", "MixerOps", "NoMixerOps", "StateLayerT"]
@@ -22,7 +23,7 @@ VectorT_contra = TypeVar("VectorT_contra", contravariant=True)
 
 
 class MixerOps(Protocol[ArrayT, VectorT_contra, StateLayerT]):
-    """Operations of mixers with state, and the gate of gated attention; part of `Ops`."""
+    """Operations of mixers with state, and others that GPUs do not have yet; part of `Ops`."""
 
     def new_state_layers(self, sizes: Sequence[int], num_slots: int) -> list[StateLayerT]:
         """Allocate the uninitialised slots of several layers, on the device of their mixers.
@@ -114,6 +115,32 @@ class MixerOps(Protocol[ArrayT, VectorT_contra, StateLayerT]):
     def gate(self, x: ArrayT, g: ArrayT) -> None:
         """Multiply x by sigmoid(g) in place; both f32[num_tokens, columns]."""
 
+    def gelu_gate(self, x: ArrayT, y: ArrayT) -> None:
+        """Replace x by gelu(x) * y; both f32[num_tokens, columns]. GELU in its tanh form."""
+
+    def scale(self, x: ArrayT, factor: float) -> None:
+        """Multiply x by a number in place."""
+
+    def rotate_queries(
+        self,
+        q: ArrayT,
+        head_dim: int,
+        batch: Batch,
+        rope: RopeTable | None,
+        norm: VectorT_contra | None,
+        eps: float,
+    ) -> None:
+        """Normalise and rotate q in place, in a layer that reads keys and values of another one.
+
+        Args:
+            q: f32[num_tokens, num_heads * head_dim].
+            head_dim: width of a head.
+            batch: positions of the tokens.
+            rope: angles by position; None for no rotation.
+            norm: f32[head_dim], weight of the heads' RMS norm before the rotation; None for none.
+            eps: added to its mean square.
+        """
+
 
 class NoMixerOps:
     """Operations of mixers on a backend without them: each raises UnsupportedError."""
@@ -147,8 +174,23 @@ class NoMixerOps:
         """Refuse."""
         raise _refusal()
 
+    def gelu_gate(self, x: object, y: object) -> None:
+        """Refuse."""
+        raise _refusal()
+
+    def scale(self, x: object, factor: float) -> None:
+        """Refuse."""
+        raise _refusal()
+
+    def rotate_queries(
+        self, q: object, head_dim: int, batch: Batch, rope: object, norm: object, eps: float
+    ) -> None:
+        """Refuse."""
+        raise _refusal()
+
 
 def _refusal() -> UnsupportedError:
     return UnsupportedError(
-        "layers with a state or gated attention run on the CPU alone for now: leave --gpu off"
+        "layers with a state, gated attention or heads of several widths run on the CPU alone for "
+        "now: leave --gpu off"
     )

@@ -171,7 +171,8 @@ class Router(Generic[MatrixT_co, VectorT_co]):
         is_normalized: weights are divided by their sum, sigmoids by at least 6.1e-5.
         selection_bias: f32[num_experts], added to the sigmoids to choose experts, but not to their
             weights; None for none.
-        scale: factor of the weights, applied last.
+        scale: factor of the weights.
+        expert_scale: f32[num_experts], factors of the weights, applied last; None for none.
     """
 
     linear: Linear[MatrixT_co, VectorT_co]
@@ -181,6 +182,7 @@ class Router(Generic[MatrixT_co, VectorT_co]):
     is_normalized: bool
     selection_bias: VectorT_co | None = None
     scale: float = 1.0
+    expert_scale: VectorT_co | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,15 +231,18 @@ class HeadNorms(Generic[VectorT_co]):
         q: f32[head_dim], shared by all heads of q.
         k: f32[head_dim], shared by all heads of k.
         eps: added to the mean square.
+        v: f32[head_dim], of values, which are not rotated; None leaves them as they are.
     """
 
     q: VectorT_co
     k: VectorT_co
     eps: float
+    v: VectorT_co | None = None
 
     def map(self, change: Callable[[VectorT_co], VectorT]) -> "HeadNorms[VectorT]":
         """Convert the handles of the weights."""
-        return HeadNorms(change(self.q), change(self.k), self.eps)
+        v = None if self.v is None else change(self.v)
+        return HeadNorms(change(self.q), change(self.k), self.eps, v)
 
 
 @dataclass(frozen=True, slots=True)

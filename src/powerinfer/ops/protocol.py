@@ -174,15 +174,17 @@ class LayerProgram(Generic[ArrayT]):
             has no rows, later layers may be skipped.
         end: ``end(x)`` returns the result of the step: f32[num_selected, vocab_size], or
             f32[num_selected, hidden_size] if states are wanted.
-        key: what the calls depend on besides x, the numbers in the batch and the weights. A backend
-            may record them under this key and the sizes in the batch, and replay the record. None:
-            they must be made in every step.
+        key: what the calls depend on besides x, the inputs, the numbers in the batch and the
+            weights. A backend may record them under this key and the sizes in the batch, and replay
+            the record. None: they must be made in every step.
+        inputs: further arrays that the layers read, made anew from the tokens of every step.
     """
 
     num_layers: int
     layers: Callable[[ArrayT, Batch, int, int], ArrayT]
     end: Callable[[ArrayT], ArrayT]
     key: Hashable | None = None
+    inputs: tuple[FloatArray, ...] = ()
 
 
 class StepRunner(Protocol[ArrayT]):
@@ -281,7 +283,7 @@ class Ops(
         Args:
             q: f32[num_tokens, num_heads * head_dim].
             k: f32[num_tokens, num_kv_heads * head_dim].
-            v: f32[num_tokens, num_kv_heads * head_dim].
+            v: f32[num_tokens, num_kv_heads * head_dim]; may be `k`, as it was before the call.
             cache: keys and values of this layer.
             batch: positions and blocks of the tokens.
             rope: angles by position; None for no rotation.

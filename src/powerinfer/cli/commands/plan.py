@@ -164,7 +164,7 @@ def _stays_on_cpu(model: Path, options: "LLMOptions", *, as_json: bool) -> bool:
     from powerinfer.models.model_file import ModelFile
 
     opened = ModelFile.open(model, options.get("activation"))
-    if not opened.config.state_mixers:
+    if opened.config.gpu_obstacle is None:
         return False
     given = engine_options(
         context_length=options.get("context_length"), kv_type=options.get("kv_type", "f16")

@@ -239,7 +239,7 @@ def placement_json(problem: "PlacementProblem", plan: "PlacementPlan") -> dict[s
 
 
 def cpu_json(opened: "ModelFile", options: "EngineOptions") -> dict[str, object]:
-    """Create `plan --json` of a model whose layers with a state keep it on the CPU."""
+    """Create `plan --json` of a model that runs on the CPU alone (`ModelConfig.gpu_obstacle`)."""
     from powerinfer.gguf import model_identity
     from powerinfer.loading.loader import num_slots
     from powerinfer.models.load import default_context
@@ -251,7 +251,7 @@ def cpu_json(opened: "ModelFile", options: "EngineOptions") -> dict[str, object]
     kv_bytes = kv_bytes_per_position(config, KVType(options.kv_type))
     return {
         "model": model_identity(opened.file),
-        "note": "layers with a state stay on the CPU for now, so no GPU is used",
+        "note": f"{config.gpu_obstacle} stay on the CPU for now, so no GPU is used",
         "gpu_bytes": 0,
         "weight_bytes": sum(tensor.num_bytes for tensor in opened.file.tensors.values()),
         "context_length": context_length,
@@ -265,15 +265,16 @@ def cpu_json(opened: "ModelFile", options: "EngineOptions") -> dict[str, object]
 def print_cpu(report: dict[str, object]) -> None:
     """Print a table of `cpu_json`: parts of a model, and their bytes in main memory."""
     sizes = {name: value for name, value in report.items() if isinstance(value, int)}
-    kv, state = (
-        format_bytes(sizes[name]) for name in ("kv_bytes_per_position", "state_bytes_per_text")
-    )
-    num_states = sizes["state_bytes_in_all"] // sizes["state_bytes_per_text"]
+    kv = format_bytes(sizes["kv_bytes_per_position"])
     rows = [
         ("weights", "CPU", sizes["weight_bytes"]),
         ("KV cache", f"CPU, {sizes['context_length']} tokens of {kv}", sizes["kv_bytes_in_all"]),
-        ("states", f"CPU, {state} per text, room for {num_states}", sizes["state_bytes_in_all"]),
     ]
+    if sizes["state_bytes_per_text"]:
+        state = format_bytes(sizes["state_bytes_per_text"])
+        num_states = sizes["state_bytes_in_all"] // sizes["state_bytes_per_text"]
+        where = f"CPU, {state} per text, room for {num_states}"
+        rows.append(("states", where, sizes["state_bytes_in_all"]))
     rows.append(("total", "CPU", sum(num_bytes for _, _, num_bytes in rows)))
     cells = [(name, where, format_bytes(num_bytes)) for name, where, num_bytes in rows]
     print_table(cells, left=(0, 1), indent=2)

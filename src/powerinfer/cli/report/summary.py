@@ -126,9 +126,24 @@ def _sizes(config: ModelConfig) -> dict[str, JSON]:
         *("head_dim", "vocab_size", "context_length", "sliding_window"),
     )
     found = {name: getattr(config, name) for name in names}
+    if config.layers_differ:
+        found |= _sizes_by_layer(config)
     if config.state_mixers:
         found |= {"state_layers": len(config.state_mixers), "state_bytes": config.state_bytes}
     return found
+
+
+def _sizes_by_layer(config: ModelConfig) -> dict[str, JSON]:
+    """Sizes that differ by layer, each as a list; and what only such models have."""
+    layers = config.attention
+    found: dict[str, JSON] = {
+        "num_kv_heads": [layer.num_kv_heads for layer in layers],
+        "head_dim": [layer.head_dim for layer in layers],
+    }
+    if config.layer_sizes:
+        found["intermediate_size"] = [size for size, _ in config.layer_sizes]
+    shared = sum(layer.kv_layer is not None for layer in layers)
+    return found | {"shared_kv_layers": shared, "per_layer_size": config.per_layer_size}
 
 
 def _ffn(file: GGUFFile, config: ModelConfig | None) -> FFNSummary:

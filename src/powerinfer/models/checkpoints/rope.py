@@ -16,7 +16,9 @@ from powerinfer.values import FloatArray
 
 __all__ = ["rope_divisors", "rope_metadata"]
 
-_TYPES = ("default", "linear", "llama3", "yarn")
+_TYPES = ("default", "linear", "llama3", "yarn", "proportional")
+# Divides the frequency of pairs that do not rotate: their angle is 0 at every position.
+_STILL = 1e30
 _FULL, _WINDOW = "full_attention", "sliding_attention"
 
 
@@ -49,11 +51,16 @@ def rope_metadata(
 def rope_divisors(
     config: CheckpointConfig, architecture: Architecture, head_dim: int
 ) -> FloatArray | None:
-    """Frequency divisors of Llama 3.1 and later: f32[rotary_dim // 2]; None for other models.
+    """Frequency divisors: f32[rotary_dim // 2]; None for models without.
 
-    Long waves are divided by the factor, short ones kept, with a ramp in between.
+    Llama 3.1 and later divide long waves by the factor and keep short ones, with a ramp in between.
+    Gemma 4 rotates the first pairs only, as those of a head of the full width.
     """
     parameters = _parameters(config)
+    if _kind(parameters) == "proportional":
+        share = parameters.number("partial_rotary_factor", 1.0)
+        pairs = np.arange(head_dim // 2)
+        return np.where(pairs < int(share * head_dim // 2), 1.0, _STILL).astype(np.float32)
     is_off = architecture.position_offset is not None or architecture.rotation is Rotation.NEVER
     if is_off or _kind(parameters) != "llama3":
         return None

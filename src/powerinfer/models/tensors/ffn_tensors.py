@@ -10,10 +10,18 @@ from dataclasses import replace
 import numpy as np
 
 from powerinfer.models.config import ModelConfig
-from powerinfer.models.experts import SELECTION_BIAS
+from powerinfer.models.experts import SELECTION_BIAS, SHARED, ExpertsConfig
 from powerinfer.models.tensors.tensor_lookup import Section, decoded, rows_of
 
-__all__ = ["LATENT", "ROUTER", "SHARED", "find_ffn"]
+__all__ = [
+    "DENSE_FFN_NORMS",
+    "EXPERT_SCALE",
+    "INPUT_SCALE",
+    "LATENT",
+    "ROUTER",
+    "SHARED",
+    "find_ffn",
+]
 
 LATENT = ("ffn_latent_down", "ffn_latent_up")
 """Projections of the experts' input and output, if they work in a latent space."""
@@ -21,8 +29,11 @@ LATENT = ("ffn_latent_down", "ffn_latent_up")
 ROUTER = "ffn_gate_inp"
 """Name of a router's weight and bias."""
 
-SHARED = "_shexp"
-"""Suffix of a shared expert's tensor names."""
+INPUT_SCALE, EXPERT_SCALE = f"{ROUTER}.scale", "ffn_down_exps.scale"
+"""Names of a router's factors: of its normalized input, and of each expert's weight."""
+
+DENSE_FFN_NORMS = ("pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2")
+"""Norms of the experts' input, of the dense FFN beside them, and of their output."""
 
 
 def find_ffn(block: Section, config: ModelConfig, number: int, *, is_gated: bool) -> None:
@@ -52,9 +63,22 @@ def find_ffn(block: Section, config: ModelConfig, number: int, *, is_gated: bool
             _find_single(block, config, name)
     else:
         _find_merged(block, config, names)
+    _find_beside(block, experts, hidden, names)
+
+
+def _find_beside(
+    block: Section, experts: ExpertsConfig, hidden: int, names: tuple[str, ...]
+) -> None:
+    """Add what a block with experts has besides their matrices and the router."""
     if experts.shared_size:
-        shared = tuple(f"{name}{SHARED}" for name in (*names, "ffn_down"))
+        shared = tuple(f"{name}{experts.shared_suffix}" for name in (*names, "ffn_down"))
         _find_dense(block, shared, (experts.shared_size, hidden))
+    if experts.has_dense_ffn:
+        for norm in DENSE_FFN_NORMS:
+            block.need(f"{norm}.weight", (hidden,))
+    if experts.has_scales:
+        block.need(INPUT_SCALE, (hidden,))
+        block.need(EXPERT_SCALE, (experts.num_experts,))
     if experts.has_shared_gate:
         _find_shared_gate(block, hidden)
 

@@ -6,7 +6,7 @@ from powerinfer.errors import GGUFError
 from powerinfer.gguf import Tensor
 from powerinfer.models.config import ModelConfig
 from powerinfer.models.experts import SELECTION_BIAS, ExpertsConfig
-from powerinfer.models.tensors.ffn_tensors import ROUTER, SHARED
+from powerinfer.models.tensors.ffn_tensors import EXPERT_SCALE, ROUTER
 from powerinfer.models.tensors.preparer import Preparer
 from powerinfer.ops.backend import Matrix, SomeFFN, SomeLinear, Vector
 from powerinfer.ops.protocol import FFN, MatrixUse, Router, RouterRule
@@ -35,7 +35,9 @@ def prepare_ffn(
     """
     # Layers without a router are dense.
     experts = None if is_shared or f"{ROUTER}.weight" not in tensors else config.experts
-    suffix = SHARED if is_shared else "" if experts is None else "_exps"
+    suffix = "" if experts is None else "_exps"
+    if is_shared and config.experts is not None:
+        suffix = config.experts.shared_suffix
     is_down_transposed = f"ffn_down{suffix}_t.weight" in tensors
     # The gate too, although `exact` reads it whole: a predictor attached later skips its rows.
     # Neurons that are columns of down cannot be skipped there.
@@ -56,7 +58,7 @@ def prepare_ffn(
     router = None
     if experts is not None:
         router = _router(prepare, tensors, ROUTER, experts)
-    elif f"{ROUTER}{suffix}.weight" in tensors:
+    elif is_shared and config.experts is not None and config.experts.has_shared_gate:
         router = _router(prepare, tensors, f"{ROUTER}{suffix}", _GATED)
     gate, up = linear("ffn_gate", use), linear("ffn_up", use)
     down = linear("ffn_down", down_use, "_t" if is_down_transposed else "")
@@ -88,6 +90,7 @@ def _router(
                 "finite numbers: the file is damaged"
             )
     bias = tensors.get(SELECTION_BIAS) if experts.has_selection_bias else None
+    scale = tensors.get(EXPERT_SCALE) if experts.has_scales else None
     return Router(
         prepare.linear(tensors, name),
         experts.num_experts,
@@ -96,4 +99,5 @@ def _router(
         experts.is_normalized,
         None if bias is None else prepare.vector(bias),
         experts.weights_scale,
+        None if scale is None else prepare.vector(scale),
     )

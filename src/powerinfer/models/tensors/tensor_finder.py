@@ -6,11 +6,16 @@ Everything missing or misshapen is listed in one error.
 from powerinfer.errors import UnsupportedError
 from powerinfer.gguf import GGUFFile, Tensor
 from powerinfer.models.architecture import Architecture, NormKind, QKNorm
+from powerinfer.models.attention import LayerAttention
 from powerinfer.models.config import EMBEDDING, POSITION_EMBEDDING, QK_NORMS, ModelConfig
+from powerinfer.models.per_layer import find_per_layer_embedding, find_per_layer_gate
 from powerinfer.models.tensors.ffn_tensors import find_ffn
 from powerinfer.models.tensors.tensor_lookup import Section, TensorLookup, rows_of
 
-__all__ = ["TensorFinder"]
+__all__ = ["OUTPUT_SCALE", "TensorFinder"]
+
+OUTPUT_SCALE = "layer_output_scale.weight"
+"""Factor of the residual stream at the end of a layer; optional."""
 
 
 class TensorFinder:
@@ -39,7 +44,9 @@ class TensorFinder:
             outer.tensors.setdefault("output.weight", outer.tensors[EMBEDDING])
         outer.take("output.bias", (config.vocab_size,))
         if config.rope is not None:
-            outer.take("rope_freqs.weight", (config.rope.rotary_dim // 2,))
+            divisors = outer.need if self._architecture.needs_rope_divisors else outer.take
+            divisors("rope_freqs.weight", (config.rope.rotary_dim // 2,))
+        find_per_layer_embedding(outer, config)
         return outer.tensors
 
     def _layer(self, number: int) -> dict[str, Tensor]:
@@ -53,11 +60,15 @@ class TensorFinder:
         elif number in config.state_mixers:
             config.state_mixers[number].find(block, config.hidden_size)
         else:
-            self._attention_inputs(block)
-            self._attention_extras(block)
-            block.linear("attn_output", (config.hidden_size, config.q_size))
+            layer = config.attention[number]
+            self._attention_inputs(block, layer)
+            self._attention_extras(block, layer)
+            q_size = config.num_heads * layer.head_dim
+            block.linear("attn_output", (config.hidden_size, q_size))
         if number not in config.absent.ffns:
             find_ffn(block, config.of_layer(number), number, is_gated=self._architecture.is_gated)
+        find_per_layer_gate(block, config)
+        block.take(OUTPUT_SCALE, (1,))
         return block.tensors
 
     def _positions(self, outer: Section) -> None:
@@ -87,11 +98,15 @@ class TensorFinder:
             if f"{stored}.{part}" in found.tensors:
                 section.tensors[f"{name}.{part}"] = found.tensors[f"{stored}.{part}"]
 
-    def _attention_inputs(self, block: Section) -> None:
+    def _attention_inputs(self, block: Section, layer: LayerAttention) -> None:
         """Add attn_q, attn_k, attn_v, or split attn_qkv, their rows stacked in this order."""
-        config = self._config
-        q_size = config.q_size * (2 if self._architecture.has_attention_gate else 1)
-        sizes = {"attn_q": q_size, "attn_k": config.kv_size, "attn_v": config.kv_size}
+        config, architecture = self._config, self._architecture
+        q_size = config.num_heads * layer.head_dim * (2 if architecture.has_attention_gate else 1)
+        sizes = {"attn_q": q_size}
+        if layer.kv_layer is None:
+            sizes |= {"attn_k": layer.kv_size, "attn_v": layer.kv_size}
+        if architecture.layers_differ and not block.has("attn_v.weight"):
+            sizes.pop("attn_v", None)  # values are keys
         if not block.has("attn_qkv.weight"):
             for name, size in sizes.items():
                 block.linear(name, (size, config.hidden_size))
@@ -107,13 +122,14 @@ class TensorFinder:
                     block.tensors[f"{name}.{part}"] = own
             start += size
 
-    def _attention_extras(self, block: Section) -> None:
+    def _attention_extras(self, block: Section, layer: LayerAttention) -> None:
         """Add norms of q and k, and sinks, if the architecture has them."""
         config, architecture = self._config, self._architecture
         if architecture.qk_norm is not None:
             is_of_heads = architecture.qk_norm is QKNorm.HEAD
-            sizes = (config.head_dim,) * 2 if is_of_heads else (config.q_size, config.kv_size)
-            for name, size in zip(QK_NORMS, sizes, strict=True):
+            sizes = (layer.head_dim,) * 2 if is_of_heads else (config.q_size, config.kv_size)
+            num_norms = 2 if layer.kv_layer is None else 1
+            for name, size in list(zip(QK_NORMS, sizes, strict=True))[:num_norms]:
                 block.need(f"{name}.weight", (size,))
         if architecture.has_attention_sinks:
             block.need("attn_sinks.weight", (config.num_heads,))

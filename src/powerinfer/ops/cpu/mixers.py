@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from powerinfer import _core
-from powerinfer.ops.cpu.handles import CurrentBatch
+from powerinfer.ops.cpu.handles import CurrentBatch, RopeHandles
 from powerinfer.ops.cpu.weights import NativeWeights
-from powerinfer.ops.operands import DeltaRule, SelectiveScan, ShortConv
+from powerinfer.ops.operands import DeltaRule, RopeTable, SelectiveScan, ShortConv
 from powerinfer.values import Batch, FloatArray
 
 __all__ = ["NativeMixers"]
@@ -21,6 +21,7 @@ class NativeMixers(NativeWeights):
     """
 
     _current: CurrentBatch
+    _ropes: RopeHandles
 
     def new_state_layers(self, sizes: Sequence[int], num_slots: int) -> list[_core.StateLayer]:
         """Reserve addresses; a slot takes memory once it is written."""
@@ -72,3 +73,24 @@ class NativeMixers(NativeWeights):
     def gate(self, x: FloatArray, g: FloatArray) -> None:
         """Multiply x by sigmoid(g) in place."""
         _core.gate(self._team, x, g)
+
+    def gelu_gate(self, x: FloatArray, y: FloatArray) -> None:
+        """Replace x by gelu(x) * y."""
+        _core.gelu_gate(self._team, x, y)
+
+    def scale(self, x: FloatArray, factor: float) -> None:
+        """Multiply x by a number in place."""
+        _core.scale(self._team, x, factor)
+
+    def rotate_queries(
+        self,
+        q: FloatArray,
+        head_dim: int,
+        batch: Batch,
+        rope: RopeTable | None,
+        norm: _core.Vector | None,
+        eps: float,
+    ) -> None:
+        """Normalise and rotate q in place."""
+        table = None if rope is None else self._ropes.handle(rope)
+        _core.rotate_queries(self._team, q, head_dim, self._current.of(batch), table, norm, eps)

@@ -176,7 +176,9 @@ class NativeOps(NativeMixers):
     ) -> None:
         """Normalise and rotate q and k in place and write k and v."""
         table = None if rope is None else self._ropes.handle(rope)
-        norms = None if head_norms is None else (head_norms.q, head_norms.k, head_norms.eps)
+        norms = None
+        if head_norms is not None:
+            norms = head_norms.q, head_norms.k, head_norms.eps, head_norms.v
         _core.rope_and_store(self._team, q, k, v, cache, self._current.of(batch), table, norms)
 
     def new_kv_layers(
@@ -345,6 +347,8 @@ class NativeOps(NativeMixers):
         if not record.calls.is_complete:
             return _run(x, batch, program)
         np.copyto(record.x, x)
+        for recorded, given in zip(record.inputs, program.inputs, strict=True):
+            np.copyto(recorded, given)
         add_stats(
             self.counters, record.calls.run(self._team, record.batch, self._current.of(batch))
         )
@@ -363,7 +367,7 @@ class NativeOps(NativeMixers):
         finally:
             self._current = CurrentBatch()
             calls.end(self._team)
-        self._records.keep(key, batch.num_tokens, StepRecord(calls, x, own, out))
+        self._records.keep(key, batch.num_tokens, StepRecord(calls, x, program.inputs, own, out))
         return out.copy()
 
 
@@ -381,12 +385,14 @@ class StepRecord:
     Attributes:
         calls: its calls; not complete if Python looked at numbers, so that it must not run again.
         x: f32[num_tokens, hidden_size], the embedded tokens; every run changes them.
+        inputs: the program's further inputs; every run replaces their numbers.
         batch: the tokens of the current run.
         out: f32[num_tokens, vocab_size]; every run overwrites it.
     """
 
     calls: _core.StepRecord
     x: FloatArray
+    inputs: tuple[FloatArray, ...]
     batch: _core.Batch
     out: FloatArray
 

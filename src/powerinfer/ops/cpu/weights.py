@@ -188,4 +188,5 @@ def _native_router(router: Router[_core.Matrix, _core.Vector]) -> _core.Router:
             f"{router.num_experts} experts"
         )
     rule = router.rule.value, router.num_used, router.is_normalized
-    return _core.Router(linear.matrix, linear.bias, *rule, router.selection_bias, router.scale)
+    scales = router.scale, router.expert_scale
+    return _core.Router(linear.matrix, linear.bias, *rule, router.selection_bias, *scales)

@@ -75,6 +75,8 @@ def choose_experts(x: FloatArray, router: ReferenceRouter) -> ChosenExperts:
     order = np.argsort(np.where(is_nan, np.inf, -scores), axis=1, kind="stable")
     ids = np.sort(order[:, : router.num_used], axis=1).astype(np.int32)
     weights = router.scale * _weights(logits.astype(np.float64), ids, router)
+    if router.expert_scale is not None:
+        weights *= router.expert_scale[ids]
     weights[is_nan.any(axis=1)] = np.nan
     return ChosenExperts(ids, narrow(weights))
 

@@ -12,16 +12,18 @@ import numpy.typing as npt
 
 from powerinfer.errors import PowerInferError
 from powerinfer.ops.float_errors import ignore_float_errors
-from powerinfer.ops.operands import DeltaRule, SelectiveScan, ShortConv
+from powerinfer.ops.operands import DeltaRule, RopeTable, SelectiveScan, ShortConv
+from powerinfer.ops.reference.ffn import activate
 from powerinfer.ops.reference.matrix import DoubleArray, narrow
-from powerinfer.values import Batch, FloatArray
+from powerinfer.values import Activation, ActivationKind, Batch, FloatArray, IntArray
 
-__all__ = ["ReferenceMixers", "ReferenceState"]
+__all__ = ["ReferenceMixers", "ReferenceState", "rotate"]
 
 # Added to the sum of squares of a query or key.
 _NORM_EPS = 1e-6
 # Above this softplus is the identity, to the last bit of f32.
 _LINEAR_SOFTPLUS = 20.0
+_GELU = Activation(ActivationKind.GELU)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,54 @@ class ReferenceMixers:
     def gate(self, x: FloatArray, g: FloatArray) -> None:
         """Multiply x by sigmoid(g) in place."""
         x[:] = narrow(x * _sigmoid(g))
+
+    @ignore_float_errors
+    def gelu_gate(self, x: FloatArray, y: FloatArray) -> None:
+        """Replace x by gelu(x) * y."""
+        x[:] = narrow(activate(_GELU, x.astype(np.float64), y.astype(np.float64)))
+
+    @ignore_float_errors
+    def scale(self, x: FloatArray, factor: float) -> None:
+        """Multiply x by a number in place."""
+        x *= np.float32(factor)
+
+    @ignore_float_errors
+    def rms_norm(self, x: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
+        """Root mean square normalisation (arXiv 1910.07467)."""
+        wide = x.astype(np.float64)
+        scale = 1.0 / np.sqrt(np.mean(wide * wide, axis=-1, keepdims=True) + eps)
+        return narrow(wide * scale * weight)
+
+    def rotate_queries(
+        self,
+        q: FloatArray,
+        head_dim: int,
+        batch: Batch,
+        rope: RopeTable | None,
+        norm: FloatArray | None,
+        eps: float,
+    ) -> None:
+        """Normalise and rotate q in place."""
+        heads = q.reshape(len(q), -1, head_dim)
+        if norm is not None:
+            heads[:] = self.rms_norm(heads, norm, eps)
+        if rope is not None:
+            rotate(heads, batch.positions, rope)
+
+
+@ignore_float_errors
+def rotate(heads: FloatArray, positions: IntArray, rope: RopeTable) -> None:
+    """Rotate pairs of f32[num_tokens, heads, head_dim] in place."""
+    half = rope.rotary_dim // 2
+    cos = rope.cos[positions, None, :].astype(np.float64)
+    sin = rope.sin[positions, None, :].astype(np.float64)
+    if rope.is_interleaved:
+        left, right = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+    else:
+        left, right = slice(0, half), slice(half, 2 * half)
+    a, b = heads[..., left].astype(np.float64), heads[..., right].astype(np.float64)
+    heads[..., left] = a * cos - b * sin
+    heads[..., right] = a * sin + b * cos
 
 
 def _spans(batch: Batch) -> Iterator[_Span]:

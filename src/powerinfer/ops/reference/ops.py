@@ -48,7 +48,7 @@ from powerinfer.ops.reference.matrix import (
     narrow,
     product,
 )
-from powerinfer.ops.reference.mixers import ReferenceMixers, ReferenceState
+from powerinfer.ops.reference.mixers import ReferenceMixers, ReferenceState, rotate
 from powerinfer.ops.reference.predictor import (
     ReferencePredictor,
     check_predictor,
@@ -170,13 +170,6 @@ class ReferenceOps(ReferenceMixers):
         return table.values[token_ids]
 
     @ignore_float_errors
-    def rms_norm(self, x: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
-        """Root mean square normalisation (arXiv 1910.07467)."""
-        wide = x.astype(np.float64)
-        scale = 1.0 / np.sqrt(np.mean(wide * wide, axis=-1, keepdims=True) + eps)
-        return narrow(wide * scale * weight)
-
-    @ignore_float_errors
     def layer_norm(
         self, x: FloatArray, weight: FloatArray, bias: FloatArray | None, eps: float
     ) -> FloatArray:
@@ -210,18 +203,22 @@ class ReferenceOps(ReferenceMixers):
         num_tokens, num_kv_heads = batch.num_tokens, cache.num_kv_heads
         head_dim = k.shape[1] // num_kv_heads
         q_heads, k_heads = (x.reshape(num_tokens, -1, head_dim) for x in (q, k))
+        # A copy: v may be k.
+        values = v.reshape(num_tokens, num_kv_heads, head_dim).copy()
         if head_norms is not None:
+            if head_norms.v is not None:
+                values = self.rms_norm(values, head_norms.v, head_norms.eps)
             q_heads[:] = self.rms_norm(q_heads, head_norms.q, head_norms.eps)
             k_heads[:] = self.rms_norm(k_heads, head_norms.k, head_norms.eps)
         if rope is not None:
-            _rotate(q_heads, batch.positions, rope)
-            _rotate(k_heads, batch.positions, rope)
+            rotate(q_heads, batch.positions, rope)
+            rotate(k_heads, batch.positions, rope)
         blocks = batch.block_tables[batch.sequences, batch.positions // cache.block_size]
         if (blocks < 0).any():
             raise PowerInferError("a token of the batch has no KV block; allocate before the step")
         offsets = batch.positions % cache.block_size
         cache.keys[blocks, offsets] = cache.encode(k.reshape(num_tokens, num_kv_heads, head_dim))
-        cache.values[blocks, offsets] = cache.encode(v.reshape(num_tokens, num_kv_heads, head_dim))
+        cache.values[blocks, offsets] = cache.encode(values)
 
     def new_kv_layers(
         self,
@@ -412,21 +409,6 @@ class ReferenceOps(ReferenceMixers):
 def _chosen(x: FloatArray, ffn: ReferenceFFN) -> ChosenExperts | None:
     """Choose the experts of each token; None for a block without a router."""
     return None if ffn.router is None else choose_experts(x, ffn.router)
-
-
-@ignore_float_errors
-def _rotate(heads: FloatArray, positions: IntArray, rope: RopeTable) -> None:
-    """Rotate pairs of f32[num_tokens, heads, head_dim] in place."""
-    half = rope.rotary_dim // 2
-    cos = rope.cos[positions, None, :].astype(np.float64)
-    sin = rope.sin[positions, None, :].astype(np.float64)
-    if rope.is_interleaved:
-        left, right = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
-    else:
-        left, right = slice(0, half), slice(half, 2 * half)
-    a, b = heads[..., left].astype(np.float64), heads[..., right].astype(np.float64)
-    heads[..., left] = a * cos - b * sin
-    heads[..., right] = a * sin + b * cos
 
 
 def _history(blocks: DoubleArray, seq_len: int) -> DoubleArray:
