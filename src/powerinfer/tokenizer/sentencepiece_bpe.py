@@ -16,9 +16,11 @@ from powerinfer._program_end import library_call
 from powerinfer.errors import TokenizerError
 from powerinfer.tokenizer.vocabulary import TokenType, Vocabulary, byte_value
 
-__all__ = ["SentencePieceEncoder"]
+__all__ = ["SPACE_SIGN", "SentencePieceEncoder", "safe_cut"]
 
-_SPACE_SIGN = "\u2581"
+SPACE_SIGN = "\u2581"
+"""Written in place of a space."""
+
 # Characters per call of the library, split where that changes nothing: its memory grows with the
 # length, and its heap is faster on short text.
 _STRETCH = 1 << 14
@@ -59,7 +61,7 @@ class SentencePieceEncoder:
         )
         self._vocab_size = len(vocabulary)
         self._lacks_bytes = len(byte_tokens) < 256
-        self._cut = _safe_cut(vocabulary)
+        self._cut = safe_cut(vocabulary)
         self._processor = sentencepiece.SentencePieceProcessor()
         proto = _model_proto(vocabulary, byte_tokens)
         try:
@@ -93,14 +95,14 @@ class SentencePieceEncoder:
         return self.byte_ids[(token_id - self._vocab_size) % 256]
 
 
-def _safe_cut(vocabulary: Vocabulary) -> re.Pattern[str]:
+def safe_cut(vocabulary: Vocabulary) -> re.Pattern[str]:
     """Match a character before a space that is before a space in no token.
 
     A merge makes a token, so no merge crosses two characters that are adjacent in no token, and
     text can be split there.
     """
-    joined = "\0".join(text for text in vocabulary.texts if _SPACE_SIGN in text[1:])
-    before = {*re.findall(f"(.){_SPACE_SIGN}", joined, re.DOTALL), " ", _SPACE_SIGN} - {"\0"}
+    joined = "\0".join(text for text in vocabulary.texts if SPACE_SIGN in text[1:])
+    before = {*re.findall(f"(.){SPACE_SIGN}", joined, re.DOTALL), " ", SPACE_SIGN} - {"\0"}
     return re.compile(f"[^{''.join(re.escape(c) for c in sorted(before))}](?= )")
 
 

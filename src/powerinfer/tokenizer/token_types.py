@@ -31,11 +31,13 @@ _END_TEXTS = frozenset(
         # Models of code continue with another file there.
         *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<|fim_repo|>", "<|repo_name|>", "<fim-repo>"),
         *("<reponame>", "<|file_sep|>"),
+        # Gemma 4 hands over there for the result of a call; its converter calls it user-defined.
+        "<|tool_response>",
     )
 )
 # These also occur in text: `</s>` is HTML in Gemma's vocabularies.
 _END_TEXTS_IF_CONTROL = frozenset(
-    ("</s>", "<eos>", "[EOS]", "<turn|>", "<|tool_response>", "[e~[", "<PAD>", "[PAD]", "<REPO>")
+    ("</s>", "<eos>", "[EOS]", "<turn|>", "[e~[", "<PAD>", "[PAD]", "<REPO>")
 )
 # If both texts of a pair exist, <|end|> only closes a part of an answer.
 _MANY_PARTS = (("<|return|>", "<|call|>"), ("<|calls|>", "<|flush|>"))
@@ -45,6 +47,7 @@ _HARMONY = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>
 _CALLS = (
     *("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "<|python_tag|>", "<tool_call>", "</tool_call>"),
     *("[THINK]", "[/THINK]", "<think>", "</think>", "<|tool_call_start|>", "<|tool_call_end|>"),
+    *("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>'),
 )
 
 

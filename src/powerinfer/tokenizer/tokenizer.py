@@ -10,7 +10,7 @@ from powerinfer.errors import TokenizerError
 from powerinfer.gguf import GGUFFile
 from powerinfer.tokenizer.pieces import Detokenizer, IncrementalDecoder
 from powerinfer.tokenizer.special_tokens import SpecialTokens
-from powerinfer.tokenizer.vocabulary import SENTENCEPIECE, Vocabulary, load_vocabulary
+from powerinfer.tokenizer.vocabulary import RAW_BPE, SENTENCEPIECE, Vocabulary, load_vocabulary
 
 __all__ = ["Tokenizer"]
 
@@ -115,7 +115,7 @@ class Tokenizer:
 
     @property
     def model(self) -> str:
-        """Kind of vocabulary, as `tokenizer.ggml.model` names it: ``llama`` or ``gpt2``."""
+        """Kind of vocabulary, as `tokenizer.ggml.model` names it."""
         return self._vocabulary.model
 
     @property
@@ -260,6 +260,10 @@ def _encoder(vocabulary: Vocabulary) -> _Encoder:
         from powerinfer.tokenizer.sentencepiece_bpe import SentencePieceEncoder
 
         return SentencePieceEncoder(vocabulary)
+    if vocabulary.model == RAW_BPE:
+        from powerinfer.tokenizer.raw_bpe import RawBPEEncoder
+
+        return RawBPEEncoder(vocabulary)
     from powerinfer.tokenizer.byte_level import ByteLevelEncoder
 
     return ByteLevelEncoder(vocabulary)

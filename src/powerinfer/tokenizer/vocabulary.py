@@ -28,8 +28,8 @@ __all__ = ["TokenType", "Vocabulary", "load_vocabulary"]
 
 _log = logging.getLogger(__name__)
 _PREFIX = "tokenizer.ggml."
-SENTENCEPIECE, BYTE_LEVEL = "llama", "gpt2"
-SUPPORTED_MODELS = (SENTENCEPIECE, BYTE_LEVEL)
+SENTENCEPIECE, BYTE_LEVEL, RAW_BPE = "llama", "gpt2", "gemma4"
+SUPPORTED_MODELS = (SENTENCEPIECE, BYTE_LEVEL, RAW_BPE)
 
 # Default ids: SentencePiece's own order, and Falcon's <|endoftext|>.
 _SENTENCEPIECE_DEFAULTS = {"bos": 1, "eos": 2, "unknown": 0}
@@ -43,7 +43,8 @@ class Vocabulary:
     """Token texts by id with all their data from the file.
 
     Attributes:
-        model: ``llama`` (SentencePiece BPE by score) or ``gpt2`` (byte-level BPE by merges).
+        model: ``llama`` (SentencePiece BPE by score), ``gpt2`` (byte-level BPE by merges) or
+            ``gemma4`` (BPE by merges on characters).
         texts: text of each id as stored; byte-level texts are in the GPT-2 byte alphabet.
         types: type of each id.
         scores: score of each id; empty where the file has none.
@@ -119,7 +120,7 @@ class _Reader:
         is_llama = model == SENTENCEPIECE
         architecture = str(self._metadata.get("general.architecture", ""))
         pre = PreTokenizer(())
-        if not is_llama:
+        if model == BYTE_LEVEL:
             pre = pre_tokenizer(self._string(f"{_PREFIX}pre"), architecture)
         bos, eos, unknown = self._special_ids(model, texts, types)
         if _PREFIX + "token_type" not in self._metadata:
@@ -141,9 +142,12 @@ class _Reader:
             eog_ids=end_ids(ids, types, ends),
             mark_ids=harmony_marks(ids) | call_marks(ids),
             is_harmony=bool(harmony_marks(ids)),
-            add_bos=self._adds("add_bos_token", bos, default=is_llama or pre.add_bos),
+            # Gemma 4 always begins with it, whatever a file says.
+            add_bos=bos is not None
+            if model == RAW_BPE
+            else self._adds("add_bos_token", bos, default=is_llama or pre.add_bos),
             add_eos=self._adds("add_eos_token", eos, default=False),
-            # Byte-level vocabularies never add a space.
+            # The others never add a space.
             add_space_prefix=self._flag("add_space_prefix", default=True) and is_llama,
             strips_right=self._is_phi3(),
             chat_template=self._string("tokenizer.chat_template") or None,
@@ -165,7 +169,7 @@ class _Reader:
         if model not in SUPPORTED_MODELS:
             raise UnsupportedError(
                 f"{self._source}: vocabulary of kind {model!r} is not supported. Supported: "
-                "llama (SentencePiece BPE), gpt2 (byte-level BPE)."
+                "llama (SentencePiece BPE), gpt2 (byte-level BPE), gemma4 (BPE on characters)."
             )
         return model
 
@@ -207,7 +211,7 @@ class _Reader:
     def _types(self, texts: Sequence[str], model: str) -> list[TokenType]:
         array = self._numbers("token_type", len(texts))
         if array is None:
-            is_byte = byte_value if model == SENTENCEPIECE else lambda _: None
+            is_byte = byte_value if model != BYTE_LEVEL else lambda _: None
             return [TokenType.NORMAL if is_byte(t) is None else TokenType.BYTE for t in texts]
         known = {int(member): member for member in TokenType}
         try:
@@ -238,8 +242,10 @@ class _Reader:
     ) -> tuple[int | None, int | None, int | None]:
         if model == SENTENCEPIECE:
             defaults = {k: v for k, v in _SENTENCEPIECE_DEFAULTS.items() if v < len(texts)}
-        elif len(texts) > _BYTE_LEVEL_DEFAULT_END and (
-            types[_BYTE_LEVEL_DEFAULT_END] is TokenType.CONTROL
+        elif (
+            model == BYTE_LEVEL
+            and len(texts) > _BYTE_LEVEL_DEFAULT_END
+            and types[_BYTE_LEVEL_DEFAULT_END] is TokenType.CONTROL
         ):
             defaults = {"bos": _BYTE_LEVEL_DEFAULT_END, "eos": _BYTE_LEVEL_DEFAULT_END}
         else:
