@@ -445,6 +445,7 @@ def wide(model: TinyModel, format_name: str = "f32") -> TinyModel:
         hidden_size=256,
         intermediate_size=512,
         shared_size=256 if model.shared_size else 0,
+        latent_size=256 if model.latent_size else 0,
         num_heads=4,
         num_kv_heads=2,
         head_dim=64,

@@ -3,6 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from powerinfer import LLM, SamplingParams
 from powerinfer.engine.conversation import Conversation
 from powerinfer.prompts.messages import message_ends
@@ -11,8 +13,9 @@ from tiny_models import TINY_MODELS, write_model
 TEXT = "Tell me once more of the old tower and of the sea."
 
 
-def test_a_conversation_computes_what_is_new(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "tiny.gguf", replace(TINY_MODELS["lfm2"], context_length=640))
+@pytest.mark.parametrize("name", ["lfm2", "mamba2", "nemotron_h_moe"])
+def test_a_conversation_computes_what_is_new(name: str, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "tiny.gguf", replace(TINY_MODELS[name], context_length=640))
     with LLM(path, kernels="reference", reuse_prefix=True) as llm:
         chat = Conversation(
             llm,

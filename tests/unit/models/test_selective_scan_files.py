@@ -1,4 +1,4 @@
-"""Files of Mamba-2, Nemotron-H and Granite 4 H: what does not fit, and layers of one part."""
+"""Files of Mamba-2, Nemotron-H and Granite 4.0 H: what does not fit, and layers of one part."""
 
 import math
 from pathlib import Path
@@ -24,7 +24,7 @@ from rewritten_models import rewrite, spec
 from tiny_models import TINY_MODELS, TinyModel, write_model
 
 MAMBA2, NEMOTRON_H = TINY_MODELS["mamba2"], TINY_MODELS["nemotron_h"]
-GRANITE = TINY_MODELS["granitehybrid"]
+GRANITE, EXPERTS = TINY_MODELS["granitehybrid"], TINY_MODELS["nemotron_h_moe"]
 TOKEN_IDS = [5, 9, 200, 31, 7, 88, 12]
 
 
@@ -70,6 +70,18 @@ def with_keys(folder: Path, keys: dict[str, Any], model: TinyModel) -> GGUFFile:
             {"attention.head_count_kv": np.zeros(5, np.int32)},
             r"head_count_kv is 0 in all layers",
         ),
+        (EXPERTS, {"expert_used_count": np.zeros(4, np.int32)}, "expert_used_count is 0 in all"),
+        (
+            EXPERTS,
+            {"expert_used_count": np.array([0, 9, 0, 2], np.int32)},
+            "expert_used_count is 9 in layer 1; expected an integer from 0 to 5",
+        ),
+        (
+            EXPERTS,
+            {"expert_feed_forward_length": np.array([0, 48, 0, 0], np.int32)},
+            "expert_feed_forward_length is 0 in layer 3, which has an FFN",
+        ),
+        (EXPERTS, {"expert_group_count": 2}, "expert_group_count is 2"),
         (
             NEMOTRON_H,
             {"attention.layer_norm_rms_epsilon": None, "attention.layer_norm_epsilon": None},
@@ -78,17 +90,60 @@ def with_keys(folder: Path, keys: dict[str, Any], model: TinyModel) -> GGUFFile:
     ],
 )
 def test_keys(model: TinyModel, keys: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(GGUFError, match=message) as caught:
+    with pytest.raises((GGUFError, UnsupportedError), match=message) as caught:
         load(with_keys(tmp_path, keys, model))
     path = tmp_path / "changed.gguf"
     assert str(path) in str(caught.value)
     assert_error(invoke("run", "-m", path, "-p", "ab", "-n", "1"), str(caught.value))
 
 
-def test_layers_with_ffns_of_different_sizes(tmp_path: Path) -> None:
-    sizes = {"feed_forward_length": np.array([0, 0, 48, 0, 64], np.int32)}
-    with pytest.raises(UnsupportedError, match="is 48, 64 in different layers"):
-        load(with_keys(tmp_path, sizes, NEMOTRON_H))
+def narrowed(tensor: Tensor) -> TensorSpec:
+    """In layer 3, without the last 8 neurons of each FFN or expert."""
+    if not tensor.name.startswith(("blk.3.ffn_up_exps", "blk.3.ffn_down_exps", "blk.4.ffn")):
+        return spec(tensor)
+    values = tensor.decode()
+    kept = values[..., :40] if "down" in tensor.name else values[..., :40, :]
+    return encode_tensor(tensor.name, np.ascontiguousarray(kept))
+
+
+def zeroed(tensor: Tensor) -> TensorSpec:
+    """The same, with neurons that never fire in their place."""
+    if not tensor.name.startswith(("blk.3.ffn_up_exps", "blk.4.ffn_up")):
+        return spec(tensor)
+    values = tensor.decode().copy()
+    values[..., 40:, :] = 0
+    return encode_tensor(tensor.name, values)
+
+
+def test_ffns_may_have_different_sizes(tmp_path: Path) -> None:
+    sizes = {"nemotron_h.feed_forward_length": np.array([0, 0, 48, 0, 40], np.int32)}
+    model = load(rewrite(tmp_path, NEMOTRON_H, narrowed, metadata=sizes))
+    wide = load(rewrite(tmp_path, NEMOTRON_H, zeroed))
+    np.testing.assert_allclose(logits(model), logits(wide), atol=1e-6)
+    assert model.config.intermediate_size == 48
+    with pytest.raises(UnsupportedError, match="have different sizes"):
+        check_layers_are_alike(model.config)
+
+
+def test_experts_may_have_different_sizes_and_numbers(tmp_path: Path) -> None:
+    """As in Puzzle models, whose arrays also name the blocks that are not run."""
+    keys: dict[str, Any] = {
+        "block_count": 5,
+        "nextn_predict_layers": 1,
+        "attention.head_count_kv": np.array([0, 0, 2, 0, 2], np.int32),
+        "feed_forward_length": np.array([0, 48, 0, 40, 48], np.int32),
+        "expert_feed_forward_length": np.array([0, 48, 0, 40, 48], np.int32),
+        "expert_used_count": np.array([0, 3, 0, 2, 2], np.int32),
+    }
+    full = {f"nemotron_h_moe.{key}": value for key, value in keys.items()}
+    model = load(rewrite(tmp_path, EXPERTS, narrowed, metadata=full))
+    routers = [layer.own_ffn and layer.own_ffn.router for layer in model.weights.layers]
+    assert [router and router.num_used for router in routers] == [None, 3, None, 2]
+    assert (model.config.num_layers, model.config.num_nextn_layers) == (4, 1)
+    assert model.config.experts is not None and model.config.experts.num_used == 3
+    plain_keys = {"nemotron_h_moe.expert_used_count": keys["expert_used_count"][:4]}
+    wide = load(rewrite(tmp_path, EXPERTS, zeroed, metadata=plain_keys))
+    np.testing.assert_allclose(logits(model), logits(wide), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +241,9 @@ def test_observers_see_the_parts_that_layers_have(tmp_path: Path) -> None:
     assert seen == [(n, stage) for n, stages in enumerate(expected) for stage in stages]
 
 
-@pytest.mark.parametrize("name", ["mamba2", "nemotron_h", "nemotron_h-biases", "granitehybrid"])
+@pytest.mark.parametrize(
+    "name", ["mamba2", "nemotron_h", "nemotron_h-biases", "nemotron_h_moe-latent", "granitehybrid"]
+)
 def test_steps_of_any_length_compute_the_same(name: str, tmp_path: Path) -> None:
     model = plain(tmp_path, TINY_MODELS[name])
     cache = model.new_cache()
@@ -217,7 +274,9 @@ def test_the_epsilon_of_layer_norms_serves_too(tmp_path: Path) -> None:
     np.testing.assert_array_equal(logits(changed), logits(plain(tmp_path, NEMOTRON_H)))
 
 
-@pytest.mark.parametrize("model", [MAMBA2, NEMOTRON_H, GRANITE], ids=lambda each: each.architecture)
+@pytest.mark.parametrize(
+    "model", [MAMBA2, NEMOTRON_H, EXPERTS, GRANITE], ids=lambda each: each.architecture
+)
 def test_commands_take_them(model: TinyModel, tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.gguf", model)
     assert "state layers" in invoke("inspect", path).stdout
@@ -236,5 +295,6 @@ def test_checkpoints_that_clamp_steps_are_refused() -> None:
 
     check(None)
     check([0.0, math.inf])
+    check([0.0, {"__float__": "Infinity"}])
     with pytest.raises(UnsupportedError, match="time_step_limit is"):
         check([0.001, math.inf])

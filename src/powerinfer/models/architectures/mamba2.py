@@ -29,6 +29,8 @@ __all__ = ["ARCHITECTURE", "check_steps", "run_layer", "scan_metadata", "scan_na
 
 # Checkpoints do not say how long the texts of the training were; llama.cpp's converter writes this.
 _CONTEXT = 1 << 20
+# As versions 4 and 5 of transformers write it.
+_INFINITY = (math.inf, {"__float__": "Infinity"})
 
 
 def run_layer(
@@ -97,8 +99,7 @@ def scan_metadata(
 
 def check_steps(config: CheckpointConfig) -> None:
     """Raise UnsupportedError if the model clamps its steps."""
-    limits = config.items("time_step_limit", float, 2)
-    if limits and limits != [0.0, math.inf]:
+    if config.values.get("time_step_limit") not in (None, *([0.0, end] for end in _INFINITY)):
         raise config.unsupported("time_step_limit", "0 and infinity")
 
 
