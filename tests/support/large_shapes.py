@@ -169,7 +169,9 @@ def shaped_model(large: LargeModel) -> Model:
         )
 
     angles = np.zeros((large.context_length, head_dim // 2), np.float32)
-    options = AttentionOptions(RopeTable(angles, angles, False), head_dim**-0.5, None, None)
+    options = AttentionOptions(
+        RopeTable(angles, angles, False), head_dim**-0.5, None, None, head_dim
+    )
     weights = ModelWeights(
         embedding=linear(large.vocab_size, hidden).matrix,
         output_norm=norm(),

@@ -6,10 +6,22 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Gemma4Layers", "Shapes"]
+from powerinfer.gguf import TensorSpec
+
+__all__ = ["SMALL_NORMS", "Gemma4Layers", "Shapes", "with_small_scores"]
 
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
 """Names without the block's prefix, shapes; matrices, whose format is the model's, among them."""
+
+
+SMALL_NORMS = ("attn_q_norm.weight", "attn_k_norm.weight")
+
+
+def with_small_scores(norm: TensorSpec) -> TensorSpec:
+    """A norm of q or k whose scores are of the usual size: nothing else scales them."""
+    name, shape, format_name, data = norm
+    values = np.frombuffer(data, "<f4") * np.float32(shape[0] ** -0.25)
+    return name, shape, format_name, values.astype("<f4").tobytes()
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from powerinfer.gguf import TensorSpec, write_gguf
 from powerinfer.quant import get_format
 from random_blocks import random_blocks
-from tiny_gemma4 import Gemma4Layers
+from tiny_gemma4 import SMALL_NORMS, Gemma4Layers, with_small_scores
 
 __all__ = ["TINY_EXPERTS", "TINY_MODELS", "Stream", "TinyModel", "wide", "write_model"]
 
@@ -625,7 +625,9 @@ def _tensors(model: TinyModel, stream: Stream) -> Iterator[TensorSpec]:
             yield _tensor(name, shape, model.format, stream)
     for layer in range(model.num_layers):
         for name, shape, format_name in _layer_tensors(model, layer):
-            yield _tensor(f"blk.{layer}.{name}", shape, format_name, stream)
+            made = _tensor(f"blk.{layer}.{name}", shape, format_name, stream)
+            is_small = model.gemma4 is not None and name in SMALL_NORMS
+            yield with_small_scores(made) if is_small else made
     if not model.is_post_norm:
         yield _tensor(f"{model.final_norm}.weight", (hidden,), "f32", stream)
         if model.has_norm_biases:

@@ -13,7 +13,7 @@ from powerinfer.models import Model, architecture_of, kv_bytes_per_position, loa
 from powerinfer.models.attention import LayerAttention, WindowPattern, read_attention
 from powerinfer.models.metadata import Metadata
 from powerinfer.models.rope import RopeConfig, RopeScaling
-from powerinfer.models.scales import Scales
+from powerinfer.models.scales import Scales, Sizes
 from powerinfer.ops.protocol import KVType
 from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.values import FloatArray
@@ -30,7 +30,8 @@ def layers(
 ) -> tuple[LayerAttention, ...]:
     keys = {f"x.{key}": value for key, value in keys.items()}
     write_gguf(path / "m.gguf", {"general.architecture": "x"} | keys, [])
-    return read_attention(Metadata(open_gguf(path / "m.gguf"), "x"), pattern, ROPE, num_layers)
+    sizes = Sizes(hidden_size=32, num_layers=num_layers, num_heads=4, num_kv_heads=2, head_dim=8)
+    return read_attention(Metadata(open_gguf(path / "m.gguf"), "x"), pattern, ROPE, sizes)
 
 
 def windows(path: Path, keys: dict[str, Any], pattern: WindowPattern) -> str:
