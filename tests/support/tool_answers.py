@@ -41,6 +41,14 @@ def _python(calls: str) -> str:
 
 HERMES = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
 # Form, answer, what is said, name and arguments of the calls.
+_Q = '<|"|>'
+
+
+def _gemma4(call: str) -> str:
+    """A call as Gemma 4 writes it, with quotation marks for its marks of texts."""
+    return f"<|tool_call>call:{call.replace('`', _Q)}<tool_call|>"
+
+
 ANSWERS: dict[str, tuple[str, str, str, list[tuple[str, str]]]] = {
     "text before": ("hermes", f"Let me see.\n\n{HERMES}", "Let me see.", [("clock", "{}")]),
     "text behind": ("hermes", f"{HERMES}\n\nWait.", "Wait.", [("clock", "{}")]),
@@ -311,4 +319,62 @@ ANSWERS: dict[str, tuple[str, str, str, list[tuple[str, str]]]] = {
         "<|tool_call_start|>[clo",
         [],
     ),
+    "gemma4": (
+        "gemma4",
+        f"Let me see. {_gemma4('weather{place:`Köln`}')}",
+        "Let me see.",
+        [("weather", '{"place": "Köln"}')],
+    ),
+    "gemma4, no arguments": ("gemma4", _gemma4("clock{}"), "", [("clock", "{}")]),
+    "gemma4, two": ("gemma4", _gemma4("clock{}") * 2, "", [("clock", "{}")] * 2),
+    "gemma4, values": (
+        "gemma4",
+        _gemma4('f{a:1.50,b:[true,null, `x`],c:{d:`e,}`,`g h`:-2}, s:`<tool_call|>\n"`}'),
+        "",
+        [
+            (
+                "f",
+                '{"a": 1.50, "b": [true, null, "x"], "c": {"d": "e,}", "g h": -2}, '
+                '"s": "<tool_call|>\\n\\""}',
+            )
+        ],
+    ),
+    "gemma4, JSON texts": (
+        "gemma4",
+        _gemma4('weather{"place":"Bad \\"Ems\\""}'),
+        "",
+        [("weather", '{"place": "Bad \\"Ems\\""}')],
+    ),
+    "gemma4, a bare text": (
+        "gemma4",
+        _gemma4("weather{place:Köln}"),
+        "",
+        [("weather", '{"place": "Köln"}')],
+    ),
+    "gemma4, a number for a text": (
+        "gemma4",
+        _gemma4("weather{place:12}"),
+        "",
+        [("weather", '{"place": "12"}')],
+    ),
+    "gemma4, no closing mark": (
+        "gemma4",
+        "<|tool_call>call:clock{}",
+        "",
+        [("clock", "{}")],
+    ),
+    "gemma4, cut off": ("gemma4", '<|tool_call>call:f{a:<|"|>b', "", [("f", "")]),
+    "gemma4, cut off before the arguments": (
+        "gemma4",
+        "<|tool_call>call:f",
+        "<|tool_call>call:f",
+        [],
+    ),
+    "gemma4, no call": (
+        "gemma4",
+        "<|tool_call>hm<tool_call|> ok",
+        "<|tool_call>hm<tool_call|> ok",
+        [],
+    ),
+    "gemma4, broken": ("gemma4", _gemma4("f{a:}") + " ok", "ok", [("f", "")]),
 }

@@ -34,9 +34,10 @@ SHOWN_BY = {
     "harmony": ("openai-gpt-oss-120b",),
     "qwen_xml": ("Qwen3.5-4B", "Qwen3-Coder"),
     "lfm2": ("LFM2", "LFM2.5"),
+    "gemma4": ("google-gemma-4-31B-it",),
 }
 # Their arguments are no JSON; `test_typed_arguments` has more.
-TYPED = ("qwen_xml", "lfm2")
+TYPED = ("qwen_xml", "lfm2", "gemma4")
 FORM_OF = {template: name for name, shown in SHOWN_BY.items() for template in shown}
 
 
@@ -44,7 +45,7 @@ MARKS = ("<", "</tool_call>", "<tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python
 MORE_MARKS = (
     *("<function=", "weather>", "<function=clock>", "<parameter=", "place>", "</parameter>"),
     *("</function>", "\n", "<|tool_call_start|>", "[", "clock(", "a=", "'", "\\", ",", ")", "]"),
-    "<|tool_call_end|>",
+    *("<|tool_call_end|>", "<|tool_call>", "call:", "clock{", "a:", "}", '<|"|>', "<tool_call|>"),
 )
 ARGUMENTS = st.dictionaries(st.text() | st.sampled_from(MARKS), VALUES, max_size=3)
 CALLS = st.lists(
@@ -164,10 +165,15 @@ def test_the_prompt_of_a_template_is_read_like_an_answer(template: str, num_call
         assert found["calls"][-1] == ("weather", f'{{"place": "Köln {i}"}}')
 
 
-_ARGUMENTS = {"qwen_xml": "<parameter=place>\nKöln {}\n</parameter>", "lfm2": "place='Köln {}')"}
+_ARGUMENTS = {
+    "qwen_xml": "<parameter=place>\nKöln {}\n</parameter>",
+    "lfm2": "place='Köln {}')",
+    "gemma4": 'place:<|"|>Köln {}<|"|>}}<tool_call|>',
+}
 _BEGINNINGS = {
     "qwen_xml": ("<tool_call>",),
     "lfm2": ("<|tool_call_start|>",),
+    "gemma4": ("<|tool_call>",),
     "hermes": ("<tool_call>",),
     "llama3": ('{"name"',),
     "mistral": ("[TOOL_CALLS]",),
@@ -219,6 +225,7 @@ def test_what_is_forced_is_read(name: str, tools: tuple[Tool, ...]) -> None:
 _FORCED = {
     "qwen_xml": "weather>\n<parameter=place>\nx\n</parameter>\n</function>",
     "lfm2": 'weather(place="x")]',
+    "gemma4": 'weather{place:"x"}',
 }
 
 

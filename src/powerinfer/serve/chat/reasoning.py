@@ -14,7 +14,11 @@ __all__ = ["ReasoningMarks", "ReasoningOutput", "reasoning_marks"]
 ReasoningMarks = tuple[str, str]
 """Opening and closing mark of reasoning."""
 
-_MARKS: tuple[ReasoningMarks, ...] = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+_MARKS: tuple[ReasoningMarks, ...] = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|channel>thought", "<channel|>"),
+)
 
 
 def reasoning_marks(template: str | None) -> ReasoningMarks | None:
