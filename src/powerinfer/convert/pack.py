@@ -1,6 +1,6 @@
 """Packing a model in a faster layout; see `powerinfer.convert.layouts`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from powerinfer.convert.layout import PackedTensor, get_layout
 from powerinfer.convert.rewriting import check_target, write_model
 from powerinfer.errors import GGUFError
 from powerinfer.gguf import GGUFFile, Tensor, keys
-from powerinfer.gguf.rewrite import Progress, copied
+from powerinfer.gguf.rewrite import Progress, StoredTensor, copied
 
 __all__ = ["PackReport", "PackedPredictors", "check_may_replace", "pack"]
 
@@ -18,18 +18,20 @@ _ROWS = (".ffn_down_t.weight", ".ffn_down_exps_t.weight")
 
 @dataclass(frozen=True)
 class PackedPredictors:
-    """Predictors in a file of PowerInfer's own format.
+    """Predictors in a file.
 
     Attributes:
-        architecture: architecture in the original's terms.
+        architecture: architecture in the original's terms, if it can read the file.
         threshold: threshold of the scores; None if the file has none, which means 0.
         share: predictors' parameters relative to the model's without them.
+        is_original: the file is in PowerInfer's own format.
     """
 
     architecture: str
     ranks: tuple[int, ...]
     threshold: float | None
     share: float
+    is_original: bool = True
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ def pack(
     *,
     layout: str = "rows",
     metadata: Mapping[str, object] | None = None,
+    added: Sequence[StoredTensor] = (),
     progress: Progress | None = None,
 ) -> PackReport:
     """Write a model to one file in another layout, atomically.
@@ -72,6 +75,7 @@ def pack(
         file: open model; its magic, metadata and alignment are kept, its parts are joined.
         path: file to write (its folder is created); only a file that this function wrote is
             replaced.
+        added: further tensors, which take the place of those with the same names.
 
     Raises:
         UnsupportedError: unknown layout, or a tensor type that cannot be re-encoded.
@@ -81,9 +85,10 @@ def pack(
     """
     chosen = get_layout(layout)
     check_may_replace(file, path)
-    tensors = chosen.pack(file)
+    new = {tensor.name for tensor in added}
+    tensors = tuple(tensor for tensor in chosen.pack(file) if tensor.name not in new)
     packed = tuple(tensor for tensor in tensors if isinstance(tensor, PackedTensor))
-    if not packed:
+    if not packed and not added:
         default = "rows" if any(name.endswith(_ROWS) for name in file.tensors) else "none"
         raise GGUFError(
             f"{file.path}: has no tensors for layout {layout} to change "
@@ -92,6 +97,7 @@ def pack(
     make_folder_of(path, error=GGUFError)
     changes = {keys.LAYOUT: layout, **(metadata or {})}
     stored = [copied(tensor) if isinstance(tensor, Tensor) else tensor for tensor in tensors]
+    stored += added
     write_model(file, path, changes, stored, progress)
     return PackReport(path, layout, packed, path.stat().st_size)
 

@@ -21,6 +21,7 @@ from powerinfer.errors import CheckpointError, GGUFError, PowerInferError, Unsup
 from powerinfer.gguf import GGUFFile, open_gguf, write_gguf
 from powerinfer.models import load_model
 from powerinfer.ops.reference.ops import ReferenceOps
+from powerinfer.values import FloatArray
 from predictor_folders import (
     HIDDEN,
     LAYERS,
@@ -229,8 +230,7 @@ _SIZES: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("model", "problem"),
     [
-        (replace(TINY_MODELS["arcee"], **_SIZES), "has no arcee with relu2"),
-        (replace(LLAMA, architecture="qwen2", has_qkv_bias=True), "has no qwen2 with relu"),
+        (replace(LLAMA, activation="relu2", num_experts=4), "has no llama with relu2"),
         (replace(LLAMA, is_qkv_fused=True), r"blk.0.attn_qkv.weight: PowerInfer's format has no"),
         (replace(LLAMA, has_qkv_bias=True), "has no blk.0.attn_q.bias in llama files"),
         (replace(LLAMA, num_experts=4), "has no blk.0.ffn_gate_inp.weight in llama files"),
@@ -253,6 +253,30 @@ def test_models_that_the_format_does_not_have(
         packed(tmp_path, model, predictors)
     assert problem in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("name", ["arcee", "nemotron"])
+def test_sparse_models_that_the_format_does_not_have_become_gguf(
+    name: str, is_packed: bool, tmp_path: Path, predictors: Path
+) -> None:
+    recipe = replace(TINY_MODELS[name], **_SIZES, is_down_transposed=is_packed)
+    report, file = packed(tmp_path, recipe, predictors)
+    assert (file.magic, file.get_str("powerinfer.layout")) == ("GGUF", "rows")
+    assert report.predictors is not None
+    assert not report.predictors.is_original
+    assert any("--sparsity mlp" in note for note in report.notes)
+    assert file.tensors["blk.1.fc1.weight"].format == "f16"
+    assert "blk.1.ffn_down_t.weight" in file.tensors
+    token_ids = [1, 40, 77, 200]
+
+    def logits(sparsity: str) -> FloatArray:
+        model = load_model(file, ReferenceOps(), sparsity=sparsity)
+        cache = model.new_cache()
+        return model.forward(cache.batch([(0, token_ids, 0)], [True]), cache)
+
+    assert np.isfinite(logits("mlp")).all()
+    assert (logits("mlp") != logits("exact")).any()
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,9 @@ rejects packed files.
 With --predictors the file is in PowerInfer's own format, which the original program
 runs too: Llama with ReLU or dReLU, Bamboo, Falcon and OPT with ReLU. Its FFN is F16
 or Q4_0, as the original computes nothing else; the folder's config.json may set the
-sparse_threshold, and its activation/ is copied next to the file.
+sparse_threshold, and its activation/ is copied next to the file. Other models of the
+ReLU family, without experts, become GGUF files with predictors, which --sparsity mlp
+runs here.
 """
 
 
@@ -103,7 +105,7 @@ def _changed_formats(report: "PackReport") -> list[str]:
             if tensor.format != tensor.source_format
         }
     )
-    if report.predictors:
+    if report.predictors and report.predictors.is_original:
         return [
             f"{before} is stored as {after}, as the original PowerInfer needs it"
             for before, after in changed
@@ -143,8 +145,9 @@ def _predictors(packed: "PackedPredictors") -> str:
     low, high = min(packed.ranks), max(packed.ranks)
     rank = f"rank {low}" if low == high else f"ranks {low} to {high}"
     threshold = 0.0 if packed.threshold is None else packed.threshold
+    name = f"PowerInfer {packed.architecture}" if packed.is_original else packed.architecture
     return (
-        f"PowerInfer {packed.architecture}, predictors of {rank} with threshold {threshold:g}, "
+        f"{name}, predictors of {rank} with threshold {threshold:g}, "
         f"{packed.share:.1%} of the model's parameters"
     )
 

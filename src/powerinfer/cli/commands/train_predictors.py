@@ -99,7 +99,8 @@ Use text like what the model will read, some hundred thousand tokens of it.
 )
 @option(
     "--pack FILE",
-    "Also write the model with its predictors, in PowerInfer's own format.",
+    "Also write the model with its predictors: in PowerInfer's own format if that has such "
+    "models, else as GGUF.",
     PathType(),
     name="packed",
 )
@@ -212,6 +213,7 @@ def _check_before(model: Path | None, packed: Path | None, flags: dict[str, obje
     """Check before training that the model fits and everything can be written."""
     from powerinfer.convert.pack import check_may_replace
     from powerinfer.convert.powerinfer.format import powerinfer_architecture
+    from powerinfer.convert.powerinfer.pack_predictors import fits_gguf_only
     from powerinfer.gguf import open_gguf
     from powerinfer.models import architecture_of, read_config
     from powerinfer.train.predictors.plan import check_model
@@ -223,7 +225,8 @@ def _check_before(model: Path | None, packed: Path | None, flags: dict[str, obje
     if packed is not None:
         check_folder(packed.parent)
         check_may_replace(file, packed)
-        powerinfer_architecture(own, config.activation, str(file.path))
+        if not fits_gguf_only(own, config):
+            powerinfer_architecture(own, config.activation, str(file.path))
 
 
 def _pack(

@@ -17,6 +17,7 @@ __all__ = [
     "check_is_known",
     "differences",
     "format_for",
+    "has_architecture",
     "powerinfer_architecture",
     "renamed",
     "with_head",
@@ -75,6 +76,11 @@ class _Origin(Protocol):
     def sources(self) -> str: ...
     @property
     def shape(self) -> tuple[int, ...]: ...
+
+
+def has_architecture(architecture: Architecture, activation: Activation) -> bool:
+    """Return whether the original has models of this kind."""
+    return (architecture.name, activation.kind) in _ARCHITECTURES
 
 
 def powerinfer_architecture(

@@ -1,4 +1,4 @@
-"""Packing a model with the predictors of a folder, for the original PowerInfer."""
+"""Packing a model with the predictors of a folder, for the original PowerInfer if it has such."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,11 +12,12 @@ from powerinfer._replacing import make_folder_of
 from powerinfer.convert.arrange import Target
 from powerinfer.convert.encode import encoded, steps
 from powerinfer.convert.model_check import check_predictors, without_data
-from powerinfer.convert.pack import PackedPredictors, PackReport, check_may_replace
+from powerinfer.convert.pack import PackedPredictors, PackReport, check_may_replace, pack
 from powerinfer.convert.powerinfer.format import (
     MAGIC,
     check_is_known,
     differences,
+    has_architecture,
     powerinfer_architecture,
     renamed,
 )
@@ -36,7 +37,7 @@ from powerinfer.models.activation import activation_metadata
 from powerinfer.models.tensors.tensor_finder import TensorFinder
 from powerinfer.values import ByteArray
 
-__all__ = ["pack_with_predictors"]
+__all__ = ["fits_gguf_only", "pack_with_predictors"]
 
 _LAYOUT = "rows"
 _FORMAT = "f16"
@@ -54,6 +55,9 @@ def pack_with_predictors(
     progress: Progress | None = None,
 ) -> PackReport:
     """Write a model with predictors to one file of PowerInfer's own format, atomically.
+
+    A sparse dense model that this format lacks becomes a GGUF file in layout `rows` instead, with
+    its predictors in F16.
 
     Plain matrices become F16; so do matrices read by neuron rows unless they are Q4_0, since the
     original supports nothing else. Predictors in the model are replaced. Activation statistics of
@@ -80,10 +84,11 @@ def pack_with_predictors(
     check_may_replace(file, output)
     own = architecture_of(file)
     config = read_config(file, own, activation)
+    if fits_gguf_only(own, config):
+        return _pack_gguf(file, own, config, predictors, output, progress)
     architecture = powerinfer_architecture(own, config.activation, str(file.path))
     _check_model(file, config, own)
-    found = read_predictors(predictors, config.num_layers)
-    pairs = check_predictors(without_data(file.path, {}, found.targets), config, found.targets)
+    found, ranks = _read(file, config, predictors)
     origins = find_origins(file, architecture)
     header = _header(file, config, architecture, found.threshold)
     check_is_known(origins, architecture, header.metadata)
@@ -93,16 +98,57 @@ def pack_with_predictors(
     stored = [*made, *map(_predictor, found.targets)]
     write_model(header, output, {}, stored, progress)
     copy_activation(statistics, output)
-    ranks = tuple(fc1.shape[0] for fc1, _ in pairs)
-    share = _share(file, found)
     return PackReport(
         output,
         _LAYOUT,
         tuple(each for each in made if each.error or each.sources[0].shape != each.shape),
         output.stat().st_size,
-        PackedPredictors(architecture.name, ranks, found.threshold, share),
+        PackedPredictors(architecture.name, ranks, found.threshold, _share(file, found)),
         differences(architecture, config.activation, header.metadata),
     )
+
+
+def fits_gguf_only(architecture: Architecture, config: ModelConfig) -> bool:
+    """Return whether predictors of a model go into a GGUF file: the original has no such models."""
+    is_predictable = config.experts is None and config.activation.is_sparse
+    return is_predictable and not has_architecture(architecture, config.activation)
+
+
+def _pack_gguf(
+    file: GGUFFile,
+    architecture: Architecture,
+    config: ModelConfig,
+    predictors: Path,
+    output: Path,
+    progress: Progress | None,
+) -> PackReport:
+    """Write a GGUF file with the predictors of a folder, F16, in layout `rows`."""
+    _check_model(file, config, architecture)
+    found, ranks = _read(file, config, predictors)
+    threshold = 0.0 if found.threshold is None else found.threshold
+    report = pack(
+        file,
+        output,
+        layout=_LAYOUT,
+        metadata={**activation_metadata(config.activation), keys.SPARSE_THRESHOLD: threshold},
+        added=[_predictor(target) for target in found.targets],
+        progress=progress,
+    )
+    note = (
+        f"PowerInfer's format has no {architecture.name} with {config.activation}: this is a GGUF "
+        "file for this program alone; --sparsity mlp runs its predictors"
+    )
+    packed = PackedPredictors(
+        architecture.name, ranks, threshold, _share(file, found), is_original=False
+    )
+    return replace(report, predictors=packed, notes=(note,))
+
+
+def _read(file: GGUFFile, config: ModelConfig, folder: Path) -> tuple[Predictors, tuple[int, ...]]:
+    """Read the predictors of a folder, and check them; also returns their ranks."""
+    found = read_predictors(folder, config.num_layers)
+    pairs = check_predictors(without_data(file.path, {}, found.targets), config, found.targets)
+    return found, tuple(fc1.shape[0] for fc1, _ in pairs)
 
 
 def _check_model(file: GGUFFile, config: ModelConfig, architecture: Architecture) -> None:
