@@ -512,19 +512,7 @@ def _metadata(model: TinyModel) -> dict[str, Any]:
         "rope.dimension_count": model.head_dim,
         "vocab_size": model.vocab_size,
     }
-    if model.conv_layers:
-        heads = [model.num_kv_heads] * model.num_layers
-        for layer in model.conv_layers:
-            heads[layer] = 0
-        sizes["attention.head_count_kv"] = np.array(heads, "i4")
-    if model.scan is not None:
-        sizes |= _scan_keys(model, *model.scan)
-    if model.num_experts:
-        sizes |= _expert_keys(model)
-    if model.gemma4 is not None:
-        sizes |= model.gemma4.keys(model.intermediate_size)
-    if model.delta_rule is not None:
-        sizes |= _delta_rule_keys(*model.delta_rule, model.attention_interval)
+    sizes |= _layer_keys(model)
     if model.has_norm_biases:
         sizes["attention.layer_norm_epsilon"] = sizes.pop("attention.layer_norm_rms_epsilon")
     if model.has_positions:
@@ -536,6 +524,25 @@ def _metadata(model: TinyModel) -> dict[str, Any]:
     if model.is_post_norm:
         metadata["powerinfer.post_norm"] = True
     return metadata | (_vocabulary(model) if model.has_vocabulary else _no_vocabulary())
+
+
+def _layer_keys(model: TinyModel) -> dict[str, Any]:
+    """Keys of layers that have something else than attention and a dense FFN, all the same."""
+    found: dict[str, Any] = {}
+    if model.conv_layers:
+        heads = [model.num_kv_heads] * model.num_layers
+        for layer in model.conv_layers:
+            heads[layer] = 0
+        found["attention.head_count_kv"] = np.array(heads, "i4")
+    if model.scan is not None:
+        found |= _scan_keys(model, *model.scan)
+    if model.num_experts:
+        found |= _expert_keys(model)
+    if model.gemma4 is not None:
+        found |= model.gemma4.keys(model.intermediate_size)
+    if model.delta_rule is not None:
+        found |= _delta_rule_keys(*model.delta_rule, model.attention_interval)
+    return found
 
 
 def _expert_keys(model: TinyModel) -> dict[str, Any]:

@@ -297,31 +297,35 @@ def _tensors(case: Case, *, is_down_transposed: bool) -> Iterator[TensorSpec]:
     for name, values in _weights(case).items():
         if name.endswith(".scale.weight"):
             yield encode_tensor(name.removesuffix(".weight"), values)
-            continue
-        if "ffn_" in name and (case.num_experts or "_shexp" in name):
+        elif "ffn_" in name and (case.num_experts or "_shexp" in name):
             common = from_gpt_oss(name, values) if case.kind == "GptOss" else values
             parts = stored_experts(name, common, is_down_transposed=is_down_transposed)
             for part, held in parts:
                 yield encode_tensor(*stored_scan(part, held, case))
-            continue
-        stored = values
-        if is_interleaved and case.kind != "OPT" and (".attn_q." in name or ".attn_k." in name):
-            stored = _interleave(values, case.head_dim)
-        elif "attn_qkv" in name and case.kind == "Falcon":
-            stored = _ungroup(values, case)
-        elif case.kind in _ONE_PLUS and name.endswith("norm.weight") and "ssm_" not in name:
-            stored = values + np.float32(1.0)
-        elif is_down_transposed and name.endswith("ffn_down.weight"):
-            stored = np.ascontiguousarray(values.T)
-        new_name = name.replace("ffn_down", "ffn_down_t") if is_down_transposed else name
-        new_name, stored = stored_delta_rule(new_name, stored, case)
-        new_name, stored = stored_scan(new_name, stored, case)
-        yield encode_tensor(new_name, np.ascontiguousarray(stored))
-    if case.kind == "Gemma4":
-        yield encode_tensor("rope_freqs.weight", divisors(case))
+        else:
+            new_name, stored = name, _as_stored(name, values, case, is_interleaved)
+            if is_down_transposed and "ffn_down" in name:
+                new_name = name.replace("ffn_down", "ffn_down_t")
+                stored = stored.T if name.endswith("ffn_down.weight") else stored
+            new_name, stored = stored_delta_rule(new_name, stored, case)
+            new_name, stored = stored_scan(new_name, stored, case)
+            yield encode_tensor(new_name, np.ascontiguousarray(stored))
     scaling = case.config.get("rope_scaling", {})
     if scaling.get("rope_type") == "llama3":
         yield encode_tensor("rope_freqs.weight", _llama3_divisors(scaling, case.head_dim))
+    elif case.kind == "Gemma4":
+        yield encode_tensor("rope_freqs.weight", divisors(case))
+
+
+def _as_stored(name: str, values: FloatArray, case: Case, is_interleaved: bool) -> FloatArray:
+    """Values of a weight as converters arrange them."""
+    if is_interleaved and case.kind != "OPT" and (".attn_q." in name or ".attn_k." in name):
+        return _interleave(values, case.head_dim)
+    if "attn_qkv" in name and case.kind == "Falcon":
+        return _ungroup(values, case)
+    if case.kind in _ONE_PLUS and name.endswith("norm.weight") and "ssm_" not in name:
+        return values + np.float32(1.0)
+    return values
 
 
 def _interleave(values: FloatArray, head_dim: int) -> FloatArray:

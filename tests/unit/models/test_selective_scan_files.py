@@ -122,7 +122,7 @@ def test_ffns_may_have_different_sizes(tmp_path: Path) -> None:
     np.testing.assert_allclose(logits(model), logits(wide), atol=1e-6)
     assert model.config.intermediate_size == 48
     with pytest.raises(UnsupportedError, match="have different sizes"):
-        check_layers_are_alike(model.config)
+        layers_to_count(model.config)
 
 
 def test_experts_may_have_different_sizes_and_numbers(tmp_path: Path) -> None:
