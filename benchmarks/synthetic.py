@@ -84,6 +84,10 @@ SHAPES: dict[str, Shape | StateShape] = {
 _PLAIN = ("ffn_gate_inp.weight", "conv1d.weight", "conv.weight", "alpha.weight", "beta.weight")
 
 
+# Parameters that stay F32 though they have two dimensions.
+_VECTORS = ("ssm_a", "ssm_d", "ssm_norm.weight")
+
+
 def _half(value: float) -> npt.NDArray[np.uint8]:
     return np.frombuffer(np.float16(value).tobytes(), np.uint8)
 
@@ -134,10 +138,13 @@ def _chunks(
 
 
 def _vector(random: np.random.Generator, name: str, size: int) -> npt.NDArray[np.float32]:
-    """Ones for norms; what makes a state forget in about ten tokens; a gate of about one half."""
+    """Ones for norms; what makes a state forget in about ten tokens; a gate of about one half.
+
+    Biases are zeros.
+    """
     if name.endswith("ssm_a"):
         return np.full(size, -0.15, np.float32)
-    if name.endswith("ssm_dt.bias"):
+    if name.endswith(".bias"):
         return np.zeros(size, np.float32)
     if name.endswith("ffn_gate_inp_shexp.weight"):
         return random.standard_normal(size, np.float32) * np.float32(size**-0.5)
@@ -188,12 +195,15 @@ def write_synthetic(
         head = "token_embd.weight"
     entries: list[TensorSpec] = []
     for name, dims in named:
-        if len(dims) == 1:
-            entries.append((name, dims, "f32", _vector(random, name, dims[0]).view(np.uint8)))
+        if len(dims) == 1 or name.endswith(_VECTORS):
+            numbers = _vector(random, name, math.prod(dims))
+            entries.append((name, dims, "f32", numbers.view(np.uint8)))
             continue
         chosen = "f32" if name.endswith(_PLAIN) else weight_format
         if name == head and head_format is not None:
-            chosen = head_format
+            # As llama.cpp does where rows are no whole blocks of 256.
+            is_whole = head_format != "q6_k" or dims[-1] % 256 == 0
+            chosen = head_format if is_whole else "q8_0"
         rows = math.prod(dims[:-1])
         entries.append(
             (name, dims, chosen, _chunks(random, chosen, rows, dims[-1], repeats=repeats))

@@ -1,7 +1,8 @@
-"""Sizes, tensors and keys of models with state: LFM2 and Qwen3.5, dense and with experts.
+"""Sizes, tensors and keys of models with state: LFM2, Qwen3.5, Nemotron-H, some with experts.
 
 Values are those of the published configurations. Files written from them have what llama.cpp's
-Q4_0 has: matrices in Q4_0, a head (or an embedding that is also the head) in Q6_K. `ssm_alpha` and
+Q4_0 has: matrices in Q4_0, a head (or an embedding that is also the head) in Q6_K, or in Q8_0 if
+its rows are no whole blocks. `ssm_alpha` and
 `ssm_beta`, which llama.cpp quantizes, are F32, as `powerinfer convert` and `quantize` leave them.
 """
 
@@ -15,7 +16,7 @@ import numpy as np
 from powerinfer.gguf import keys
 from stateful.vocabulary import byte_level_vocabulary
 
-__all__ = ["STATE_SHAPES", "LFM2Shape", "Qwen35Shape", "StateShape"]
+__all__ = ["STATE_SHAPES", "LFM2Shape", "NemotronHShape", "Qwen35Shape", "StateShape"]
 
 Tensors = Iterator[tuple[str, tuple[int, ...]]]
 
@@ -38,6 +39,7 @@ class StateShape(ABC):
 
     final_norm: ClassVar[str]
     has_head: ClassVar[bool]
+    has_head_norms: ClassVar[bool] = True
     family: ClassVar[str]
 
     @property
@@ -87,8 +89,9 @@ class StateShape(ABC):
         yield "attn_k.weight", (kv_size, self.hidden_size)
         yield "attn_v.weight", (kv_size, self.hidden_size)
         yield "attn_output.weight", (self.hidden_size, attended)
-        yield "attn_q_norm.weight", (self.head_dim,)
-        yield "attn_k_norm.weight", (self.head_dim,)
+        if self.has_head_norms:
+            yield "attn_q_norm.weight", (self.head_dim,)
+            yield "attn_k_norm.weight", (self.head_dim,)
 
     def _ffn(self, count: tuple[int, ...] = (), end: str = "") -> Tensors:
         yield f"ffn_gate{end}.weight", (*count, self.intermediate_size, self.hidden_size)
@@ -215,10 +218,117 @@ class Qwen35Shape(StateShape):
         return found
 
 
+@dataclass(frozen=True)
+class NemotronHShape(StateShape):
+    """Nemotron-H: layers of a pattern are scans (M), attention (*), FFNs (-) or experts (E)."""
+
+    final_norm = "output_norm"
+    has_head = True
+    has_head_norms = False
+    family = "nemotron_h"
+
+    pattern: str
+    num_scan_heads: int
+    scan_head_dim: int
+    num_groups: int = 8
+    state_dim: int = 128
+    num_experts: int = 0
+    num_used: int = 6
+    shared_size: int = 0
+    num_taps: int = 4
+
+    @property
+    def architecture(self) -> str:
+        """With experts it has another name."""
+        return "nemotron_h_moe" if self.num_experts else "nemotron_h"
+
+    def layer(self, number: int) -> Tensors:
+        """The only part of a layer."""
+        yield "attn_norm.weight", (self.hidden_size,)
+        kind = self.pattern[number]
+        if kind == "M":
+            yield from self._scan()
+        elif kind == "*":
+            yield from self._attention(self.num_heads * self.head_dim)
+        elif kind == "-":
+            yield from self._ungated((), "", self.intermediate_size)
+        else:
+            yield "ffn_gate_inp.weight", (self.num_experts, self.hidden_size)
+            yield "exp_probs_b.bias", (self.num_experts,)
+            yield from self._ungated((self.num_experts,), "_exps", self.intermediate_size)
+            yield from self._ungated((), "_shexp", self.shared_size)
+
+    def _scan(self) -> Tensors:
+        hidden, inner = self.hidden_size, self.num_scan_heads * self.scan_head_dim
+        channels = inner + 2 * self.num_groups * self.state_dim
+        yield "ssm_in.weight", (inner + channels + self.num_scan_heads, hidden)
+        yield "ssm_conv1d.weight", (channels, self.num_taps)
+        yield "ssm_conv1d.bias", (channels,)
+        yield "ssm_dt.bias", (self.num_scan_heads,)
+        yield "ssm_a", (self.num_scan_heads, 1)
+        yield "ssm_d", (self.num_scan_heads, 1)
+        yield "ssm_norm.weight", (self.num_groups, inner // self.num_groups)
+        yield "ssm_out.weight", (hidden, inner)
+
+    def _ungated(self, count: tuple[int, ...], end: str, size: int) -> Tensors:
+        yield f"ffn_up{end}.weight", (*count, size, self.hidden_size)
+        yield f"ffn_down{end}.weight", (*count, self.hidden_size, size)
+
+    def family_keys(self) -> dict[str, object]:
+        """Sizes of layers, heads, states and experts."""
+        pattern = self.pattern[: self.num_layers]
+        found: dict[str, object] = {
+            keys.NUM_KV_HEADS: np.array(
+                [self.num_kv_heads * (kind == "*") for kind in pattern], np.int32
+            ),
+            keys.INTERMEDIATE_SIZE: np.array(
+                [self.intermediate_size * (kind in "-E") for kind in pattern], np.int32
+            ),
+            keys.HEAD_DIM: self.head_dim,
+            keys.VALUE_DIM: self.head_dim,
+            keys.RMS_NORM_EPSILON: np.float32(1e-5),
+            keys.LAYER_NORM_EPSILON: np.float32(1e-5),
+            keys.SSM_CONV_KERNEL: self.num_taps,
+            keys.SSM_STATE_SIZE: self.state_dim,
+            keys.SSM_GROUP_COUNT: self.num_groups,
+            keys.SSM_TIME_STEP_RANK: self.num_scan_heads,
+            keys.SSM_INNER_SIZE: self.num_scan_heads * self.scan_head_dim,
+        }
+        if self.num_experts:
+            found |= {
+                keys.NUM_EXPERTS: self.num_experts,
+                keys.NUM_USED_EXPERTS: self.num_used,
+                keys.EXPERT_SIZE: self.intermediate_size,
+                keys.SHARED_EXPERT_SIZE: self.shared_size,
+                keys.EXPERT_WEIGHTS_NORMALIZED: True,
+                keys.EXPERT_WEIGHTS_SCALE: np.float32(2.5),
+            }
+        return found
+
+
+_NEMOTRON_H_8B = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
+_NEMOTRON_3_NANO = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
+
+
 STATE_SHAPES: dict[str, StateShape] = {
     "lfm2-1.2b": LFM2Shape(2048, 8192, 16, 32, 8, 64, 65536, (2, 5, 8, 10, 12, 14)),
     "qwen35-9b": Qwen35Shape(4096, 12288, 32, 16, 4, 256, 248320, 16, 32, 128),
     "qwen35-35b-a3b": Qwen35Shape(2048, 512, 40, 16, 2, 256, 248320, 16, 32, 128, 256),
+    "nemotron-h-8b": NemotronHShape(
+        *(4096, 21504, 52, 32, 8, 128, 131072, _NEMOTRON_H_8B, 128, 64),
+    ),
+    "nemotron-3-nano-30b": NemotronHShape(
+        *(2688, 1856, 52, 32, 2, 128, 131072, _NEMOTRON_3_NANO, 64, 64),
+        num_experts=128,
+        shared_size=3712,
+    ),
+    "tiny-nemotron-h": NemotronHShape(256, 512, 4, 4, 2, 64, 512, "M*M-", 4, 64, 2, 32),
+    "tiny-nemotron-h-moe": NemotronHShape(
+        *(256, 256, 4, 4, 2, 64, 512, "ME*E", 4, 64, 2, 32),
+        num_experts=8,
+        num_used=2,
+        shared_size=256,
+    ),
     "tiny-lfm2": LFM2Shape(256, 512, 2, 4, 2, 64, 512, (1,)),
     "tiny-qwen35": Qwen35Shape(256, 512, 4, 4, 2, 64, 512, 2, 4, 32),
     "tiny-qwen35moe": Qwen35Shape(256, 256, 4, 4, 2, 64, 512, 2, 4, 32, 8, 2),

@@ -12,7 +12,13 @@ __all__ = ["byte_level_vocabulary"]
 _TEMPLATES = Path(__file__).resolve().parents[2] / "tests" / "golden" / "templates"
 _SPACE = "\u0120"
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
-_FAMILIES = {"qwen35": ("Qwen3.5-4B", "<|endoftext|>"), "lfm2": ("LFM2.5", "<|startoftext|>")}
+_FAMILIES = {
+    "qwen35": ("Qwen3.5-4B", "<|endoftext|>"),
+    "lfm2": ("LFM2.5", "<|startoftext|>"),
+    "nemotron_h": ("", "<s>"),
+}
+# Rules that split text into words, if they are not called as the family.
+_RULES = {"nemotron_h": "pixtral"}
 _CONTROLS = ("<|im_start|>", "<|im_end|>")
 _THOUGHTS = ("<think>", "</think>")
 
@@ -23,7 +29,7 @@ def byte_level_vocabulary(family: str, size: int) -> dict[str, object]:
     Further tokens up to `size` give the head its true size; the special tokens come last.
 
     Args:
-        family: `qwen35` or `lfm2`, also the name of the rule that splits text into words.
+        family: `qwen35`, `lfm2` or, without a template, `nemotron_h`.
         size: number of tokens, at least 287.
     """
     template, start = _FAMILIES[family]
@@ -37,9 +43,9 @@ def byte_level_vocabulary(family: str, size: int) -> dict[str, object]:
     kinds += [TokenType.CONTROL] * (1 + len(_CONTROLS)) + [TokenType.USER_DEFINED] * len(_THOUGHTS)
     start_id = np.uint32(len(tokens))
     is_lfm = family == "lfm2"
-    return {
+    found: dict[str, object] = {
         "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": family,
+        "tokenizer.ggml.pre": _RULES.get(family, family),
         "tokenizer.ggml.tokens": [*tokens, *special],
         "tokenizer.ggml.token_type": np.array(kinds, np.int32),
         "tokenizer.ggml.merges": [f"{_SPACE} {letter}" for letter in _LETTERS],
@@ -47,5 +53,8 @@ def byte_level_vocabulary(family: str, size: int) -> dict[str, object]:
         "tokenizer.ggml.eos_token_id": start_id + np.uint32(special.index("<|im_end|>")),
         "tokenizer.ggml.padding_token_id": start_id,
         "tokenizer.ggml.add_bos_token": is_lfm,
-        "tokenizer.chat_template": (_TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8"),
     }
+    if template:
+        path = _TEMPLATES / f"{template}.jinja"
+        found["tokenizer.chat_template"] = path.read_text(encoding="utf-8")
+    return found

@@ -13,7 +13,10 @@ from powerinfer import LLM
 from powerinfer.gguf import open_gguf
 
 BENCHMARKS = ROOT / "benchmarks"
-PLAIN = ("ssm_alpha.weight", "ssm_beta.weight", "conv1d.weight", "conv.weight", "gate_inp.weight")
+PLAIN = (
+    *("ssm_a", "ssm_d", "ssm_norm.weight", "ssm_alpha.weight", "ssm_beta.weight"),
+    *("conv1d.weight", "conv.weight", "gate_inp.weight"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +30,10 @@ def _benchmarks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("shape", ["tiny-lfm2", "tiny-qwen35", "tiny-qwen35moe"])
+@pytest.mark.parametrize(
+    "shape",
+    ["tiny-lfm2", "tiny-qwen35", "tiny-qwen35moe", "tiny-nemotron-h", "tiny-nemotron-h-moe"],
+)
 def test_a_random_model_with_state_computes(tmp_path: Path, shape: str) -> None:
     synthetic = import_module("synthetic")
     path = tmp_path / "m.gguf"
@@ -46,7 +52,8 @@ def test_a_random_model_with_state_computes(tmp_path: Path, shape: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "gb_per_token"), [("lfm2-1.2b", 0.69), ("qwen35-9b", 4.83), ("qwen35-35b-a3b", 1.91)]
+    ("shape", "gb_per_token"),
+    [("lfm2-1.2b", 0.69), ("qwen35-9b", 4.83), ("qwen35-35b-a3b", 1.91), ("nemotron-h-8b", 4.39)],
 )
 def test_shapes_have_the_bytes_of_the_published_models(shape: str, gb_per_token: float) -> None:
     """In Q4_0 with a head in Q6_K, counted from the published configurations."""
