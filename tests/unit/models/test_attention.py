@@ -78,7 +78,7 @@ def test_layers_with_a_window_may_rotate_otherwise(tmp_path: Path) -> None:
     assert windowed.rope == everything.rope == ROPE
     own = replace(LAST, window_freq_base=10000.0)
     windowed, _, everything = layers(tmp_path, keys, own)[:3]
-    plain = replace(ROPE, scaling=RopeScaling.NONE, factor=1.0)
+    plain = replace(ROPE, scaling=RopeScaling.NONE, factor=1.0, has_divisors=False)
     assert (windowed.rope, everything.rope) == (replace(plain, freq_base=10000.0), ROPE)
     keys |= {"rope.freq_base_swa": 77.0}
     assert layers(tmp_path, keys, own)[0].rope == replace(plain, freq_base=77.0)

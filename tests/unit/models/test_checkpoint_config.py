@@ -19,6 +19,7 @@ from powerinfer.models.checkpoints.metadata import (
 )
 from powerinfer.models.checkpoints.rope import rope_divisors
 from transformers_cases import CASES, Case
+from transformers_gemma4 import gemma4_keys
 from transformers_scans import scan_keys
 
 LLAMA: dict[str, Any] = CASES["llama-gqa"].arguments | {"model_type": "llama"}
@@ -44,17 +45,17 @@ def test_keys_are_those_of_the_files_of_the_tests(name: str) -> None:
     case = CASES[name]
     if case.architecture == "bamboo" or case.hidden_act in ("drelu", "fatrelu"):
         return  # transformers has no configuration of them
-    found, scans = metadata(config_of(case)), scan_keys(case)
-    for key, value in (case.metadata | scans).items():
+    found = metadata(config_of(case))
+    expected = case.metadata | scan_keys(case)
+    expected |= gemma4_keys(case) if case.kind == "Gemma4" else {}
+    for key, value in expected.items():
         if key != "rope.scale_linear":
             np.testing.assert_array_equal(found[key.removeprefix("!")], value)
-    if not scans.get("attention.head_count", 1):
+    if not expected.get("attention.head_count", 1):
         return
-    num_kv_heads = (case.metadata | scans).get(
-        "attention.head_count_kv", case.sizes["num_key_value_heads"]
-    )
+    num_kv_heads = expected.get("attention.head_count_kv", case.sizes["num_key_value_heads"])
     np.testing.assert_array_equal(found["attention.head_count_kv"], num_kv_heads)
-    assert found["attention.key_length"] == case.head_dim
+    assert found["attention.key_length"] == expected.get("attention.key_length", case.head_dim)
 
 
 @pytest.mark.parametrize(
