@@ -17,7 +17,7 @@ Shapes = Iterator[tuple[str, tuple[int, ...]]]
 SMALL_NORMS = ("attn_q_norm.weight", "attn_k_norm.weight")
 
 
-def with_small_scores(norm: TensorSpec) -> TensorSpec:
+def with_small_scores(norm: Any) -> TensorSpec:
     """A norm of q or k whose scores are of the usual size: nothing else scales them."""
     name, shape, format_name, data = norm
     values = np.frombuffer(data, "<f4") * np.float32(shape[0] ** -0.25)

@@ -244,13 +244,13 @@ def _gemma4(num_tokens: int = len(TOKEN_IDS), **changes: Any) -> Case:
     return Case("Gemma4", "gemma4", _GEMMA4 | changes, keys, act, _GEMMA3_NORMS, num_tokens)
 
 
-_GEMMA4_SMALL = {
+_GEMMA4_SMALL: dict[str, Any] = {
     "hidden_size_per_layer_input": 12,
     "num_kv_shared_layers": 2,
     "use_double_wide_mlp": True,
     "layer_types": [_SLIDING, _FULL, _SLIDING, _SLIDING, _FULL],
 }
-_GEMMA4_MOE = {
+_GEMMA4_MOE: dict[str, Any] = {
     "attention_k_eq_v": True,
     "num_global_key_value_heads": 1,
     "enable_moe_block": True,

@@ -54,8 +54,8 @@ it, as MODEL.gguf.generated.gpuidx, but never replaces one of another program.
 --gpu-index solves and writes nothing: it explains an existing plan or index.
 
 \b
-Layers with a state (lfm2, qwen35) and those of gemma4 stay on the CPU for now:
-such a model has no plan, and its table shows the main memory that weights, KV cache and states take.
+Layers with a state (lfm2, qwen35) and those of gemma4 stay on the CPU for now: such a model has
+no plan, and its table shows the main memory that weights, KV cache and states take.
 """
 
 
