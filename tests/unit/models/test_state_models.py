@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from command_line import invoke
-from powerinfer.calibration.recall import with_recall_meter
+from powerinfer.calibration.recall import RecallMeter, with_recall_meter
+from powerinfer.calibration.window_pass import run_windows
 from powerinfer.errors import GGUFError, UnsupportedError
 from powerinfer.gguf import open_gguf
 from powerinfer.models import Model, kv_bytes_per_position, load_model, sequence_bytes
@@ -193,10 +194,26 @@ def test_layers_with_state_are_not_placed_on_a_gpu(tmp_path: Path) -> None:
         placement_task(*cast("Any", (sparsity, file, None, options, None)))
 
 
-def test_neurons_are_measured_only_where_layers_have_as_many(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="the first 1 layers of this model have no experts"):
-        with_recall_meter(lfm2(tmp_path, "lfm2moe"))
-    assert with_recall_meter(lfm2(tmp_path)).observer is not None
+def test_neurons_are_measured_only_in_layers_with_experts(tmp_path: Path) -> None:
+    assert lfm2(tmp_path).config.counted_layers == [0, 1, 2]
+    model = lfm2(tmp_path, "lfm2moe")
+    assert model.config.counted_layers == [1, 2]
+    meter = RecallMeter(model)
+    run_windows(model, np.array([TOKEN_IDS], np.int32), meter)
+    assert [layer.total > 0 for layer in meter.layers] == [False, True, True]
+
+
+def test_a_model_without_any_such_layer_cannot_be_measured(tmp_path: Path) -> None:
+    recipe = replace(
+        TINY_MODELS["lfm2moe"],
+        activation="relu",
+        num_dense_layers=3,
+        metadata={**TINY_MODELS["lfm2moe"].metadata, "leading_dense_block_count": 3},
+    )
+    model = load_model(open_gguf(write_model(tmp_path / "m.gguf", recipe)), ReferenceOps())
+    assert model.layer_kinds == ("exact",) * 3
+    with pytest.raises(UnsupportedError, match="no layer of this model has neurons"):
+        with_recall_meter(model)
 
 
 def test_inspect_shows_states(tmp_path: Path) -> None:
