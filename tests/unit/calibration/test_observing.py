@@ -92,7 +92,10 @@ def test_the_arrays_fit_each_other(tmp_path: Path, name: str, kernels: str | Non
         activation = llm.loaded.model.config.activation
     for one in _observe(path, kernels=kernels, sparsity="exact" if activation.is_sparse else "off"):
         recipe = TINY_MODELS[name]
-        neurons = (one.num_tokens, recipe.intermediate_size)
+        size = recipe.intermediate_size
+        if recipe.gemma4 is not None:
+            size = recipe.gemma4.ffn_size(one.layer, size)
+        neurons = (one.num_tokens, size)
         assert one.input.shape == one.output.shape == (one.num_tokens, recipe.hidden_size)
         assert one.up.shape == one.fires.shape == neurons
         assert (one.gate is not None) == recipe.is_gated
