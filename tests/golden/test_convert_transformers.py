@@ -21,7 +21,17 @@ from transformers_cases import CASES, FOLDER, Case
 FloatArray = npt.NDArray[np.float32]
 
 # Tensors of several dimensions that are always F32.
-KEPT = ("bias", "gate_inp", "shortconv.conv", "ssm_alpha", "ssm_beta", "ssm_conv1d")
+KEPT = (
+    "ssm_norm",
+    "ssm_a",
+    "ssm_d",
+    "bias",
+    "gate_inp",
+    "shortconv.conv",
+    "ssm_alpha",
+    "ssm_beta",
+    "ssm_conv1d",
+)
 
 # The longest prompts differ from the others in nothing that is converted.
 CONVERTED = [name for name in CASES if not name.endswith("600-tokens")]
