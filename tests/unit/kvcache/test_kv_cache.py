@@ -206,7 +206,9 @@ class _Layers(ReferenceOps):
 
 def _config(**changes: Any) -> ModelConfig:
     config = load_model(open_gguf(changes.pop("path")), ReferenceOps()).config
-    attention = config.attention[:1] * changes.get("num_layers", config.num_layers)
+    heads = {key: changes[key] for key in ("head_dim", "num_kv_heads") if key in changes}
+    layer = replace(config.attention[0], **heads)
+    attention = (layer,) * changes.get("num_layers", config.num_layers)
     return replace(config, attention=attention, **changes)
 
 
@@ -244,4 +246,4 @@ def test_a_position_takes_its_keys_and_values_in_all_layers(model_path: Path) ->
     # Q8_0 stores 32 numbers in 34 bytes.
     assert kv_bytes_per_position(config, KVType.Q8_0) == 2 * 5 * 3 * 68
     with pytest.raises(UnsupportedError, match="multiple of 32; this model's are 40 wide"):
-        kv_bytes_per_position(replace(config, head_dim=40), KVType.Q8_0)
+        kv_bytes_per_position(_config(path=model_path, head_dim=40), KVType.Q8_0)
