@@ -75,14 +75,14 @@ def check_is_cuttable(activation: Activation, option: str) -> None:
 
 def layers_to_count(config: ModelConfig) -> list[int]:
     """Return `counted_layers`, or raise UnsupportedError if neurons cannot be counted in them."""
-    if config.layer_sizes:
-        raise UnsupportedError(
-            "FFNs of this model's layers have different sizes, and neurons are measured only in "
-            "models whose layers are alike"
-        )
     if config.layers_differ:
         raise UnsupportedError(
             f"the layers of {config.architecture} models differ, and neurons are measured only in "
+            "models whose layers are alike"
+        )
+    if config.layer_sizes:
+        raise UnsupportedError(
+            "FFNs of this model's layers have different sizes, and neurons are measured only in "
             "models whose layers are alike"
         )
     numbers = config.counted_layers

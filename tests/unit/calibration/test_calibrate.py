@@ -303,7 +303,7 @@ def test_damage_in_the_last_ffn_is_named(bamboo: Model) -> None:
     """No later layer sees what it makes."""
     last = bamboo.weights.layers[1]
     damaged = replace(last.ffn.up, bias=bamboo.ops.constant(np.full(48, np.inf, np.float32)))
-    layers = (bamboo.weights.layers[0], replace(last, ffn=replace(last.ffn, up=damaged)))
+    layers = (bamboo.weights.layers[0], replace(last, own_ffn=replace(last.ffn, up=damaged)))
     broken = replace(bamboo, weights=replace(bamboo.weights, layers=layers))
     with pytest.raises(NumericsError, match="FFN in layer 1 makes NaN or infinity"):
         calibrate(broken, TEXT, identity=IDENTITY, dial=DIAL, kinds=("sign",))
@@ -314,7 +314,7 @@ def test_a_layer_without_activity_is_measured_too(bamboo: Model) -> None:
     first = bamboo.weights.layers[0]
     assert first.ffn.gate is not None
     silent = replace(first.ffn.gate, bias=bamboo.ops.constant(np.full(48, -1e6, np.float32)))
-    layers = (replace(first, ffn=replace(first.ffn, gate=silent)), bamboo.weights.layers[1])
+    layers = (replace(first, own_ffn=replace(first.ffn, gate=silent)), bamboo.weights.layers[1])
     quiet = replace(bamboo, weights=replace(bamboo.weights, layers=layers))
     found = calibrate(quiet, TEXT, identity=IDENTITY, dial=DIAL, kinds=("lowbit:2",))
     assert found.active_share(0) == 0

@@ -160,7 +160,7 @@ def test_experts(tmp_path: Path, changes: dict[str, Any], expected: ExpertsConfi
     assert config.num_experts == 8
     assert config.num_neurons == 8 * config.intermediate_size
     assert config.expert_hidden_size == (expected.latent_size or config.hidden_size)
-    assert config.runs_on_cpu_alone == bool(expected.latent_size)
+    assert (config.gpu_obstacle is None) == (expected.latent_size == 0)
     dense = config_of(tmp_path, {"llama.expert_count": 0})
     assert (dense.experts, dense.num_experts) == (None, 0)
     assert dense.num_neurons == dense.intermediate_size
