@@ -120,17 +120,18 @@ def _sizes(
         ),
         keys.HIDDEN_SIZE: config.integer("hidden_size"),
         keys.NUM_LAYERS: own.get(keys.NUM_LAYERS) or config.integer("num_hidden_layers"),
-        architecture.norm_eps_key: config.number("rms_norm_eps", architecture.norm_eps),
     }
+    eps = {architecture.norm_eps_key: config.number("rms_norm_eps", architecture.norm_eps)}
     if not architecture.has_attention:
         # llama.cpp requires both.
-        return found | {keys.NUM_HEADS: 0, keys.INTERMEDIATE_SIZE: 0}
+        return found | eps | {keys.NUM_HEADS: 0, keys.INTERMEDIATE_SIZE: 0}
     num_heads = config.integer("num_attention_heads")
     found |= {
         keys.NUM_HEADS: num_heads,
         keys.NUM_KV_HEADS: config.integer("num_key_value_heads", num_heads),
         keys.HEAD_DIM: head_dim,
         keys.VALUE_DIM: head_dim,
+        **eps,
     }
     # Dense models of some families with experts say that they have none of them.
     if config.number("num_local_experts", 0.0):
