@@ -24,8 +24,11 @@ class ChoiceObserver:
 
     def __call__(self, stage: Stage, number: int, values: FloatArray) -> None:
         """Route what the router of a layer sees: the FFN's input, or an input of its own."""
-        ffn = self._model.weights.layers[number].ffn
-        if ffn.router is not None and stage.value in ("FFN input", "router input"):
+        layer = self._model.weights.layers[number]
+        ffn = layer.own_ffn
+        # Experts in a latent space have another input than their router.
+        stages = ("router input",) if layer.latent is not None else ("FFN input", "router input")
+        if ffn is not None and ffn.router is not None and stage.value in stages:
             self.ids[number], _ = self._model.ops.route(values, ffn, self._is_prompt)
 
 
