@@ -20,6 +20,7 @@ from powerinfer.models.mixers import AttentionWeights
 from powerinfer.models.scales import Scales
 from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
 from powerinfer.ops.backend import Activations, Backend, KVLayer, SomeFFN, SomeLinear
+from powerinfer.predictors import LayerPredictor
 from powerinfer.values import Batch, BoolArray, ByteArray, FloatArray, IntArray
 
 __all__ = [
@@ -184,7 +185,7 @@ def attention_block(  # noqa: PLR0913  observers need the layer number
     Returns:
         f32[num_tokens, hidden_size], to be added to the residual stream.
     """
-    mixer = layer.mixer
+    mixer = layer.own_mixer
     if not isinstance(mixer, AttentionWeights):
         raise TypeError(f"layer {number} has no attention but {type(mixer).__name__}")
     if observe is not None:
@@ -230,9 +231,11 @@ def mixer_block(  # noqa: PLR0913  observers need the layer number
     observe: Observer | None = None,
 ) -> Activations:
     """Attention, or the mixer with state that the layer has instead; see `attention_block`."""
-    mixer = layer.mixer
+    mixer = layer.own_mixer
     if isinstance(mixer, AttentionWeights):
         return attention_block(ops, layer, number, x, cache, batch, options, observe)
+    if mixer is None:
+        raise TypeError(f"layer {number} has no mixer")
     if observe is not None:
         observe(Stage.ATTENTION_INPUT, number, ops.to_host(x))
     mixed = mixer.mix(ops, x, cache, batch)
@@ -308,16 +311,19 @@ def start_ffn_alone(  # noqa: PLR0913  routers may have their own input
             observe(Stage.ROUTER_INPUT, number, ops.to_host(router_input))
         observe(Stage.PREDICTOR_INPUT, number, ops.to_host(raw))
     finish: Callable[[], Activations]
+    ffn = layer.own_ffn
+    if ffn is None:
+        raise TypeError(f"layer {number} has no FFN")
     if isinstance(observe, FiringObserver):
 
         def show_firing() -> Activations:
-            output, bits = ops.ffn_firing(x, layer.ffn, is_prompt, router_input)
+            output, bits = ops.ffn_firing(x, ffn, is_prompt, router_input)
             observe.fired(number, bits)
             return output
 
         finish = show_firing
     else:
-        finish = _start(ops, layer, x, raw, is_prompt, router_input)
+        finish = _start(ops, ffn, layer.predictor, x, raw, is_prompt, router_input)
     if observe is not None:
         finish = partial(_finish, ops, number, finish, observe)
     if layer.latent is None:
@@ -327,21 +333,21 @@ def start_ffn_alone(  # noqa: PLR0913  routers may have their own input
 
 def _start(
     ops: Backend,
-    layer: LayerWeights,
+    ffn: SomeFFN,
+    predictor: LayerPredictor | None,
     x: Activations,
     raw: Activations,
     is_prompt: BoolArray | None,
     router_input: Activations | None,
 ) -> Callable[[], Activations]:
     """Start the block with its predictor, or without one."""
-    predictor = layer.predictor
     if predictor is None:
-        return ops.start_ffn(x, layer.ffn, None, is_prompt, router_input)
+        return ops.start_ffn(x, ffn, None, is_prompt, router_input)
     if predictor.active_ids is None:
         seen = predictor.select_input(x, raw)
-        return ops.start_ffn(x, layer.ffn, seen, is_prompt, router_input)
-    active = predictor.select(ops, layer.ffn, x, raw, is_prompt)
-    return partial(ops.ffn_active, x, layer.ffn, active, is_prompt, router_input)
+        return ops.start_ffn(x, ffn, seen, is_prompt, router_input)
+    active = predictor.select(ops, ffn, x, raw, is_prompt)
+    return partial(ops.ffn_active, x, ffn, active, is_prompt, router_input)
 
 
 def _finish(

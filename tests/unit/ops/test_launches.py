@@ -22,10 +22,10 @@ SCRIPT = Path(__file__).resolve().parent.parent.parent / "support" / "fake_trito
 LIMITS = {
     ("bamboo", "S", 1, True): (19, 0, 262),
     ("bamboo", "S", 1, False): (18, 0, 260),
-    ("bamboo", "P", 1, False): (14, 1, 212),
+    ("bamboo", "P", 1, False): (14, 1, 206),
     ("bamboo", "F", 1, False): (15, 0, 252),
     ("bamboo", "A", 1, False): (12, 1, 158),
-    ("bamboo", "C", 1, False): (0, 0, 104),
+    ("bamboo", "C", 1, False): (0, 0, 98),
     ("falcon-powerinfer", "S", 1, False): (17, 0, 260),
     # Without predictors each device finds out for itself which of its neurons fire.
     ("llama-relu", "S", 1, False): (16, 0, 222),
