@@ -40,10 +40,9 @@ void CheckExperts(const FFNView& ffn, bool is_predicting, const ExchangeBuffers&
     throw std::invalid_argument("the exchange has no input for routers");
   }
   if (is_predicting && buffers.router_input.columns != ffn.router.matrix.columns) {
-    throw std::invalid_argument("the router of the block sees " +
-                                std::to_string(ffn.router.matrix.columns) +
-                                " numbers, the exchange has " +
-                                std::to_string(buffers.router_input.columns));
+    throw std::invalid_argument(
+        "the router of the block sees " + std::to_string(ffn.router.matrix.columns) +
+        " numbers, the exchange has " + std::to_string(buffers.router_input.columns));
   }
   if (!is_predicting && buffers.expert_weights.columns != ffn.NumExperts()) {
     throw std::invalid_argument("the block has " + std::to_string(ffn.NumExperts()) +

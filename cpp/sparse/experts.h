@@ -27,9 +27,9 @@ struct NeuronChoice {
 
 /// out = sum over a token's experts e, ascending, of weight_e * expert_e(x), for a block with a
 /// router, which sees router_input: f32[num_tokens, columns of the router]. x and out are as in
-/// ffn.h. A token's bits depend on its own rows and their kind, not on the others, on threads or on cuts;
-/// rows of weights are read once for up to kMaxBatchTokens decode rows. `fired`: for prompt rows
-/// without a choice only; neurons of experts that a token did not choose do not fire.
+/// ffn.h. A token's bits depend on its own rows and their kind, not on the others, on threads or on
+/// cuts; rows of weights are read once for up to kMaxBatchTokens decode rows. `fired`: for prompt
+/// rows without a choice only; neurons of experts that a token did not choose do not fire.
 void RunExperts(const OpContext& context, RowsView<const float> x,
                 RowsView<const float> router_input, const FFNView& ffn, const NeuronChoice& choice,
                 RowsView<float> out, FFNStats* stats, const FiredBits& fired = {});

@@ -5,9 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from attention_cases import make_batch, rope_table
+from attention_cases import rope_table
 from expert_cases import ExpertCase, make_experts
-from native_cases import KERNELS, THREADS, both, host_ops, numbers, same_bits, use_kernels
+from native_cases import (
+    KERNELS,
+    THREADS,
+    both,
+    host_ops,
+    make_batch,
+    numbers,
+    same_bits,
+    use_kernels,
+)
 from powerinfer.errors import ShapeError
 from powerinfer.ops.protocol import HeadNorms, KVType
 from tolerances import assert_close

@@ -57,8 +57,10 @@ _PARTS = {"weight": ".weight", "bias": ".bias"}
 _WITH_TEXT = ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe")
 _CONFIGS = {kind: f"{kind}Text" for kind in _WITH_TEXT}
 # Parameters that are not the weight or bias of a module.
-_PARAMETERS = (".sinks", ".expert", ".A_log", ".D", ".dt", ".e_score_correction")
-_PARAMETERS += (".scale", "_scale", ".layer_scalar")
+_PARAMETERS = (
+    *(".sinks", ".expert", ".A_log", ".D", ".dt", ".e_score_correction"),
+    *(".scale", "_scale", ".layer_scalar"),
+)
 
 
 def save(path: Path, case: Case, *, is_down_transposed: bool = False) -> Path:

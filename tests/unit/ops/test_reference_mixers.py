@@ -158,8 +158,8 @@ def scan_by_hand(rows: FloatArray) -> FloatArray:
                     states[head, p, n] = state + step * x * b[n]
                 y = sum(states[head, p, n] * c[n] for n in range(3)) + SCAN.skip[head] * x
                 out[t, 2 * head + p] = y * silu(row[2 * head + p])
-        for group in (out[t, :4], out[t, 4:]):
-            group /= math.sqrt(sum(y * y for y in group) / 4 + SCAN.eps)
+        for half in (out[t, :4], out[t, 4:]):
+            half /= math.sqrt(sum(y * y for y in half) / 4 + SCAN.eps)
     return (out * SCAN.norm).astype(np.float32)
 
 

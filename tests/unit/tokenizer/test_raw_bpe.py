@@ -60,7 +60,8 @@ def _merges(trained: Any) -> list[tuple[str, str]]:
     import json
 
     pairs = json.loads(trained.to_str())["model"]["merges"]
-    return [tuple(pair.split(" ", 1)) if isinstance(pair, str) else tuple(pair) for pair in pairs]
+    halves = (pair.split(" ", 1) if isinstance(pair, str) else pair for pair in pairs)
+    return [(first, second) for first, second in halves]
 
 
 @cache
