@@ -16,7 +16,16 @@ import tempfile
 from pathlib import Path
 
 # The modules of tables register their parts.
-from figures import models, quality, real_models, serving, sparsify, speed, states  # noqa: F401
+from figures import (  # noqa: F401
+    models,
+    quality,
+    real_models,
+    serving,
+    sparsified,
+    sparsify,
+    speed,
+    states,
+)
 from figures.parts import fill
 from figures.pictures import PICTURES
 from figures.terminal import draw_terminal
@@ -30,6 +39,7 @@ PAGES = (
     "docs/serving/speed.md",
     "docs/sparsify/experiment.md",
     "docs/sparsify/quality.md",
+    "docs/sparsify/real-model.md",
     "docs/speed.md",
 )
 

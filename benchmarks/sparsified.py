@@ -4,10 +4,10 @@
         --tasks arc_easy,piqa --data TASKS --limit 500
 
 BASE is the model before, a GGUF file; each RUN is a folder that `powerinfer sparsify` has finished.
-It is converted, stored with `down` by neurons, and quantized to the type of `--type`, and so is
-BASE; the files go to the folder FILES. All files decode some tokens of the text in turn, until the
-time is over; the tenth percentile of the steps counts, which other programs disturb least. Started
-again, the command measures what OUT.json lacks, and all speeds anew.
+It is converted and quantized to the type of `--type`, and so is BASE; the files go to the folder
+FILES. All of them decode some tokens of the text in turn, until the time is over; the tenth
+percentile of the steps counts, which other programs disturb least. Started again, the command
+measures what OUT.json lacks, and all speeds anew.
 """
 
 import argparse
@@ -67,15 +67,15 @@ def _powerinfer(*arguments: object) -> str:
 def _file(source: Path, name: str, options: argparse.Namespace) -> Path:
     """The file of a model that is measured, made once."""
     folder: Path = options.files
-    plain, packed, found = (folder / f"{name}{end}.gguf" for end in ("-plain", "-packed", ""))
+    found, plain = folder / f"{name}.gguf", folder / f"{name}-plain.gguf"
     if not found.exists():
         if source.is_dir():
             _powerinfer("convert", source, "-o", plain)
-            _powerinfer("pack", plain, "-o", packed)
-            source = packed
-        _powerinfer("quantize", source, found, options.type)
-        for path in (plain, packed):
-            path.unlink(missing_ok=True)
+        else:
+            # Matrices that are quantized already would stay as they are.
+            _powerinfer("quantize", source, plain, "F16")
+        _powerinfer("quantize", plain, found, options.type)
+        plain.unlink(missing_ok=True)
     return found
 
 
@@ -124,7 +124,8 @@ def _print_table(rows: dict[str, Row]) -> None:
         cells = [name, row.get("tokens", ""), f"{row.get('zeros', 0):.1%}"]
         cells += [f"{row['perplexity']:.2f}" if "perplexity" in row else ""]
         cells += [f"{row['text_perplexity']:.2f}"]
-        cells += [f"{row['tasks'][task]['off']['accuracy']:.3f}" for task in tasks]
+        found = row.get("tasks", {})
+        cells += [f"{found[task]['off']['accuracy']:.3f}" if found else "" for task in tasks]
         speeds = {kind: 1e3 / each["p10_ms"] for kind, each in row["decode"].items()}
         cells += [f"{speeds['off']:.0f}", f"{speeds['exact']:.0f}" if "exact" in speeds else ""]
         print("| " + " | ".join(map(str, cells)) + " |")
