@@ -8,7 +8,7 @@ from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.serve.tool_formats._format import Tool
 from powerinfer.serve.tool_formats._schemas import call_schema, with_place
 
-__all__ = ["check_tools", "forced_arguments", "json_value", "quoted"]
+__all__ = ["call_rules", "check_tools", "forced_arguments", "json_value", "quoted"]
 
 
 def check_tools(tools: Sequence[Tool]) -> None:
@@ -23,6 +23,28 @@ def forced_arguments(tool: Tool) -> Iterator[tuple[str, bool]]:
     needed = required if isinstance(required, list) else []
     for name in dict.fromkeys((*names, *needed)):
         yield name, name in needed
+
+
+def call_rules(
+    tool: Tool, rule: str, *, opening: str, equals: str, comma: str, end: str
+) -> list[str]:
+    """Write the rules of a call whose arguments have values of JSON.
+
+    Args:
+        rule: name of the rule of the whole call, and beginning of the other names.
+        opening: between the tool's name and the first argument.
+        equals: between the name of an argument and its value.
+    """
+    arguments = list(forced_arguments(tool))
+    rules = [f"{rule}: {quoted(tool.name + opening)} {rule}f0"]
+    for number, (key, is_required) in enumerate(arguments):
+        rules.append(f"{rule}v{number}: {quoted(key + equals)} {json_value(tool, key)}")
+        # From this argument on, if it is the first one or not.
+        for place, between in (("f", ""), ("n", f'"{comma}"')):
+            left_out = "" if is_required else f" | {rule}{place}{number + 1}"
+            rest = f"{between} {rule}v{number} {rule}n{number + 1}{left_out}"
+            rules.append(f"{rule}{place}{number}: {rest}")
+    return [*rules, *(f'{rule}{place}{len(arguments)}: "{end}"' for place in "fn")]
 
 
 def json_value(tool: Tool, name: str) -> str:

@@ -12,12 +12,7 @@ from powerinfer.serve.chat.deltas import ChatDelta, ChatOutputParser
 from powerinfer.serve.chat.mark_finder import MarkFinder
 from powerinfer.serve.chat.messages import ChatMessage
 from powerinfer.serve.tool_formats._format import ForcedCall, StepParser, Tool, ToolFormat
-from powerinfer.serve.tool_formats._grammars import (
-    check_tools,
-    forced_arguments,
-    json_value,
-    quoted,
-)
+from powerinfer.serve.tool_formats._grammars import call_rules, check_tools
 from powerinfer.serve.tool_formats._literals import json_text, typed_literal, typed_text
 from powerinfer.serve.tool_formats._schemas import argument_types
 
@@ -66,21 +61,8 @@ class _Gemma4(ToolFormat):
         check_tools(tools)
         rules = ["%llguidance {}", f"start: {' | '.join(f't{i}' for i in range(len(tools)))}"]
         for index, tool in enumerate(tools):
-            rules += _rules(tool, f"t{index}")
+            rules += call_rules(tool, f"t{index}", opening="{", equals=":", comma=",", end="}")
         return ForcedCall(f"{_OPEN}call:", grammar="\n".join(rules))
-
-
-def _rules(tool: Tool, name: str) -> list[str]:
-    """Write the rules of a call, with values of JSON: from each argument on, first or not."""
-    arguments = list(forced_arguments(tool))
-    rules = [f"{name}: {quoted(tool.name + '{')} {name}f0"]
-    for number, (key, is_required) in enumerate(arguments):
-        rules.append(f"{name}v{number}: {quoted(f'{key}:')} {json_value(tool, key)}")
-        for place, between in (("f", ""), ("n", '","')):
-            left_out = "" if is_required else f" | {name}{place}{number + 1}"
-            rest = f"{between} {name}v{number} {name}n{number + 1}{left_out}"
-            rules.append(f"{name}{place}{number}: {rest}")
-    return [*rules, *(f'{name}{place}{len(arguments)}: "}}"' for place in "fn")]
 
 
 def _response(content: str) -> object:
