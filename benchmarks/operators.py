@@ -15,9 +15,7 @@ from typing import Any
 
 from powerinfer import LLM
 from powerinfer.bench.machine import describe_machine
-from timing.operators import STATES, measure_operators, state_share_of_prompt
-
-_PROMPT_TOKENS = 512
+from timing.operators import PROMPT_TOKENS, STATES, measure_operators, state_share_of_prompt
 
 
 def _options() -> argparse.Namespace:
@@ -33,7 +31,7 @@ def _options() -> argparse.Namespace:
 
 
 def _measure(options: argparse.Namespace, sparsity: str | None) -> dict[str, Any]:
-    length = max(64 + 2 * options.steps, _PROMPT_TOKENS)
+    length = PROMPT_TOKENS + 2 * options.steps
     kind, _, error = (sparsity or "").partition("@")
     chosen: dict[str, Any] = {"sparsity": kind} if kind else {}
     if error:
@@ -41,7 +39,7 @@ def _measure(options: argparse.Namespace, sparsity: str | None) -> dict[str, Any
     with LLM(
         options.model, threads=options.threads, context_length=length, device="cpu", **chosen
     ) as llm:
-        times = measure_operators(llm, options.steps)
+        times = measure_operators(llm, options.steps, prompt_tokens=PROMPT_TOKENS)
         has_states = llm.loaded.model.config.state_bytes > 0
         return {
             "model": options.model.name,
@@ -52,9 +50,7 @@ def _measure(options: argparse.Namespace, sparsity: str | None) -> dict[str, Any
             "read_gb_per_s": times.read_gb_per_s,
             "gather_gb_per_s": times.gather_gb_per_s,
             "operators": times.rows(),
-            "state_share_of_prompt": (
-                state_share_of_prompt(llm, _PROMPT_TOKENS) if has_states else None
-            ),
+            "state_share_of_prompt": (state_share_of_prompt(llm) if has_states else None),
         }
 
 
@@ -79,7 +75,7 @@ def _print(result: dict[str, Any]) -> None:
         times = {row["operator"]: row["ms"] for row in result["operators"]}
         print(
             f"\nstates take {times[STATES] / times['total']:.1%} of this step, and "
-            f"{result['state_share_of_prompt']:.1%} of a prompt of {_PROMPT_TOKENS}"
+            f"{result['state_share_of_prompt']:.1%} of a prompt of {PROMPT_TOKENS}"
         )
 
 

@@ -7,9 +7,14 @@ an encoder. Plain llama.cpp tensor names: every engine can open the file.
     python benchmarks/synthetic.py --shape llama-7b --layers 8 --format q4_0 -o 7b-8L-q4_0.gguf
     python benchmarks/synthetic.py --shape qwen35-9b --layers 8 -o qwen35-9b-8L-q4_0.gguf
     python benchmarks/synthetic.py --shape qwen35-9b --layers 8 --vocab 512 -o qwen35-9b-trunk.gguf
+    python benchmarks/synthetic.py --shape nemotron-3-nano-30b --layers 12 --zeros 0.9 -o nano.gguf
 
-Models with state (stateful/shapes.py) have a head in Q6_K, and true vocabularies in size. `--vocab`
-cuts it: what remains is the trunk, whose speed is measured without that of the head.
+Llama's shapes apart, models are those of `families/`: a head (or an embedding that is also the
+head) in Q6_K, or in Q8_0 if its rows are no whole blocks, as llama.cpp's Q4_0 has; true
+vocabularies in size; in F32 what llama.cpp quantizes but `powerinfer convert` does not (`ssm_alpha`
+and `ssm_beta`). `--vocab` cuts the vocabulary: what remains is the trunk, whose speed is measured
+without that of the head. `--zeros` lets neurons of Nemotron-H be zero as often as in the trained
+model.
 """
 
 import argparse
@@ -21,8 +26,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from families.family import FamilyShape
+from families.gemma4 import Gemma4Shape
+from families.lfm2 import LFM2Shape
+from families.nemotron_h import NemotronHShape
+from families.nemotron_zeros import PlantedZeros
+from families.qwen35 import Qwen35Shape
 from powerinfer.gguf import TensorSpec, write_gguf
-from stateful.shapes import STATE_SHAPES, StateShape
 
 ROWS_PER_CHUNK = 1024
 
@@ -73,17 +83,52 @@ class Shape:
         return metadata | vocabulary(self.vocab_size)
 
 
-SHAPES: dict[str, Shape | StateShape] = {
+_NEMOTRON_H_8B = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
+_NEMOTRON_3_NANO = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
+SHAPES: dict[str, Shape | FamilyShape] = {
     "llama-7b": Shape(4096, 11008, 32, 32, 32),
     "mistral-7b": Shape(4096, 14336, 32, 32, 8),
     "llama-13b": Shape(5120, 13824, 40, 40, 40),
+    "lfm2-1.2b": LFM2Shape(2048, 8192, 16, 32, 8, 64, 65536, (2, 5, 8, 10, 12, 14)),
+    "qwen35-9b": Qwen35Shape(4096, 12288, 32, 16, 4, 256, 248320, 16, 32, 128),
+    "qwen35-35b-a3b": Qwen35Shape(2048, 512, 40, 16, 2, 256, 248320, 16, 32, 128, 256),
+    "nemotron-h-8b": NemotronHShape(
+        *(4096, 21504, 52, 32, 8, 128, 131072, _NEMOTRON_H_8B, 128, 64),
+    ),
+    "nemotron-3-nano-30b": NemotronHShape(
+        *(2688, 1856, 52, 32, 2, 128, 131072, _NEMOTRON_3_NANO, 64, 64),
+        num_experts=128,
+        shared_size=3712,
+    ),
+    "gemma4-e4b": Gemma4Shape(
+        *(2560, 10240, 42, 8, 2, 256, 262144, 512, 2, 512), num_shared=18, per_layer_size=256
+    ),
+    "gemma4-26b-a4b": Gemma4Shape(
+        *(2816, 2112, 30, 16, 8, 256, 262144, 512, 2, 1024), num_experts=128, expert_size=704
+    ),
     "tiny": Shape(256, 512, 2, 4, 2, 512),
-    **STATE_SHAPES,
+    "tiny-lfm2": LFM2Shape(256, 512, 2, 4, 2, 64, 512, (1,)),
+    "tiny-qwen35": Qwen35Shape(256, 512, 4, 4, 2, 64, 512, 2, 4, 32),
+    "tiny-qwen35moe": Qwen35Shape(256, 256, 4, 4, 2, 64, 512, 2, 4, 32, 8, 2),
+    "tiny-nemotron-h": NemotronHShape(256, 512, 4, 4, 2, 64, 512, "M*M-", 4, 64, 2, 32),
+    "tiny-nemotron-h-moe": NemotronHShape(
+        *(256, 256, 4, 4, 2, 64, 512, "ME*E", 4, 64, 2, 32),
+        num_experts=8,
+        num_used=2,
+        shared_size=256,
+    ),
+    "tiny-gemma4": Gemma4Shape(
+        *(256, 512, 7, 4, 2, 64, 512, 128, 2, 16), num_shared=1, per_layer_size=64
+    ),
+    "tiny-gemma4-moe": Gemma4Shape(
+        *(256, 512, 7, 4, 2, 64, 512, 128, 1, 16), num_experts=8, num_used=2, expert_size=64
+    ),
 }
 # Matrices that stay F32: routers, kernels of convolutions, and what decides about states.
 _PLAIN = ("ffn_gate_inp.weight", "conv1d.weight", "conv.weight", "alpha.weight", "beta.weight")
 
 
+_PLANTED_NORMS = (".attn_norm.weight", "output_norm.weight")
 # Parameters that stay F32 though they have two dimensions.
 _VECTORS = ("ssm_a", "ssm_d", "ssm_norm.weight")
 
@@ -97,10 +142,9 @@ def _blocks(random: np.random.Generator, count: int, block_bytes: int) -> npt.ND
 
 
 def _random_rows(
-    random: np.random.Generator, weight_format: str, rows: int, columns: int
+    random: np.random.Generator, weight_format: str, rows: int, columns: int, std: float
 ) -> npt.NDArray[np.uint8]:
-    """`rows` of `columns` weights with standard deviation near 1/sqrt(columns), as u8."""
-    std = 1 / math.sqrt(columns)
+    """`rows` of `columns` weights with about this standard deviation, as u8."""
     if weight_format in ("f32", "f16"):
         values = random.standard_normal((rows, columns), np.float32) * np.float32(std)
         return values.astype(np.float32 if weight_format == "f32" else np.float16).view(np.uint8)
@@ -127,13 +171,22 @@ def _random_rows(
 
 
 def _chunks(
-    random: np.random.Generator, weight_format: str, rows: int, columns: int, *, repeats: bool
+    random: np.random.Generator,
+    weight_format: str,
+    name: str,
+    dims: tuple[int, ...],
+    *,
+    repeats: bool,
+    zeros: PlantedZeros | None,
 ) -> Iterator[npt.NDArray[np.uint8]]:
-    chunk = None
+    rows, columns, chunk = math.prod(dims[:-1]), dims[-1], None
+    std = 1 / math.sqrt(columns) if zeros is None else zeros.std(name, columns)
     for start in range(0, rows, ROWS_PER_CHUNK):
         count = min(ROWS_PER_CHUNK, rows - start)
         if chunk is None or not repeats:
-            chunk = _random_rows(random, weight_format, count, columns)
+            chunk = _random_rows(random, weight_format, count, columns, std)
+        if zeros is not None:
+            zeros.change_rows(name, start, chunk)
         yield chunk[:count]
 
 
@@ -146,6 +199,9 @@ def _vector(random: np.random.Generator, name: str, size: int) -> npt.NDArray[np
         return np.full(size, -0.15, np.float32)
     if name.endswith(".bias"):
         return np.zeros(size, np.float32)
+    if name == "rope_freqs.weight":
+        # A quarter of the pairs rotates.
+        return np.where(np.arange(size) < size // 4, 1.0, 1e30).astype(np.float32)
     if name.endswith("ffn_gate_inp_shexp.weight"):
         return random.standard_normal(size, np.float32) * np.float32(size**-0.5)
     return np.ones(size, np.float32)
@@ -167,14 +223,15 @@ def vocabulary(size: int) -> dict[str, object]:
     }
 
 
-def write_synthetic(
+def write_synthetic(  # noqa: PLR0913  the options of the command
     path: Path,
-    shape: Shape | StateShape,
+    shape: Shape | FamilyShape,
     weight_format: str,
     *,
     head_format: str | None = None,
     activation: str | None = None,
     repeats: bool = False,
+    zeros: float | None = None,
     seed: int = 1234,
 ) -> None:
     """Write one model.
@@ -186,8 +243,14 @@ def write_synthetic(
         head_format: of the output matrix instead, or of an embedding that is also the head.
         activation: value of `powerinfer.ffn_activation`.
         repeats: every matrix repeats its first 1024 rows, which is written ten times as fast.
+        zeros: share of neurons to be zero for a token, of Nemotron-H in Q4_0.
         seed: of the weights.
     """
+    planted = None
+    if zeros is not None:
+        if not isinstance(shape, NemotronHShape) or weight_format != "q4_0":
+            raise SystemExit("error: zeros can be planted in shapes of Nemotron-H in q4_0 only")
+        planted = PlantedZeros(shape, zeros)
     random = np.random.Generator(np.random.SFC64(seed))
     named = list(shape.tensors())
     head = "output.weight"
@@ -196,7 +259,10 @@ def write_synthetic(
     entries: list[TensorSpec] = []
     for name, dims in named:
         if len(dims) == 1 or name.endswith(_VECTORS):
-            numbers = _vector(random, name, math.prod(dims))
+            if planted is not None and name.endswith(_PLANTED_NORMS):
+                numbers = planted.norm(name)
+            else:
+                numbers = _vector(random, name, math.prod(dims))
             entries.append((name, dims, "f32", numbers.view(np.uint8)))
             continue
         chosen = "f32" if name.endswith(_PLAIN) else weight_format
@@ -204,13 +270,13 @@ def write_synthetic(
             # As llama.cpp does where rows are no whole blocks of 256.
             is_whole = head_format != "q6_k" or dims[-1] % 256 == 0
             chosen = head_format if is_whole else "q8_0"
-        rows = math.prod(dims[:-1])
-        entries.append(
-            (name, dims, chosen, _chunks(random, chosen, rows, dims[-1], repeats=repeats))
-        )
+        rows = _chunks(random, chosen, name, dims, repeats=repeats, zeros=planted)
+        entries.append((name, dims, chosen, rows))
     metadata = shape.metadata(path.stem)
     if activation is not None:
         metadata["powerinfer.ffn_activation"] = activation
+    if zeros is not None:
+        metadata["powerinfer.synthetic.density"] = np.float32(1 - zeros)
     write_gguf(path, metadata, entries)
 
 
@@ -227,6 +293,7 @@ def main() -> None:
     )
     parser.add_argument("--vocab", type=int, help="tokens other than the shape has")
     parser.add_argument("--activation", help="value of powerinfer.ffn_activation")
+    parser.add_argument("--zeros", type=float, help="share of neurons of Nemotron-H that are zero")
     parser.add_argument("--seed", type=int, default=1234)
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args()
@@ -239,8 +306,9 @@ def main() -> None:
         options.output,
         shape,
         options.format,
-        head_format=options.head_format or ("q6_k" if isinstance(shape, StateShape) else None),
+        head_format=options.head_format or ("q6_k" if isinstance(shape, FamilyShape) else None),
         activation=options.activation,
+        zeros=options.zeros,
         seed=options.seed,
     )
 

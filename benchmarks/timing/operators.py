@@ -20,6 +20,7 @@ from powerinfer.ops.protocol import LayerProgram
 from powerinfer.values import Batch, BoolArray, ByteArray, FloatArray
 
 __all__ = [
+    "PROMPT_TOKENS",
     "OperatorCost",
     "OperatorTimes",
     "TimedOps",
@@ -38,7 +39,7 @@ DOWN = "down rows"
 WHOLE_FFN = "FFN"
 HEAD = "head"
 ATTENTION = "attention"
-STATES = "states: convolutions, delta rules"
+STATES = "states: convolutions, delta rules, scans"
 NATIVE_REST = "norms, rotation, sums"
 PYTHON = "Python and sampling"
 OPERATORS = (
@@ -55,7 +56,8 @@ OPERATORS = (
 )
 
 _REST = ("embed", "rms_norm", "layer_norm", "rope_and_store", "add", "gate")
-_PROMPT_TOKENS = 32
+PROMPT_TOKENS = 512
+"""Enough for every expert to be chosen: its first token waits until its matrices are copied."""
 _GATHERED_AHEAD = (0, 4 << 10, 12 << 10, 24 << 10)
 # Tensors whose rows are neurons.
 _NEURON_TENSORS = tuple(
@@ -254,20 +256,25 @@ class TimedOps:
         return found
 
 
-def measure_operators(llm: LLM, steps: int = 16, seed: int = 0) -> OperatorTimes:
+def measure_operators(
+    llm: LLM, steps: int = 16, seed: int = 0, prompt_tokens: int = 32
+) -> OperatorTimes:
     """Decode random tokens with every operation timed.
 
     Args:
-        llm: loaded with a context of 32 tokens plus twice the steps.
+        llm: loaded with a context of `prompt_tokens` plus twice the steps.
         steps: single-token steps to measure, after as many warm-up steps.
+        seed: of the tokens.
+        prompt_tokens: read before them.
     """
     loaded = llm.loaded
     model = loaded.model
+    read_gb_per_s = _plain_read_gb_per_s(llm)
     timed = TimedOps(model.ops, model.weights.output.matrix)
     random = np.random.default_rng(seed)
     sequence = _timed_sequence(llm, timed)
     vocab_size = model.config.vocab_size
-    sequence.extend(random.integers(0, vocab_size, _PROMPT_TOKENS).tolist())
+    sequence.extend(random.integers(0, vocab_size, prompt_tokens).tolist())
     for token in random.integers(0, vocab_size, steps).tolist():
         sequence.append(token)
     timed.clear()
@@ -291,15 +298,16 @@ def measure_operators(llm: LLM, steps: int = 16, seed: int = 0) -> OperatorTimes
     active = (counters.active - before[0]) / total
     return OperatorTimes(
         costs,
-        *_plain_rates(llm, active),
+        read_gb_per_s=read_gb_per_s,
+        gather_gb_per_s=_gather_gb_per_s(llm, active),
         dense_ffn_bytes=_dense_ffn_bytes(model),
         active_share=active,
         predicted_share=(counters.predicted - before[1]) / total,
     )
 
 
-def state_share_of_prompt(llm: LLM, num_tokens: int = 512) -> float:
-    """Share of a prompt's time that convolutions and delta rules take, after one to warm up.
+def state_share_of_prompt(llm: LLM, num_tokens: int = PROMPT_TOKENS) -> float:
+    """Share of a prompt's time that the states take, after one prompt to warm up.
 
     Args:
         llm: loaded with a context of at least `num_tokens`.
@@ -327,7 +335,9 @@ def _dense_ffn_bytes(model: Model) -> int:
     """Bytes of FFN matrices that a sparse step reads whole: deciding rows, and down by columns."""
     total = 0
     for layer, kind in zip(model.weights.layers, model.layer_kinds, strict=True):
-        ffn = layer.ffn
+        ffn = layer.own_ffn
+        if ffn is None:
+            continue
         deciding = ffn.up if ffn.gate is None else ffn.gate
         whole = [deciding] * (kind == "exact")
         whole += [ffn.down] * (kind != "off" and not ffn.is_down_transposed)
@@ -337,23 +347,27 @@ def _dense_ffn_bytes(model: Model) -> int:
     return total
 
 
-def _plain_rates(llm: LLM, active_share: float) -> tuple[float, float | None]:
-    """GB/s of a plain read of the weights and of a plain gather of active neurons' rows."""
+def _plain_read_gb_per_s(llm: LLM) -> float:
+    """GB/s of a plain read of the weights."""
     loaded = llm.loaded
     weights = [tensor.data.reshape(-1) for tensor in loaded.file.tensors.values()]
     # The first pass faults in pages that repacking released.
     reader = PlainReader(loaded.threads)
     read_s = [reader.read_s(weights) for _ in range(2)][-1]
-    read = sum(array.nbytes for array in weights) / read_s / 1e9
+    return sum(array.nbytes for array in weights) / read_s / 1e9
+
+
+def _gather_gb_per_s(llm: LLM, active_share: float) -> float | None:
+    """GB/s of a plain gather of active neurons' rows; None if there are none to gather."""
+    loaded = llm.loaded
     neurons: list[Tensor] = [
         tensor
         for name, tensor in loaded.file.tensors.items()
         if name.endswith(_NEURON_TENSORS) and tensor.shape[-1] == loaded.model.config.hidden_size
     ]
     if loaded.model.sparsity == "off" or not neurons:
-        return read, None
-    rows = [tensor.rows for tensor in neurons]
-    return read, gather_read_gb_per_s(rows, active_share, loaded.threads)
+        return None
+    return gather_read_gb_per_s([each.rows for each in neurons], active_share, loaded.threads)
 
 
 def gather_read_gb_per_s(

@@ -1,4 +1,4 @@
-"""Byte-level vocabularies of made-up tokens, with the published chat template of a family."""
+"""Vocabularies of made-up tokens, with the published chat template of a family."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import numpy as np
 from powerinfer.tokenizer.pieces import BYTE_CHARACTERS
 from powerinfer.tokenizer.vocabulary import TokenType
 
-__all__ = ["byte_level_vocabulary"]
+__all__ = ["vocabulary_of"]
 
 _TEMPLATES = Path(__file__).resolve().parents[2] / "tests" / "golden" / "templates"
 _SPACE = "\u0120"
@@ -23,7 +23,34 @@ _CONTROLS = ("<|im_start|>", "<|im_end|>")
 _THOUGHTS = ("<think>", "</think>")
 
 
-def byte_level_vocabulary(family: str, size: int) -> dict[str, object]:
+def vocabulary_of(family: str, size: int) -> dict[str, object]:
+    """Return the keys of a vocabulary of `size` tokens, as the family has it."""
+    return _raw_bpe(size) if family == "gemma4" else _byte_level(family, size)
+
+
+def _raw_bpe(size: int) -> dict[str, object]:
+    """Return one of characters, bytes and fillers, for speed only."""
+    special = ["<pad>", "<eos>", "<bos>", "<unk>"]
+    tokens = [*special, *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *_LETTERS]
+    tokens += [f"\u2581{letter}" for letter in _LETTERS]
+    num_known = len(tokens)
+    tokens += [f"\u2581{number:05x}" for number in range(size - num_known)]
+    kinds = [TokenType.CONTROL] * 3 + [TokenType.UNKNOWN] + [TokenType.BYTE] * 256
+    kinds += [TokenType.NORMAL] * (len(tokens) - len(kinds))
+    return {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": np.zeros(len(tokens), np.float32),
+        "tokenizer.ggml.token_type": np.array(kinds, np.int32),
+        "tokenizer.ggml.merges": [f"\u2581 {letter}" for letter in _LETTERS],
+        "tokenizer.ggml.bos_token_id": np.uint32(2),
+        "tokenizer.ggml.eos_token_id": np.uint32(1),
+        "tokenizer.ggml.unknown_token_id": np.uint32(3),
+        "tokenizer.ggml.add_bos_token": True,
+    }
+
+
+def _byte_level(family: str, size: int) -> dict[str, object]:
     """Return the keys of a vocabulary in which " a" is one token and other text is single bytes.
 
     Further tokens up to `size` give the head its true size; the special tokens come last.
