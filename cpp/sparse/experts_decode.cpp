@@ -19,7 +19,7 @@ namespace {
 
 // Neurons of a task that chooses some of an expert's: several experts give threads enough tasks,
 // and each costs a vector of sums.
-constexpr std::int64_t kRange = 128;
+constexpr std::int64_t kRange = 256;
 
 // Tasks of a product for each thread, if there is enough to do: long ones let the processor's
 // prefetchers run, the last ones make threads wait for each other.
