@@ -18,6 +18,7 @@ from tokenizer_checkpoints import (
     QWEN2,
     QWEN35,
     Json,
+    added,
     byte_fallback_json,
     byte_level_json,
     byte_level_step,
@@ -193,6 +194,30 @@ def test_byte_fallback_becomes_a_sentencepiece_vocabulary(prefix: str, tmp_path:
     scores = found["scores"]
     made = [found["tokens"].index("".join(m)) for m in byte_fallback_json()["model"]["merges"]]
     assert all(scores[a] >= scores[b] for a, b in pairwise(made))
+
+
+@pytest.mark.parametrize("model_type", ["gemma4", "gemma4_text"])
+def test_merges_of_gemma_4_are_kept(model_type: str, tmp_path: Path) -> None:
+    content = byte_fallback_json(prefix="")
+    # No token of Gemma 4 has a line break and anything else.
+    model = content["model"]
+    model["merges"] = [pair for pair in model["merges"] if "\n" not in "".join(pair)]
+    model["vocab"] = {text: id_ for text, id_ in model["vocab"].items() if "\n" not in text[1:]}
+    vocab = model["vocab"]
+    for text in ("<|tool_call>", "<|turn>"):
+        content["added_tokens"].append(added(max(vocab.values()) + 1, text))
+        vocab[text] = max(vocab.values()) + 1
+    found = read_json(tmp_path, content, config={"model_type": model_type})
+    assert (found["model"], found["add_space_prefix"]) == ("gemma4", False)
+    assert found["merges"] == [" ".join(pair) for pair in content["model"]["merges"]]
+    assert not {"scores", "pre"} & found.keys()
+    types = dict(zip(found["tokens"], found["token_type"].tolist(), strict=True))
+    assert types["<0x0A>"] == TokenType.BYTE and types["<|turn>"] == TokenType.CONTROL
+    # As llama.cpp's converter writes it, whose parser of calls would miss a control token.
+    assert types["<|tool_call>"] == TokenType.USER_DEFINED
+    write_files(tmp_path, {"tokenizer.json": byte_fallback_json(prefix="always")})
+    with pytest.raises(UnsupportedError, match="a space is put before texts"):
+        read_tokenizer(tmp_path, ROWS)
 
 
 def test_old_metaspace_without_a_scheme(tmp_path: Path) -> None:

@@ -5,10 +5,13 @@ from collections.abc import Mapping
 import tokenizers
 from tokenizers import models
 
-from powerinfer.convert.tokenizers.files import check_unicode
 from powerinfer.convert.tokenizers.outside_errors import library_errors
 from powerinfer.convert.tokenizers.pre_tokenizer import find_pre_tokenizers
-from powerinfer.convert.tokenizers.tokenizer_json import TokenizerJson, entries_of
+from powerinfer.convert.tokenizers.tokenizer_json import (
+    TokenizerJson,
+    entries_of,
+    merge_lines,
+)
 from powerinfer.convert.tokenizers.tokens import Token, token_metadata, with_added_tokens
 from powerinfer.errors import TokenizerError, UnsupportedError
 from powerinfer.gguf import keys
@@ -26,7 +29,7 @@ def byte_level_metadata(source: TokenizerJson, num_rows: int) -> dict[str, objec
         keys.TOKENIZER_MODEL: BYTE_LEVEL,
         keys.TOKENIZER_PRE: _pre(source),
         **token_metadata(tokens, num_rows, source.path, has_scores=False),
-        keys.MERGES: _merges(source),
+        keys.MERGES: merge_lines(source),
     }
 
 
@@ -64,16 +67,3 @@ def _merges_make_all_words(source: TokenizerJson) -> bool:
         model = models.BPE(dict(source.vocab), list(source.merges), ignore_merges=False)
         found = tokenizers.Tokenizer(model).encode_batch(list(words), add_special_tokens=False)
     return all(each.ids == [token_id] for each, token_id in zip(found, words.values(), strict=True))
-
-
-def _merges(source: TokenizerJson) -> list[str]:
-    """Merges as GGUF writes them; the last of duplicates counts, as in the library."""
-    pairs = source.merges
-    if len(set(pairs)) < len(pairs):
-        pairs = tuple(dict.fromkeys(reversed(pairs)))[::-1]
-    for left, right in pairs:
-        if " " in left or " " in right:
-            raise TokenizerError(f"{source.path}: the merge {(left, right)!r:.80} has a space")
-    merges = [f"{left} {right}" for left, right in pairs]
-    check_unicode("".join(merges), source.path, "a merge")
-    return merges

@@ -10,6 +10,7 @@ from powerinfer.convert.tokenizers.byte_fallback import (
 from powerinfer.convert.tokenizers.byte_level import byte_level_metadata
 from powerinfer.convert.tokenizers.chat_template import read_chat_template
 from powerinfer.convert.tokenizers.pre_tokenizer import cuts_bytes
+from powerinfer.convert.tokenizers.raw_bpe import is_raw_bpe, raw_bpe_metadata
 from powerinfer.convert.tokenizers.sentencepiece_model import SentencePieceModel
 from powerinfer.convert.tokenizers.source import find_source, model_beside
 from powerinfer.convert.tokenizers.special_ids import Around, around_text, special_id_metadata
@@ -55,6 +56,8 @@ def _of_json(source: TokenizerJson, folder: Path, num_rows: int) -> dict[str, ob
     stages = entries_of(source.content.get("pre_tokenizer"), source.path, "pretokenizers")
     if cuts_bytes(stages):
         metadata, defaults = byte_level_metadata(source, num_rows), {}
+    elif source.model.get("byte_fallback") is True and is_raw_bpe(folder):
+        metadata = raw_bpe_metadata(source, num_rows)
     elif source.model.get("byte_fallback") is True:
         metadata = byte_fallback_metadata(source, num_rows, model)
     else:

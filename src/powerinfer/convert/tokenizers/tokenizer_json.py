@@ -14,10 +14,21 @@ from powerinfer.convert.tokenizers.added_tokens import (
     added_tokens,
     listed_tokens,
 )
-from powerinfer.convert.tokenizers.files import optional_object, read_object, read_text
+from powerinfer.convert.tokenizers.files import (
+    check_unicode,
+    optional_object,
+    read_object,
+    read_text,
+)
 from powerinfer.errors import TokenizerError, UnsupportedError
 
-__all__ = ["TokenizerJson", "entries_of", "load_tokenizer_json", "load_vocab_and_merges"]
+__all__ = [
+    "TokenizerJson",
+    "entries_of",
+    "load_tokenizer_json",
+    "load_vocab_and_merges",
+    "merge_lines",
+]
 
 # Split expression of Qwen's tokenizers, which `vocab.json` does not contain.
 _QWEN2 = (
@@ -163,6 +174,19 @@ def _merges(value: object, path: Path) -> tuple[tuple[str, str], ...]:
 
 def _is_part(part: object) -> bool:
     return isinstance(part, str) and bool(part)
+
+
+def merge_lines(source: TokenizerJson) -> list[str]:
+    """Merges as GGUF writes them; the last of duplicates counts, as in the library."""
+    pairs = source.merges
+    if len(set(pairs)) < len(pairs):
+        pairs = tuple(dict.fromkeys(reversed(pairs)))[::-1]
+    for left, right in pairs:
+        if " " in left or " " in right:
+            raise TokenizerError(f"{source.path}: the merge {(left, right)!r:.80} has a space")
+    merges = [f"{left} {right}" for left, right in pairs]
+    check_unicode("".join(merges), source.path, "a merge")
+    return merges
 
 
 def entries_of(value: object, path: Path, list_key: str) -> list[Mapping[str, object]]:
