@@ -4,7 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from powerinfer.quant import format_names
+from tiny_gemma4 import Gemma4Layers
 from tiny_models import TINY_MODELS, TinyModel, wide, write_model
 
 __all__ = [
@@ -38,6 +41,35 @@ _WHOLE_RAMP = {"rope.freq_base": 5.0, "rope.scaling.original_context_length": 16
 
 # llama.cpp takes 4096 whatever the file says.
 _SMALLTHINKER_WINDOW = {"expert_gating_func": 1, "attention.sliding_window": 4096}
+
+
+_FEW_EXPERTS = {"num_experts": 3, "intermediate_size": 256}
+# Experts used and neurons of each differ by layer.
+_PUZZLE = {
+    "is_down_transposed": False,
+    "ffn_sizes": (0, 512, 0, 256),
+    "metadata": {"expert_used_count": np.array([0, 3, 0, 2], np.int32)},
+}
+# llama.cpp takes the last two layers before those that share for one with a window and one without.
+_GEMMA4_SHARED = Gemma4Layers(
+    (True, True, False, True, False),
+    (64, 128),
+    (1, 1),
+    num_shared=2,
+    per_layer_size=256,
+    is_wide_when_shared=True,
+)
+# All experts are chosen: roundings in the state of a sequence would turn choices of later ones.
+_ALL_USED = _FEW_EXPERTS | {"num_used_experts": 3}
+_IN_BLOCKS: dict[str, dict[str, Any]] = {
+    "mamba2": {},
+    "nemotron_h": {},
+    "nemotron_h_moe": _ALL_USED,
+    "granitehybrid": _GRANITE,
+    "gemma4": {"num_layers": 3, "gemma4": Gemma4Layers((True, True, False), (64, 128))},
+    "gemma4-per-layer": {"gemma4": _GEMMA4_SHARED},
+    "gemma4-experts": _ALL_USED,
+}
 
 
 def _case(name: str, format_name: str, **changes: Any) -> TinyModel:
@@ -86,8 +118,22 @@ CASES = {name: _case("llama", name) for name in format_names()} | {
     "qwen35-q4_0": _case("qwen35", "q4_0"),
     "qwen35-q8_0": _case("qwen35", "q8_0"),
     "qwen35-q4_k": _case("qwen35", "q4_k"),
-    # All experts are chosen: roundings in the state of a sequence would turn choices of later ones.
     "qwen35moe-q4_k": _case("qwen35moe", "q4_k", num_used_experts=6),
+    "mamba2-f32": _case("mamba2", "f32"),
+    "nemotron_h-f32": _case("nemotron_h", "f32"),
+    "nemotron_h_moe-f32": _case("nemotron_h_moe", "f32", **_FEW_EXPERTS),
+    "nemotron_h_moe-latent-f32": _case("nemotron_h_moe-latent", "f32", is_down_transposed=False),
+    "nemotron_h_moe-puzzle-f32": _case("nemotron_h_moe-latent", "f32", **_PUZZLE),
+    "granitehybrid-f32": _case("granitehybrid", "f32", **_GRANITE),
+    "granitehybrid-experts-f32": _case("granitehybrid-experts", "f32", **_FEW_EXPERTS, **_GRANITE),
+    "gemma4-f32": _case("gemma4", "f32"),
+    "gemma4-per-layer-f32": _case("gemma4-per-layer", "f32", gemma4=_GEMMA4_SHARED),
+    "gemma4-experts-f32": _case("gemma4-experts", "f32", **_FEW_EXPERTS),
+    **{
+        f"{name}-{format_name}": _case(name, format_name, **changes)
+        for name, changes in _IN_BLOCKS.items()
+        for format_name in ("q4_0", "q8_0", "q4_k")
+    },
     "mixtral-q4_0": _case("mixtral", "q4_0"),
     "mixtral-q8_0": _case("mixtral", "q8_0"),
     "qwen3moe-q4_k": _case("qwen3moe", "q4_k"),

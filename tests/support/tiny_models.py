@@ -57,6 +57,8 @@ class TinyModel:
         num_used_experts: of a token.
         expert_layout: how experts are stored, see `powerinfer.models.tensors.ffn_tensors`.
         shared_size: neurons of a shared expert; 0 for none.
+        ffn_sizes: neurons of each layer's FFN, or of each of its experts; empty if all have
+            `intermediate_size`.
         latent_size: width of the experts' input and output; 0 for that of the model.
         has_selection_bias: of the router, as in models with dense layers before the others.
         num_dense_layers: layers before those with experts.
@@ -108,6 +110,7 @@ class TinyModel:
     num_used_experts: int = 2
     expert_layout: Literal["merged", "single", "fused"] = "merged"
     shared_size: int = 0
+    ffn_sizes: tuple[int, ...] = ()
     latent_size: int = 0
     has_selection_bias: bool = False
     num_dense_layers: int = 0
@@ -133,6 +136,10 @@ class TinyModel:
     def has_ffn(self, layer: int) -> bool:
         """Whether a layer has an FFN."""
         return not self.has_single_parts or self.pattern[layer] in "-E"
+
+    def ffn_size(self, layer: int) -> int:
+        """Neurons of the FFN of a layer, or of each of its experts."""
+        return self.ffn_sizes[layer] if self.ffn_sizes else self.intermediate_size
 
 
 _FALCON = TinyModel(
@@ -549,7 +556,9 @@ def _expert_keys(model: TinyModel) -> dict[str, Any]:
     keys = {
         "expert_count": model.num_experts,
         "expert_used_count": model.num_used_experts,
-        "expert_feed_forward_length": model.intermediate_size,
+        "expert_feed_forward_length": np.array(model.ffn_sizes, "i4")
+        if model.ffn_sizes
+        else model.intermediate_size,
         "expert_shared_feed_forward_length": model.shared_size,
     }
     return keys | ({"moe_latent_size": model.latent_size} if model.latent_size else {})
@@ -574,7 +583,7 @@ def _scan_keys(
     model: TinyModel, num_groups: int, num_heads: int, width: int, state_dim: int
 ) -> dict[str, Any]:
     counts = [model.num_kv_heads if kind == "*" else 0 for kind in model.pattern]
-    neurons = [model.intermediate_size * model.has_ffn(n) for n in range(model.num_layers)]
+    neurons = [model.ffn_size(n) * model.has_ffn(n) for n in range(model.num_layers)]
     found: dict[str, Any] = {
         "attention.head_count_kv": np.array(counts, "i4"),
         "ssm.conv_kernel": 4,
@@ -678,7 +687,7 @@ def _gemma4(
     for name, shape in layers.block(layer, hidden, model.num_heads, model.intermediate_size):
         yield name, shape, model.format
     if layers.has_experts:
-        yield from _experts(model)
+        yield from _experts(model, model.intermediate_size)
         for name, shape in layers.beside_experts(hidden, model.num_experts):
             yield name, shape, "f32"
 
@@ -745,9 +754,9 @@ def _attention_inputs(model: TinyModel) -> dict[str, int]:
 
 def _ffn(model: TinyModel, layer: int) -> Iterator[tuple[str, tuple[int, ...], str]]:
     if model.num_experts and layer >= model.num_dense_layers:
-        yield from _experts(model)
+        yield from _experts(model, model.ffn_size(layer))
     else:
-        yield from _dense(model, "", model.intermediate_size)
+        yield from _dense(model, "", model.ffn_size(layer))
     if model.shared_size:
         yield from _dense(model, "_shexp", model.shared_size)
     if model.has_shared_gate:
@@ -767,8 +776,8 @@ def _dense(
     yield from _linear(model, f"ffn_down{suffix}_t", (neurons, hidden))
 
 
-def _experts(model: TinyModel) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    hidden, neurons, count = model.hidden_size, model.intermediate_size, model.num_experts
+def _experts(model: TinyModel, neurons: int) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    hidden, count = model.hidden_size, model.num_experts
     yield "ffn_gate_inp.weight", (count, hidden), "f32"
     if model.latent_size:
         yield from _linear(model, "ffn_latent_down", (model.latent_size, hidden))
