@@ -144,9 +144,9 @@ def _metadata(config: CheckpointConfig) -> dict[str, object]:
         keys.SLIDING_WINDOW_PATTERN: np.array(windows),
         keys.NUM_SHARED_KV_LAYERS: num_shared,
         keys.PER_LAYER_SIZE: _count(config, "hidden_size_per_layer_input", 256),
+        # llama.cpp takes 30 if a file has no key.
+        keys.LOGIT_SOFT_CAP: config.number("final_logit_softcapping", 0.0),
     }
-    if config.has("final_logit_softcapping"):
-        found[keys.LOGIT_SOFT_CAP] = config.number("final_logit_softcapping")
     if config.flag("attention_k_eq_v", default=False):
         num_heads = config.integer("num_key_value_heads", 4)
         own = _of_full_layers(
