@@ -19,7 +19,15 @@ from powerinfer.models.scales import Sizes
 from powerinfer.models.selective_scan import read_selective_scan
 from powerinfer.values import Activation, ActivationKind
 
-__all__ = ["ARCHITECTURE", "HUGGING_FACE_NAMES", "MIXER", "OUTER", "has_experts", "mixer_metadata"]
+__all__ = [
+    "ARCHITECTURE",
+    "HUGGING_FACE_NAMES",
+    "MIXER",
+    "OUTER",
+    "blocks_of",
+    "has_experts",
+    "mixer_metadata",
+]
 
 _RELU2 = Activation(ActivationKind.RELU2)
 _MAMBA, _ATTENTION, _MLP, _MOE = "mamba", "attention", "mlp", "moe"
@@ -62,8 +70,24 @@ def _scans(metadata: Metadata, sizes: Sizes) -> dict[int, StateMixer]:
     return dict.fromkeys(numbers, read_selective_scan(metadata)) if numbers else {}
 
 
+def blocks_of(config: CheckpointConfig) -> list[CheckpointConfig]:
+    """Values of each layer in a Puzzle checkpoint, whose layers differ; empty in others."""
+    key = "block_configs"
+    found = config.values.get(key)
+    if found is None:
+        return []
+    if not isinstance(found, list) or not all(isinstance(block, dict) for block in found):
+        raise config.error(key, "expected a list of objects")
+    return [
+        CheckpointConfig(f"{config.path}: {key}[{number}]", block)
+        for number, block in enumerate(found)
+    ]
+
+
 def _kinds(config: CheckpointConfig) -> tuple[str, list[str]]:
     """Name of the key with the kind of each layer, and its values, whatever they are."""
+    if blocks := blocks_of(config):
+        return "block_configs", [block.string("block_type") for block in blocks]
     names = ("layers_block_type", "hybrid_override_pattern")
     key = next((key for key in names if config.has(key)), names[0])
     found = config.values.get(key)
@@ -75,8 +99,12 @@ def has_experts(config: CheckpointConfig) -> bool:
     return any(_KINDS.get(kind) == _MOE for kind in _kinds(config)[1])
 
 
-def mixer_metadata(config: CheckpointConfig, neurons: int) -> dict[str, object]:
-    """Keys of a checkpoint's layers, whose FFNs or experts have this many neurons.
+def mixer_metadata(config: CheckpointConfig, neurons: int | list[int]) -> dict[str, object]:
+    """Keys of a checkpoint's layers.
+
+    Args:
+        neurons: of the FFN, or of each expert, in layers that have one of them; a number per layer
+            where these differ.
 
     Raises:
         UnsupportedError: layers of an unknown kind, FFNs beside experts, or sliding windows.
@@ -95,7 +123,9 @@ def mixer_metadata(config: CheckpointConfig, neurons: int) -> dict[str, object]:
         raise config.unsupported("mamba_hidden_act", "silu")
     num_kv_heads = config.integer("num_key_value_heads")
     counts = [num_kv_heads if kind == _ATTENTION else 0 for kind in kinds]
-    sizes = [neurons if kind in (_MLP, _MOE) else 0 for kind in kinds]
+    by_layer = neurons if isinstance(neurons, list) else [neurons] * len(kinds)
+    has_ffn = [kind in (_MLP, _MOE) for kind in kinds]
+    sizes = [size if has else 0 for size, has in zip(by_layer, has_ffn, strict=True)]
     names = {"heads": "mamba_num_heads", "head_dim": "mamba_head_dim", "state": "ssm_state_size"}
     return {
         keys.NUM_LAYERS: len(kinds),
@@ -105,6 +135,12 @@ def mixer_metadata(config: CheckpointConfig, neurons: int) -> dict[str, object]:
         keys.LAYER_NORM_EPSILON: config.number("rms_norm_eps"),
         **scan_metadata(config, **names, taps="conv_kernel", groups="n_groups"),
     }
+
+
+def _metadata(config: CheckpointConfig) -> dict[str, object]:
+    if blocks_of(config):
+        raise config.unsupported("block_configs", "those of models with experts")
+    return mixer_metadata(config, config.integer("intermediate_size"))
 
 
 _NAMES: dict[str, str | tuple[str, ...]] = {
@@ -139,7 +175,7 @@ ARCHITECTURE = Architecture(
         hidden_act="relu2",
         has_selective_scans=True,
         fits=lambda config: not has_experts(config),
-        metadata=lambda config: mixer_metadata(config, config.integer("intermediate_size")),
+        metadata=_metadata,
     ),
     activation=_RELU2,
     powerinfer_activation=_RELU2,

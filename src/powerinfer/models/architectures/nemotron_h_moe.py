@@ -3,10 +3,13 @@
 A router chooses by the sigmoids of its logits plus a bias, and weighs by the sigmoids alone,
 divided by their sum and scaled. Experts are ungated; they may work in a latent space (Super). A
 shared one always sees the input itself. Numbers of neurons and of experts used may differ by layer
-(Puzzle). Blocks that predict further tokens come last and are not run.
+(Puzzle; the checkpoint's `block_configs`). Blocks that predict further tokens come last and are not
+run.
 """
 
 from dataclasses import replace
+
+import numpy as np
 
 from powerinfer.gguf import keys
 from powerinfer.models.architectures import nemotron_h
@@ -29,10 +32,36 @@ _NAMES = {
 }
 
 
+def _block_sizes(config: CheckpointConfig) -> dict[str, object]:
+    """Keys of what the layers of a Puzzle checkpoint have in different numbers.
+
+    Raises:
+        UnsupportedError: also the number of experts differs.
+    """
+    count = config.integer("num_local_experts")
+    sizes: list[int] = []
+    used: list[int] = []
+    for block in nemotron_h.blocks_of(config):
+        if block.integer("n_routed_experts", count) != count:
+            raise block.unsupported("n_routed_experts", f"{count}, as in the other layers")
+        has_experts = block.string("block_type") == "moe"
+        sizes.append(block.integer("moe_intermediate_size") if has_experts else 0)
+        used.append(block.integer("num_experts_per_tok") if has_experts else 0)
+    return nemotron_h.mixer_metadata(config, sizes) | {
+        keys.EXPERT_SIZE: np.array(sizes, np.int32),
+        keys.NUM_USED_EXPERTS: np.array(used, np.int32),
+    }
+
+
 def _metadata(config: CheckpointConfig) -> dict[str, object]:
     if config.integer("n_group", 1) != 1:
         raise config.unsupported("n_group", "1")
-    found = nemotron_h.mixer_metadata(config, config.integer("moe_intermediate_size")) | {
+    layers = (
+        _block_sizes(config)
+        if nemotron_h.blocks_of(config)
+        else nemotron_h.mixer_metadata(config, config.integer("moe_intermediate_size"))
+    )
+    found = layers | {
         keys.SHARED_EXPERT_SIZE: config.integer("moe_shared_expert_intermediate_size"),
         keys.EXPERT_WEIGHTS_NORMALIZED: config.flag("norm_topk_prob", default=True),
         keys.EXPERT_WEIGHTS_SCALE: config.number("routed_scaling_factor", 1.0),
@@ -56,6 +85,7 @@ ARCHITECTURE = replace(
     },
     checkpoint=replace(
         nemotron_h.ARCHITECTURE.checkpoint,
+        model_types=("nemotron_h", "nemotron_h_puzzle"),
         fits=nemotron_h.has_experts,
         config_names=dict(nemotron_h.ARCHITECTURE.checkpoint.config_names)
         | {"num_local_experts": ("n_routed_experts",)},

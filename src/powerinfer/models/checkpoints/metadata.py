@@ -135,24 +135,28 @@ def _sizes(
     }
     # Dense models of some families with experts say that they have none of them.
     if config.number("num_local_experts", 0.0):
-        found |= _experts(config, architecture)
+        found |= _experts(config, architecture, own)
     elif keys.INTERMEDIATE_SIZE not in own:
         found[keys.INTERMEDIATE_SIZE] = config.integer("intermediate_size")
     return found
 
 
-def _experts(config: CheckpointConfig, architecture: Architecture) -> dict[str, object]:
+def _experts(
+    config: CheckpointConfig, architecture: Architecture, own: Mapping[str, object]
+) -> dict[str, object]:
     if architecture.experts is None:
         raise config.unsupported("num_local_experts", f"none in {architecture.name} models")
-    is_own = config.has("moe_intermediate_size")
-    size = config.integer("moe_intermediate_size" if is_own else "intermediate_size")
-    return {
+    size_key, found = architecture.experts.size_key, dict[str, object]()
+    if size_key not in own:
+        is_own = config.has("moe_intermediate_size")
+        size = config.integer("moe_intermediate_size" if is_own else "intermediate_size")
         # llama.cpp requires it even for models whose experts have their own size.
-        keys.INTERMEDIATE_SIZE: config.integer("intermediate_size", size),
-        architecture.experts.size_key: size,
-        keys.NUM_EXPERTS: config.integer("num_local_experts"),
-        keys.NUM_USED_EXPERTS: config.integer("num_experts_per_tok"),
-    }
+        found[keys.INTERMEDIATE_SIZE] = config.integer("intermediate_size", size)
+        found[size_key] = size
+    found[keys.NUM_EXPERTS] = config.integer("num_local_experts")
+    if keys.NUM_USED_EXPERTS not in own:
+        found[keys.NUM_USED_EXPERTS] = config.integer("num_experts_per_tok")
+    return found
 
 
 def _windows(config: CheckpointConfig, architecture: Architecture) -> dict[str, object]:
