@@ -13,6 +13,7 @@ from powerinfer.convert.quantize.file_types import find_file_type
 from powerinfer.convert.quantize.plan import QuantizeOptions
 from powerinfer.convert.quantize.quantize import quantize
 from powerinfer.gguf import open_gguf
+from puzzle_checkpoint import write_puzzle
 from smallthinker_checkpoint import smallthinker_config, smallthinker_state
 from transformers_cases import CASES, TOKEN_IDS, Case
 
@@ -28,6 +29,7 @@ _WHOLE_RAMP = {
     "original_max_position_embeddings": 160,
     "truncate": False,
 }
+_FULL, _SLIDING_TWICE = "full_attention", ["sliding_attention"] * 2
 _CHANGES: dict[str, dict[str, Any]] = {
     "llama-gqa": {},
     "llama-mqa-tied": {},
@@ -61,44 +63,106 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "qwen35": {},
     "qwen35-equal-heads": {},
     "qwen35moe": {},
+    # The others have no bias in the convolution, or in projections of scans: llama.cpp needs and
+    # refuses these.
+    "mamba2": {},
+    "nemotron_h": {},
+    "nemotron_h-biases": {"use_bias": False, "mamba_proj_bias": False, "attention_bias": True},
+    "nemotron_h_moe": {},
+    "nemotron_h_moe-latent": {},
+    # Of twice the hidden size, as llama.cpp takes for granted.
+    "granitehybrid": {},
+    "granitehybrid-experts": {},
+    "granitehybrid-rope": {},
+    "gemma4": {},
+    "gemma4-keys-are-values": {},
+    # As in llama_cpp_cases.py: the last two of the layers with own keys are one of each kind.
+    "gemma4-per-layer": {"layer_types": [*_SLIDING_TWICE, _FULL, _SLIDING_TWICE[0], _FULL]},
+    "gemma4-experts": {},
 }
 # Rows of whole blocks of 256, and few roundings.
-_WIDE = {
+_WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+_WIDE_EXPERTS = {"moe_intermediate_size": 256}
+_WIDE_QWEN35 = _WIDE | {
     "num_hidden_layers": 2,
     "layer_types": ["linear_attention", "full_attention"],
-    "hidden_size": 256,
-    "intermediate_size": 256,
-    "head_dim": 64,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 64,
     "linear_value_head_dim": 64,
 }
-# All experts are chosen, as in llama_cpp_cases.py.
-_WIDE_EXPERTS = _WIDE | {
-    "num_experts_per_tok": 6,
-    "moe_intermediate_size": 256,
-    "shared_expert_intermediate_size": 256,
+_WIDE_NEMOTRON_H = _WIDE | {
+    "hybrid_override_pattern": "M*-",
+    "num_hidden_layers": 3,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 64,
+    "ssm_state_size": 64,
 }
-QUANTIZED = {
-    "qwen35-wide-Q4_0": "Q4_0",
-    "qwen35-wide-Q8_0": "Q8_0",
-    "qwen35-wide-Q4_K_M": "Q4_K_M",
-    "qwen35moe-wide-Q4_K_S": "Q4_K_S",
+_WIDE_GEMMA4 = _WIDE | {
+    "num_hidden_layers": 3,
+    "layer_types": [*_SLIDING_TWICE, _FULL],
+    "global_head_dim": 128,
 }
+_WIDE_CHANGES: dict[str, dict[str, Any]] = {
+    "qwen35": _WIDE_QWEN35,
+    # All experts are chosen, as in llama_cpp_cases.py.
+    "qwen35moe": _WIDE_QWEN35
+    | _WIDE_EXPERTS
+    | {"num_experts_per_tok": 6, "shared_expert_intermediate_size": 256},
+    "mamba2": {
+        "num_hidden_layers": 1,
+        "hidden_size": 256,
+        "num_heads": 8,
+        "head_dim": 64,
+        "state_size": 64,
+    },
+    "nemotron_h": _WIDE_NEMOTRON_H,
+    "nemotron_h_moe-latent": _WIDE_NEMOTRON_H
+    | _WIDE_EXPERTS
+    | {
+        "hybrid_override_pattern": "ME*",
+        "num_experts_per_tok": 6,
+        "moe_shared_expert_intermediate_size": 256,
+        "moe_latent_size": 256,
+    },
+    "granitehybrid": {
+        "num_hidden_layers": 2,
+        "layer_types": ["mamba", "attention"],
+        "hidden_size": 256,
+        "head_dim": 64,
+        "shared_intermediate_size": 256,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 64,
+        "mamba_d_state": 64,
+    },
+    "gemma4-per-layer": _WIDE_GEMMA4
+    | {
+        "num_hidden_layers": 5,
+        "layer_types": [*_SLIDING_TWICE, _FULL, _SLIDING_TWICE[0], _FULL],
+        "hidden_size_per_layer_input": 256,
+    },
+    "gemma4-experts": _WIDE_GEMMA4 | _WIDE_EXPERTS | {"num_experts_per_tok": 6},
+}
+_TYPES = {"qwen35moe": ("Q4_K_S",)}
+_QUANTIZED = {
+    f"{base}-wide-{type_name}": (base, type_name)
+    for base in _WIDE_CHANGES
+    for type_name in _TYPES.get(base, ("Q4_0", "Q8_0", "Q4_K_M"))
+}
+QUANTIZED = {name: type_name for name, (_, type_name) in _QUANTIZED.items()}
 """Models that are quantized after they were converted, and the type."""
 CONVERTED: dict[str, Case] = {
     name: replace(CASES[name], config=CASES[name].config | changes)
     for name, changes in _CHANGES.items()
 } | {
-    name: replace(CASES[base], config=CASES[base].config | changes)
-    for name in QUANTIZED
-    for base, changes in (("qwen35moe", _WIDE_EXPERTS) if "moe" in name else ("qwen35", _WIDE),)
+    name: replace(CASES[base], config=CASES[base].config | _WIDE_CHANGES[base])
+    for name, (base, _) in _QUANTIZED.items()
 }
 """Models by name: every family that llama.cpp knows, with activations that it runs."""
 
 
-NAMES = (*CONVERTED, "smallthinker", "smallthinker-window")
-"""All models: these, and two that transformers does not have."""
+_PUZZLE = "nemotron_h_moe-puzzle"
+NAMES = (*CONVERTED, "smallthinker", "smallthinker-window", _PUZZLE)
+"""All models: these, and three that transformers does not have."""
 
 
 def token_ids(name: str) -> list[int]:
@@ -125,6 +189,8 @@ def write_converted(folder: Path, name: str) -> Path:
 def _save(folder: Path, name: str) -> Path:
     if name in CONVERTED:
         return save_without_torch(folder, CONVERTED[name])
+    if name == _PUZZLE:
+        return write_puzzle(folder)
     has_window = name == "smallthinker-window"
     # llama.cpp takes 4096 whatever the file says.
     config = smallthinker_config(is_softmax=not has_window, has_window=has_window, window=4096)

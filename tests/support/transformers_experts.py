@@ -62,7 +62,7 @@ def _ungated_shapes(case: Case) -> Iterator[tuple[str, tuple[int, ...]]]:
     count, size, hidden = case.num_experts, case.expert_size, case.sizes["hidden_size"]
     yield "exp_probs_b.bias", (count,)
     width = case.sizes.get("moe_latent_size", hidden)
-    if width != hidden:
+    if "moe_latent_size" in case.sizes:
         yield "ffn_latent_down.weight", (width, hidden)
         yield "ffn_latent_up.weight", (hidden, width)
     yield "ffn_up_exps.weight", (count, size, width)
