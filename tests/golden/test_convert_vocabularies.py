@@ -252,6 +252,30 @@ def test_llama2_from_tokenizer_json(beside: bool, data_dir: Path, tmp_path: Path
     assert ids[0] == ids[1]
 
 
+def test_gemma4_from_tokenizer_json(data_dir: Path, tmp_path: Path) -> None:
+    """Of the form that transformers gives it; a file of llama.cpp has the same keys."""
+    golden = _golden(data_dir, "ggml/ggml-vocab-gemma-4.gguf")
+    spaces: dict[str, Any] = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    split_at = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious"}
+    content = json_of_vocabulary(golden, {**split_at, "invert": False}, byte_fallback=True)
+    content |= {"normalizer": spaces, "post_processor": bos_template("<bos>", 2)}
+    for entry in content["added_tokens"]:
+        entry["special"] = True
+    content["model"] |= {
+        "vocab": {text: i for i, text in enumerate(golden["tokenizer.ggml.tokens"])},
+        "unk_token": "<unk>",
+        "fuse_unk": True,
+    }
+    ids = {"bos_token_id": 2, "eos_token_id": [1, 106, 50], "pad_token_id": 0}
+    files = {"tokenizer.json": content, "generation_config.json": ids}
+    write_files(tmp_path, {**files, "config.json": {"model_type": "gemma4"}})
+    found = read_tokenizer(tmp_path, 262144)
+    # Nothing here reads scores of a vocabulary with merges, or uses a mask or a template.
+    left_out = ("tokenizer.ggml.mask_token_id", "tokenizer.chat_template")
+    _same(found, {key: value for key, value in golden.items() if key not in left_out})
+    check_tokenizer(tmp_path, found)
+
+
 def test_padding_of_a_real_vocabulary_is_read_back(data_dir: Path, tmp_path: Path) -> None:
     """A file with the metadata loads, and its padding encodes no text."""
     from powerinfer.gguf import write_gguf
