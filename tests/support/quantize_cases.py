@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from tiny_gemma4 import Gemma4Layers
 from tiny_models import TINY_MODELS, TinyModel, wide
 
 __all__ = ["CASES", "GOLDEN", "IMPORTANCE_CASES", "KEPT", "TYPES", "compact"]
@@ -45,6 +46,13 @@ def _narrow(name: str, num_layers: int) -> TinyModel:
     return replace(model, num_layers=num_layers)
 
 
+def _gemma4(name: str, **layers: bool | int) -> TinyModel:
+    windows = (True, True, False) * 3
+    own = replace(TINY_MODELS[name].gemma4 or Gemma4Layers(), windows=windows, **layers)
+    model = replace(TINY_MODELS[name], gemma4=own)
+    return replace(_deep(name, len(windows)), gemma4=wide(model).gemma4)
+
+
 CASES = {
     "llama": _deep("llama"),
     "llama-9-layers": _deep("llama", 9),
@@ -62,6 +70,15 @@ CASES = {
     "gemma3": _deep("gemma3", 8),
     "qwen35": _deep("qwen35", 9),
     "qwen35moe": _deep("qwen35moe", 9),
+    "mamba2": replace(_deep("mamba2", 3), pattern="MMM"),
+    "nemotron_h": replace(_deep("nemotron_h", 12), pattern="M*-" * 4),
+    "nemotron_h_moe-latent": replace(
+        _deep("nemotron_h_moe-latent", 9), pattern="ME*" * 3, is_down_transposed=False
+    ),
+    "granitehybrid": replace(_deep("granitehybrid", 8), pattern="M*MM" * 2),
+    "granitehybrid-experts": replace(_deep("granitehybrid-experts", 8), pattern="M*MM" * 2),
+    "gemma4-per-layer": _gemma4("gemma4-per-layer", num_shared=2),
+    "gemma4-experts": _gemma4("gemma4-experts", has_experts=True, has_full_values=False),
 }
 """Models by name, as llama.cpp opens them."""
 

@@ -1,9 +1,9 @@
 """Formats of a quantized file's tensors, chosen as llama.cpp does.
 
-Norms, biases, routers and positions are kept. The head, or a tied embedding, gets more bits. In
-mixtures (``_S`` and ``_M``) so do value projections and down projections of some layers: the first
-and last eighth of the layers and every third in between. Rows that are not whole blocks get a
-format of smaller blocks, or F16.
+Norms, biases, routers, positions and the projection of per-layer embeddings are kept. The head, or
+a tied embedding, gets more bits. In mixtures (``_S`` and ``_M``) so do value projections and down
+projections of some layers: the first and last eighth of the layers and every third in between. Rows
+that are not whole blocks get a format of smaller blocks, or F16.
 
 Four differences from llama.cpp: predictors are Q8_0 with any quantized format but Q4_0,
 ``ffn_down_t`` counts as a down projection, quantized tensors are kept unless the new format takes
@@ -39,6 +39,7 @@ _DELICATE = (
     "ssm_alpha.weight",
     "ssm_beta.weight",
     "shortconv.conv.weight",
+    "per_layer_model_proj",
 )
 # Replacements for rows that are not whole blocks of 256.
 _OF_SMALLER_BLOCKS = {"q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
