@@ -13,16 +13,19 @@ import numpy.typing as npt
 from powerinfer.calibration.ffn_inputs import FFNInputs, InputCollector
 from powerinfer.calibration.ground_truth import neuron_values, token_chunks
 from powerinfer.calibration.routing import Routing
-from powerinfer.calibration.window_pass import check_finite, end_after, run_windows
+from powerinfer.calibration.window_pass import check_finite, run_windows
 from powerinfer.models import Model
-from powerinfer.models.blocks import Stage, StepControl
+from powerinfer.models.blocks import Observer, Stage, StepObserver
 from powerinfer.models.experts import SHARED
 from powerinfer.models.mixers import AttentionWeights
+from powerinfer.models.per_layer import GATE, OUTPUT, PROJECTION
 from powerinfer.models.tensors.ffn_tensors import LATENT
 from powerinfer.ops.backend import SomeFFN
-from powerinfer.values import FloatArray
+from powerinfer.values import Batch, FloatArray, IntArray
 
 __all__ = ["InputSquares", "measure_inputs"]
+
+_PER_LAYER = {Stage.PER_LAYER_INPUT: GATE, Stage.PER_LAYER_MIX: OUTPUT}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,8 +69,8 @@ def measure_inputs(
     return meter.found
 
 
-class _Meter:
-    """The observer; it ends each step with the last layer: logits are not needed."""
+class _Meter(StepObserver):
+    """The observer of each window."""
 
     def __init__(
         self, model: Model, names: Collection[str], progress: Callable[[int], None] | None
@@ -79,12 +82,20 @@ class _Meter:
         self._inputs = InputCollector()
         self.found: dict[str, InputSquares] = {}
 
-    def __call__(self, stage: Stage, number: int, x: FloatArray) -> StepControl | None:
+    def of_step(self, batch: Batch, logits_for: IntArray | None) -> Observer:
+        """Add what no layer sees; return the observer of the layers."""
+        if self._model.weights.per_layer is not None:
+            self._add_full(f"{PROJECTION}.weight", self._model.embed(batch))
+        return self._see
+
+    def _see(self, stage: Stage, number: int, x: FloatArray) -> None:
         layer = self._model.weights.layers[number]
         if stage is Stage.ATTENTION_INPUT:
             is_fused = f"blk.{number}.attn_qkv.weight" in self._names
             is_joined = is_fused and isinstance(layer.mixer, AttentionWeights)
-            self._add(number, ("attn_qkv",) if is_joined else layer.mixer.input_names, x)
+            names = ("attn_qkv",) if is_joined else layer.mixer.input_names
+            # Some layers read keys and values of others, or have no matrix for values.
+            self._add(number, [n for n in names if f"blk.{number}.{n}.weight" in self._names], x)
         elif stage is Stage.ATTENTION_MIX:
             self._add(number, (layer.mixer.output_name,), x)
         elif stage is Stage.FFN_OUTPUT and layer.latent is not None:
@@ -96,11 +107,11 @@ class _Meter:
             if self._progress is not None:
                 self._progress(self._done + len(x) * (number + 1) // num_layers)
             self._done += len(x) if number + 1 == num_layers else 0
-            return end_after(num_layers, stage, number)
+        elif stage in _PER_LAYER:
+            self._add(number, (_PER_LAYER[stage],), x)
         inputs = self._inputs.see(stage, x)
         if inputs is not None:
             self._add_ffn(number, inputs)
-        return None
 
     def _add_ffn(self, number: int, inputs: FFNInputs) -> None:
         layer = self._model.weights.layers[number]
@@ -155,8 +166,10 @@ class _Meter:
         num_matrices: int = 1,
     ) -> None:
         for name in names:
-            full = f"blk.{number}.{name}.weight"
-            if full not in self.found:
-                self.found[full] = InputSquares.zeros(num_matrices, x.shape[1])
-            self.found[full].add(matrix, x)
-            check_finite(self.found[full].sums[matrix], f"the input of {full}")
+            self._add_full(f"blk.{number}.{name}.weight", x, matrix, num_matrices)
+
+    def _add_full(self, name: str, x: FloatArray, matrix: int = 0, num_matrices: int = 1) -> None:
+        if name not in self.found:
+            self.found[name] = InputSquares.zeros(num_matrices, x.shape[1])
+        self.found[name].add(matrix, x)
+        check_finite(self.found[name].sums[matrix], f"the input of {name}")

@@ -63,7 +63,10 @@ class Stage(StrEnum):
         PREDICTOR_INPUT: input of the architecture's own predictors.
         FFN_OUTPUT: output of the FFN, as wide as its input, without a shared expert and before a
             `post_ffw_norm`.
-        FFN: residual stream after the FFN, the end of the layer.
+        PER_LAYER_INPUT: residual stream after the FFN, if what a per-layer embedding lets pass
+            follows.
+        PER_LAYER_MIX: input of that embedding's output projection; f32[num_tokens, size].
+        FFN: residual stream at the end of the layer.
     """
 
     ATTENTION_INPUT = "attention input"
@@ -74,6 +77,8 @@ class Stage(StrEnum):
     SHARED_INPUT = "shared input"
     PREDICTOR_INPUT = "predictor input"
     FFN_OUTPUT = "FFN output"
+    PER_LAYER_INPUT = "per-layer input"
+    PER_LAYER_MIX = "per-layer mix"
     FFN = "FFN"
 
 

@@ -17,7 +17,10 @@ from powerinfer.ops.protocol import MatrixUse
 from powerinfer.values import Batch, BoolArray, FloatArray
 
 __all__ = [
+    "GATE",
+    "OUTPUT",
     "POST_NORM",
+    "PROJECTION",
     "TABLE",
     "PerLayerEmbedding",
     "PerLayerGate",
@@ -25,8 +28,8 @@ __all__ = [
     "find_per_layer_gate",
 ]
 
-TABLE, _PROJECTION, _NORM = "per_layer_token_embd", "per_layer_model_proj", "per_layer_proj_norm"
-_GATE, _OUTPUT, POST_NORM = "inp_gate", "proj", "post_norm"
+TABLE, PROJECTION, _NORM = "per_layer_token_embd", "per_layer_model_proj", "per_layer_proj_norm"
+GATE, OUTPUT, POST_NORM = "inp_gate", "proj", "post_norm"
 
 
 def find_per_layer_embedding(outer: Section, config: ModelConfig) -> None:
@@ -35,7 +38,7 @@ def find_per_layer_embedding(outer: Section, config: ModelConfig) -> None:
     if size:
         columns = config.num_layers * size
         outer.need(f"{TABLE}.weight", (config.vocab_size, columns))
-        outer.linear(_PROJECTION, (columns, config.hidden_size))
+        outer.linear(PROJECTION, (columns, config.hidden_size))
         outer.need(f"{_NORM}.weight", (size,))
 
 
@@ -43,8 +46,8 @@ def find_per_layer_gate(block: Section, config: ModelConfig) -> None:
     """Add the same of one layer: two matrices and a norm."""
     size, hidden = config.per_layer_size, config.hidden_size
     if size:
-        block.linear(_GATE, (size, hidden))
-        block.linear(_OUTPUT, (hidden, size))
+        block.linear(GATE, (size, hidden))
+        block.linear(OUTPUT, (hidden, size))
         block.need(f"{POST_NORM}.weight", (hidden,))
 
 
@@ -75,7 +78,7 @@ class PerLayerEmbedding:
             return None
         return cls(
             table=prepare.matrix(tensors[f"{TABLE}.weight"], MatrixUse.EMBEDDING),
-            projection=prepare.linear(tensors, _PROJECTION),
+            projection=prepare.linear(tensors, PROJECTION),
             norm=prepare.vector(tensors[f"{_NORM}.weight"]),
             # The projection is meant to be divided by sqrt(hidden_size) before the norm.
             eps=config.norm_eps * config.hidden_size,
@@ -125,12 +128,12 @@ class PerLayerGate:
         """Prepare the matrices of `find_per_layer_gate`; None if the model has none."""
         if not config.per_layer_size:
             return None
-        return cls(prepare.linear(tensors, _GATE), prepare.linear(tensors, _OUTPUT))
+        return cls(prepare.linear(tensors, GATE), prepare.linear(tensors, OUTPUT))
 
-    def run(
+    def mix(
         self, ops: Backend, x: Activations, given: Activations, is_prompt: BoolArray | None
     ) -> Activations:
-        """Compute output(gelu(gate x) * given): f32[num_tokens, hidden_size].
+        """Compute gelu(gate x) * given: f32[num_tokens, size].
 
         Args:
             x: f32[num_tokens, hidden_size], the residual stream.
@@ -139,4 +142,8 @@ class PerLayerGate:
         """
         (gated,) = ops.linear(x, (self.gate,), is_prompt)
         ops.gelu_gate(gated, given)
-        return ops.linear(gated, (self.output,), is_prompt)[0]
+        return gated
+
+    def project(self, ops: Backend, mixed: Activations, is_prompt: BoolArray | None) -> Activations:
+        """Compute the product of `output` and what `mix` returned: f32[num_tokens, hidden_size]."""
+        return ops.linear(mixed, (self.output,), is_prompt)[0]

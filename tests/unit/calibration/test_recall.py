@@ -148,7 +148,7 @@ def test_an_observer_may_end_the_step(tmp_path: Path, name: str) -> None:
     cache = model.new_cache(len(TOKENS))
     logits = model.forward(cache.batch([(0, TOKENS, 0)], [True]), cache, observe=observe)
     assert logits.shape == (0, model.config.vocab_size)
-    own = (Stage.ROUTER_INPUT, Stage.SHARED_INPUT)
+    own = {Stage.ROUTER_INPUT, Stage.SHARED_INPUT, Stage.PER_LAYER_INPUT, Stage.PER_LAYER_MIX}
     assert set(stages) == {(0, stage) for stage in Stage if stage not in own}
     assert stages[-1] == (0, Stage.FFN)
 

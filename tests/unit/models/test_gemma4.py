@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from command_line import invoke
+from powerinfer.calibration.linear_inputs import measure_inputs
 from powerinfer.calibration.recall import with_recall_meter
 from powerinfer.errors import GGUFError, UnsupportedError
 from powerinfer.gguf import open_gguf
 from powerinfer.models import Model, kv_bytes_per_position, load_model, sequence_bytes
+from powerinfer.models.blocks import Stage
 from powerinfer.models.mixers import AttentionWeights
 from powerinfer.offload.problem import placement_task
 from powerinfer.ops.protocol import KVType
@@ -164,6 +166,35 @@ def test_they_are_not_placed_on_a_gpu(tmp_path: Path) -> None:
 def test_neurons_are_not_measured(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="the layers of gemma4 models differ"):
         with_recall_meter(load(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["gemma4", "gemma4-per-layer", "gemma4-experts"])
+def test_inputs_of_all_matrices_are_measured(tmp_path: Path, name: str) -> None:
+    model = load(tmp_path, name)
+    file = open_gguf(tmp_path / "m.gguf")
+    seen: dict[tuple[Stage, int], Any] = {}
+
+    def observe(stage: Stage, number: int, values: Any) -> None:
+        seen[stage, number] = values.copy()
+
+    found = measure_inputs(model, file.tensors, [TOKEN_IDS])
+    matrices = {key for key, tensor in file.tensors.items() if len(tensor.shape) > 1}
+    assert set(found) == {key for key in matrices if "token_embd" not in key}
+    cache = model.new_cache()
+    batch = cache.batch([(0, TOKEN_IDS, 0)], [True])
+    model.forward(batch, cache, observe=observe)
+    inputs = {"per_layer_model_proj.weight": model.embed(batch)} | {
+        f"blk.{number}.{part}.weight": seen[stage, number]
+        for stage, part in ((Stage.PER_LAYER_INPUT, "inp_gate"), (Stage.PER_LAYER_MIX, "proj"))
+        for number in range(model.config.num_layers)
+        if (stage, number) in seen
+    }
+    shown = inputs.keys() & found.keys()
+    assert len(shown) == (11 if name == "gemma4-per-layer" else 0)
+    for key in shown:
+        assert found[key].counts.tolist() == [len(TOKEN_IDS)]
+        squares = np.square(inputs[key].astype(np.float64)).sum(axis=0)
+        np.testing.assert_allclose(found[key].sums[0], squares, rtol=1e-5)
 
 
 def test_commands_show_what_differs(tmp_path: Path) -> None:

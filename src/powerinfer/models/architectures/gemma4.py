@@ -28,7 +28,7 @@ from powerinfer.models.checkpoints.rules import CheckpointRules
 from powerinfer.models.checkpoints.windows import by_layer_types
 from powerinfer.models.experts import ExpertRules
 from powerinfer.models.model import Model
-from powerinfer.models.per_layer import POST_NORM
+from powerinfer.models.per_layer import POST_NORM, PerLayerGate
 from powerinfer.models.scales import Scales, Sizes
 from powerinfer.models.tensors.ffn_tensors import DENSE_FFN_NORMS, ROUTER
 from powerinfer.ops.backend import Activations
@@ -71,11 +71,30 @@ def run_layer(  # noqa: PLR0913  that of all families, and one more
     ops.add(x, normalize(ops, output, layer.norms["post_ffw_norm"]))
     if layer.per_layer is not None and per_layer is not None:
         given = select_rows(ops, per_layer, wanted)
-        output = layer.per_layer.run(ops, x, given, marks)
-        ops.add(x, normalize(ops, output, layer.norms[POST_NORM]))
+        _add_per_layer(model, number, layer.per_layer, x, given, marks, observe)
     if layer.output_scale != 1.0:
         ops.scale(x, layer.output_scale)
     return x if observe is None else end_of_layer(ops, number, x, observe)
+
+
+def _add_per_layer(
+    model: Model,
+    number: int,
+    gate: PerLayerGate,
+    x: Activations,
+    given: Activations,
+    is_prompt: BoolArray | None,
+    observe: Observer | None,
+) -> None:
+    """Add what the layer's gate lets pass of its input, normalized."""
+    ops = model.ops
+    if observe is not None:
+        observe(Stage.PER_LAYER_INPUT, number, ops.to_host(x))
+    mixed = gate.mix(ops, x, given, is_prompt)
+    if observe is not None:
+        observe(Stage.PER_LAYER_MIX, number, ops.to_host(mixed))
+    output = gate.project(ops, mixed, is_prompt)
+    ops.add(x, normalize(ops, output, model.weights.layers[number].norms[POST_NORM]))
 
 
 def _feed_forward(
