@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tiny_gemma4 import Gemma4Layers
 from tiny_models import TINY_MODELS, TinyModel, wide
@@ -46,7 +47,7 @@ def _narrow(name: str, num_layers: int) -> TinyModel:
     return replace(model, num_layers=num_layers)
 
 
-def _gemma4(name: str, **layers: bool | int) -> TinyModel:
+def _gemma4(name: str, **layers: Any) -> TinyModel:
     windows = (True, True, False) * 3
     own = replace(TINY_MODELS[name].gemma4 or Gemma4Layers(), windows=windows, **layers)
     model = replace(TINY_MODELS[name], gemma4=own)
