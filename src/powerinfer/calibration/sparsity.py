@@ -13,6 +13,7 @@ from powerinfer.gguf import GGUFFile
 from powerinfer.models import (
     InputStatistics,
     Model,
+    ModelConfig,
     uniform,
     with_predictors,
 )
@@ -33,7 +34,6 @@ from powerinfer.predictors.choosing import choose_for_model, closest_point
 from powerinfer.predictors.kind import THRESHOLD
 from powerinfer.predictors.missing import missing_kind
 from powerinfer.tokenizer import Tokenizer
-from powerinfer.values import Activation
 
 __all__ = [
     "CALIBRATED",
@@ -89,13 +89,17 @@ class _Request:
         )
 
 
-def may_skip_neurons(activation: Activation, options: EngineOptions) -> bool:
+def may_skip_neurons(config: ModelConfig, options: EngineOptions) -> bool:
     """Return whether weights must be prepared so that neurons can be skipped.
 
     Raises:
-        UnsupportedError: the activation is never zero and neurons were to be skipped, or thresholds
-            were asked for and it is not silu or gelu.
+        UnsupportedError: neurons were to be skipped, but the model has no FFN or its activation is
+            never zero; or thresholds were asked for and it is not silu or gelu.
     """
+    activation = config.activation
+    if not config.has_ffns:
+        _check_nothing_is_skipped(options)
+        return False
     if options.activation_threshold is not None:
         check_is_cuttable(activation, "activation_threshold")
         return False
@@ -111,6 +115,22 @@ def may_skip_neurons(activation: Activation, options: EngineOptions) -> bool:
     if options.sparsity is not None:
         check_is_sparse(activation, options.sparsity)
     return True
+
+
+def _check_nothing_is_skipped(options: EngineOptions) -> None:
+    """Raise UnsupportedError if neurons of a model without an FFN were to be skipped."""
+    asked = {
+        "sparsity": options.sparsity not in (None, OFF),
+        "activation_threshold": options.activation_threshold is not None,
+        "max_ffn_error": options.max_ffn_error is not None,
+        "recall": options.recall is not None,
+    }
+    for name, is_asked in asked.items():
+        if is_asked:
+            raise UnsupportedError(
+                "the model has no FFN, so no neuron can be skipped",
+                remedy="leave {" + name + "} out",
+            )
 
 
 def attach_sparsity(

@@ -23,10 +23,13 @@ def check_activation(
 
     Raises:
         GGUFError: the file's configuration is damaged.
-        UnsupportedError: its architecture is not implemented, or its activation is never zero.
+        UnsupportedError: its architecture is not implemented, it has no FFN, or its activation is
+            never zero.
     """
-    architecture = architecture_of(file)
-    found = read_config(file, architecture, activation).activation
+    config = read_config(file, architecture_of(file), activation)
+    if not config.has_ffns:
+        raise UnsupportedError(f"there is nothing to {purpose}: the model has no FFN")
+    found = config.activation
     if not found.is_sparse and not (may_cut and found.is_cuttable):
         is_offered = found.is_cuttable and purpose == "calibrate"
         raise UnsupportedError(

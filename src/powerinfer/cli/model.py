@@ -190,11 +190,13 @@ def announce(loaded: "LoadedModel") -> None:
 
 def describe(loaded: "LoadedModel") -> str:
     """One line on what runs: model, activation, sparsity, threads, kernels."""
-    config = loaded.model.config
+    config, blocks = loaded.model.config, "no FFN"
     threads = f"{loaded.threads} thread{'s' if loaded.threads != 1 else ''}"
+    if config.has_ffns:
+        sparsity = describe_sparsity(loaded)
+        blocks = f"{config.activation} FFN{_experts(loaded)}, sparsity {sparsity}"
     return (
-        f"{loaded.path.name}: {config.architecture}, {config.num_layers} layers, "
-        f"{config.activation} FFN{_experts(loaded)}, sparsity {describe_sparsity(loaded)}; "
+        f"{loaded.path.name}: {config.architecture}, {config.num_layers} layers, {blocks}; "
         f"{threads}, {loaded.kernels} kernels{_gpu(loaded)}, context {loaded.model.context_length}"
     )
 

@@ -198,7 +198,7 @@ def load(
     model = prepare_model(
         opened,
         ops,
-        skips_neurons=may_skip_neurons(opened.config.activation, options),
+        skips_neurons=may_skip_neurons(opened.config, options),
         context_length=options.context_length,
         progress=progress,
     )

@@ -113,6 +113,11 @@ class ModelConfig:
         return (self.experts.latent_size if self.experts else 0) or self.hidden_size
 
     @property
+    def has_ffns(self) -> bool:
+        """Whether any layer has an FFN."""
+        return len(self.absent.ffns) < self.num_layers
+
+    @property
     def counted_layers(self) -> list[int]:
         """Numbers of the layers whose neurons are counted and predicted: all that are alike.
 

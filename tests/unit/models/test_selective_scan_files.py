@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from command_line import assert_error, invoke
+from command_line import assert_error, invoke, run_json
 from powerinfer.errors import GGUFError, UnsupportedError
 from powerinfer.gguf import GGUFFile, Tensor, TensorSpec, encode_tensor, open_gguf
 from powerinfer.models import Model, kv_bytes_per_position, load_model, sequence_bytes
@@ -227,6 +227,36 @@ def test_mamba_2_has_neither_attention_nor_ffns(tmp_path: Path) -> None:
     assert sequence_bytes(config, 9, KVType.F16) == config.state_bytes
     assert config.state_bytes == 2 * 4 * (3 * (64 + 2 * 2 * 8) + 64 * 8)
     assert model.ffn_bytes == model.used_ffn_bytes == 0
+
+
+def test_commands_name_no_ffn_where_there_is_none(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", MAMBA2)
+    ran = invoke("run", "-m", path, "-p", "ab", "-n", "1")
+    assert ran.exit_code == 0
+    assert "mamba2, 2 layers, no FFN; " in ran.stderr
+    found = run_json("inspect", path)
+    assert found["ffn"]["activation"] is found["ffn"]["is_sparse"] is None
+    shown = invoke("inspect", path).stdout.partition("metadata")[0]
+    assert not any(word in shown for word in ("activation", "heads", "head dim", "intermediate"))
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (("run", "-p", "ab", "--sparsity", "exact"), "no neuron can be skipped: leave --sparsity"),
+        (("run", "-p", "ab", "--recall", "0.9"), "no neuron can be skipped: leave --recall out"),
+        (
+            ("run", "-p", "ab", "--activation-threshold", "0.1"),
+            "no neuron can be skipped: leave --activation-threshold out",
+        ),
+        (("calibrate",), "there is nothing to calibrate: the model has no FFN"),
+    ],
+)
+def test_nothing_is_skipped_without_ffns(
+    command: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    path = write_model(tmp_path / "m.gguf", MAMBA2)
+    assert_error(invoke(*command, "-m", path), message)
 
 
 def test_observers_see_the_parts_that_layers_have(tmp_path: Path) -> None:

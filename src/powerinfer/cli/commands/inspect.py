@@ -89,7 +89,8 @@ def _report(summary: "Summary") -> dict[str, object]:
         "parameters": f"{summary['parameters']:,}"
         + (f" at {bits:.2f} bits" if (bits := summary["bits_per_weight"]) else ""),
     }
-    rows.update({name.replace("_", " "): value for name, value in (sizes or {}).items()})
+    # Heads and neurons that the model does not have would be a size of 0.
+    rows.update({name.replace("_", " "): value for name, value in (sizes or {}).items() if value})
     if summary["mtp_blocks"]:
         rows["MTP blocks"] = (
             f"{summary['mtp_blocks']} at the end, which predict further tokens: unused"

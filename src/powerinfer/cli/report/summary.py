@@ -26,7 +26,7 @@ _PREDICTOR = re.compile(r"blk\.\d+\.fc1\.weight")
 
 
 class FFNSummary(TypedDict):
-    """The FFNs of a model."""
+    """The FFNs of a model; it may have none."""
 
     activation: str | None
     is_sparse: bool | None
@@ -149,9 +149,10 @@ def _sizes_by_layer(config: ModelConfig) -> dict[str, JSON]:
 def _ffn(file: GGUFFile, config: ModelConfig | None) -> FFNSummary:
     storage = ffn_storage(file)
     ranks = [t.shape[0] for n, t in file.tensors.items() if _PREDICTOR.fullmatch(n) and t.shape]
+    activation = config.activation if config and config.has_ffns else None
     return {
-        "activation": str(config.activation) if config else None,
-        "is_sparse": config.activation.is_sparse if config else None,
+        "activation": str(activation) if activation else None,
+        "is_sparse": activation.is_sparse if activation else None,
         "is_down_transposed": storage.is_down_transposed,
         "bytes": storage.bytes,
         "plain_down_bytes": storage.plain_down_bytes,
