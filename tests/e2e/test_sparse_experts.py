@@ -164,7 +164,7 @@ def test_a_dial_sets_one_kind(model: Path, kind: str) -> None:
 
 def test_missing_predictors_of_experts_are_named(folder: Path) -> None:
     result = invoke("run", "-m", folder / "mixtral-relu-biases.gguf", *GREEDY, "--sparsity", "mlp")
-    assert_error(result, "blk.0.fc1_exps.weight and fc2_exps.weight")
+    assert_error(result, "blk.0.fc1.weight and fc2_exps.weight")
 
 
 def test_kinds_from_outside_list_neurons_of_all_experts(

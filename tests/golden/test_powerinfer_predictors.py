@@ -165,7 +165,7 @@ def test_a_plain_down_gives_the_same(backend: str, tmp_path: Path) -> None:
 def test_ranks_may_differ_from_layer_to_layer(tmp_path: Path) -> None:
     file = changed(tmp_path, "opt-powerinfer")
     weights = load_model(file, ReferenceOps()).weights
-    assert [fc1.shape[0] for fc1, _ in weights.mlp] == [16, 24]
+    assert [fc1.shape[0] for fc1, _ in weights.mlp.values()] == [16, 24]
 
 
 def without(*names: str) -> Change:

@@ -71,6 +71,10 @@ def test_predictors_inside_experts_are_the_cpus(settings: HybridSettings, tmp_pa
     check(loaded(tmp_path, "mixtral-drelu-predictors"), "SA", settings)
 
 
+def test_predictors_whose_experts_share_a_layer_are_placed(tmp_path: Path) -> None:
+    check(loaded(tmp_path, "smallthinker-predictors", "mlp"), "SA")
+
+
 def test_a_dense_block_that_the_cpu_predicts_has_no_input_for_a_router(tmp_path: Path) -> None:
     model = load(tiny_file(tmp_path, "llama-relu"), NativeOps(2), "lowbit:4")
     placed = place(model, make_plan("AC", 1), SMALL, DEVICE)

@@ -44,6 +44,7 @@ class Shape:
     has_bias: bool
     has_own_router_input: bool
     router_size: int
+    has_shared_fc1: bool
     scale: float
     seed: int
 
@@ -65,6 +66,7 @@ def shapes(draw: st.DrawFn) -> Shape:
         has_bias=draw(st.booleans()),
         has_own_router_input=has_own_router_input,
         router_size=draw(st.integers(1, 70)) if has_own_router_input else HIDDEN,
+        has_shared_fc1=draw(st.booleans()),
         scale=draw(st.sampled_from((1.0, 2.5))),
         seed=draw(st.integers(0, 1 << 20)),
     )
@@ -104,7 +106,8 @@ class _Made:
 
     def _mlp(self) -> tuple[Tensor, Tensor]:
         shape = self._shape
-        fc1 = self._tensor(shape.num_experts, shape.rank, HIDDEN)
+        experts = () if shape.has_shared_fc1 else (shape.num_experts,)
+        fc1 = self._tensor(*experts, shape.rank, HIDDEN)
         return fc1, self._tensor(shape.num_experts, shape.num_neurons, shape.rank)
 
     def _linear(self, rows: int, columns: int, num_biases: int) -> Linear[Matrix, Vector]:

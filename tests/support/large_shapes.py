@@ -178,7 +178,7 @@ def shaped_model(large: LargeModel) -> Model:
         output=linear(large.vocab_size, hidden),
         layers=tuple(layer() for _ in range(large.num_layers)),
         rope_divisors=None,
-        mlp=(),
+        mlp={},
     )
     return Model(
         config=config,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tiny_models import TINY_MODELS, write_model
+from tiny_models import TINY_MODELS, TinyModel, write_model
 
 __all__ = [
     "LAYERS",
@@ -35,9 +35,9 @@ main()
 _SENTENCE = "the dog saw a red ball and ran to it because she liked small green birds very much"
 
 
-def write_inputs(folder: Path) -> None:
+def write_inputs(folder: Path, model: TinyModel = MODEL) -> None:
     """Write `model.gguf` and `text.txt`, of about 5000 tokens: bytes."""
-    write_model(folder / "model.gguf", MODEL)
+    write_model(folder / "model.gguf", model)
     words = _SENTENCE.split()
     text = " ".join(words[(7 * n * n + n) % len(words)] for n in range(1250))
     (folder / "text.txt").write_text(text, encoding="utf-8")
@@ -62,12 +62,12 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @contextmanager
-def few_steps() -> Iterator[None]:
+def few_steps(count: int = _STEPS) -> Iterator[None]:
     """Train each rank for some steps only; needs torch."""
     from powerinfer.train.predictors import training
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "_LEAST_STEPS", _STEPS)
+        patch.setattr(training, "_LEAST_STEPS", count)
         yield
 
 

@@ -42,6 +42,7 @@ class TinyModel:
         has_vocabulary: a SentencePiece-style vocabulary of bytes; needs vocab_size >= 259.
         predictor_rank: rows of `fc1` of a PowerInfer predictor; 0 for none.
         predictor_rank_step: by how many it grows from layer to layer.
+        has_shared_fc1: all experts share the predictor's first matrix; else each has its own.
         has_linear_biases: biases on every linear layer.
         norms: of every block.
         has_norm_biases: LayerNorms, which have biases.
@@ -95,6 +96,7 @@ class TinyModel:
     has_vocabulary: bool = True
     predictor_rank: int = 0
     predictor_rank_step: int = 0
+    has_shared_fc1: bool = False
     has_linear_biases: bool = False
     norms: tuple[str, ...] = ("attn_norm", "ffn_norm")
     has_norm_biases: bool = False
@@ -439,7 +441,11 @@ TINY_EXPERTS = {name: model for name, model in TINY_MODELS.items() if model.num_
         predictor_rank_step=8,
     ),
     "smallthinker-predictors": replace(
-        _SMALLTHINKER, is_down_transposed=True, num_used_experts=3, predictor_rank=16
+        _SMALLTHINKER,
+        is_down_transposed=True,
+        num_used_experts=3,
+        predictor_rank=16,
+        has_shared_fc1=True,
     ),
 }
 """Those with experts, and some with predictors of experts, which no published model has."""
@@ -676,8 +682,10 @@ def _layer_tensors(model: TinyModel, layer: int) -> Iterator[tuple[str, tuple[in
         experts = (model.num_experts,) if model.num_experts else ()
         shapes = {"fc1": (rank, hidden), "fc2": (model.intermediate_size, rank)}
         for name, shape in shapes.items():
-            stored = f"{name}_exps.weight" if experts else f"{name}.weight"
-            yield stored, (*experts, *shape), model.other_formats.get(name, "f32")
+            is_shared = name == "fc1" and model.has_shared_fc1
+            own = () if is_shared else experts
+            stored = f"{name}_exps.weight" if own else f"{name}.weight"
+            yield stored, (*own, *shape), model.other_formats.get(name, "f32")
 
 
 def _gemma4(

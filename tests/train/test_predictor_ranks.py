@@ -3,17 +3,12 @@
 from itertools import pairwise
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from powerinfer.train.predictors.goal import RANK_STEP
-from powerinfer.train.predictors.ranks import (
-    first_rank,
-    next_rank,
-    rank_limits,
-    rank_parameters,
-)
+from powerinfer.train.predictors.ranks import first_rank, next_rank, rank_limits
+from powerinfer.train.predictors.sizes import PredictorSizes
 
 
 def frequencies(
@@ -57,7 +52,7 @@ def test_the_search_ends_near_the_smallest_rank_that_works(
 
 @given(densities=st.lists(st.floats(0, 1), min_size=1, max_size=40), steps=st.integers(0, 2000))
 def test_all_layers_together_stay_below_the_limit(densities: list[float], steps: int) -> None:
-    cost = rank_parameters(256, 1024)
+    cost = PredictorSizes(256, 1024).rank_parameters
     limits = rank_limits(steps * RANK_STEP * cost, cost, densities)
     assert len(limits) == len(densities)
     assert all(limit >= RANK_STEP and limit % RANK_STEP == 0 for limit in limits)
@@ -71,4 +66,7 @@ def test_a_layer_without_rank_is_not_possible() -> None:
 
 
 def test_parameters_of_a_rank_are_a_row_and_a_column() -> None:
-    assert rank_parameters(256, 1024) == pytest.approx(1280)
+    assert PredictorSizes(256, 1024).rank_parameters == 256 + 1024
+    experts = PredictorSizes(256, 64, num_experts=16, num_used=2)
+    assert experts.rank_parameters == 256 + 16 * 64
+    assert experts.rank_reads == 256 + 2 * 64

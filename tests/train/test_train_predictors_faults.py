@@ -14,11 +14,11 @@ import pytest
 from command_line import assert_error, invoke
 from patience import PATIENCE_S
 from predictor_runs import MODEL, arguments, contents, few_steps, program, write_inputs
-from tiny_models import TINY_EXPERTS, TINY_MODELS, write_model
+from tiny_models import TINY_MODELS, write_model
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from powerinfer.train.predictors import run  # noqa: E402
+from powerinfer.train.predictors import plan, run  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -47,8 +47,9 @@ def stopped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_models_without_predictors(folder: Path) -> None:
-    write_model(folder / "model.gguf", next(iter(TINY_EXPERTS.values())))
-    assert_error(invoke(*arguments(folder)), "experts", "without experts only")
+    write_model(folder / "model.gguf", TINY_MODELS["gemma4"])
+    unlike = invoke(*arguments(folder), "--activation", "relu")
+    assert_error(unlike, "layers of gemma4 models differ")
     write_model(folder / "model.gguf", TINY_MODELS["llama"])
     assert_error(invoke(*arguments(folder)), "runs silu", "--activation")
     assert not (folder / "out").exists()
@@ -75,6 +76,13 @@ def test_limits_that_leave_no_room(folder: Path) -> None:
     least[least.index("--max-share") + 1] = "0.01"
     assert_error(invoke(*least), "smallest rank, 32", "0.01 is allowed", "--max-share")
     assert_error(invoke(*arguments(folder), "--cache-size", "much"), "'much' is not a size")
+
+
+def test_too_little_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "available_memory_bytes", lambda: 1 << 20)
+    found = invoke(*arguments(folder))
+    assert_error(found, "a layer of 48 neurons at rank", "1.0 MiB are available", "--max-share")
+    assert contents(folder / "out") == {}
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def _is_useful(model: Model, part: KindName) -> bool:
     if part.kind.name == "mlp":
         if not model.weights.mlp or not part.variant:
             return bool(model.weights.mlp)
-        formats = [get_format(tensor.format) for tensor in model.weights.mlp[0]]
+        formats = [get_format(tensor.format) for tensor in next(iter(model.weights.mlp.values()))]
         return _bits(get_format(part.variant)) < max(_bits(known) for known in formats)
     ffn = model.weights.layers[model.config.counted_layers[0]].ffn
     decider = ffn.up.matrix if ffn.gate is None else ffn.gate.matrix

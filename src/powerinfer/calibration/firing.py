@@ -12,6 +12,7 @@ from powerinfer.calibration.window_pass import WindowPass, run_windows
 from powerinfer.models import Model
 from powerinfer.models.blocks import FiringObserver
 from powerinfer.ops.cpu.fired_bits import count_fired
+from powerinfer.predictors import PredictorInput
 from powerinfer.values import ByteArray, FloatArray, IntArray
 
 __all__ = ["Bits", "FiringLayer", "SeeLayer", "count_fired", "unpack", "watch_firing"]
@@ -28,15 +29,22 @@ class FiringLayer:
 
     Attributes:
         x: f32[num_tokens, hidden_size], input of the FFN, normalised.
-        raw: f32[num_tokens, hidden_size], input of the architecture's own predictors.
+        raw: f32[num_tokens, hidden_size], input of the architecture's own predictors, if they do
+            not see that of the FFN.
         fired: u8[num_tokens, ceil(num_neurons / 8)], a bit for each neuron whose value is not zero;
             neurons of experts that were not chosen for a token do not fire.
+        router: f32[num_tokens, hidden_size], input of the router, if that is not `x`.
     """
 
     number: int
     x: FloatArray
     raw: FloatArray
     fired: Bits
+    router: FloatArray | None = None
+
+    def seen(self, by: PredictorInput) -> FloatArray:
+        """Input of predictors that see what `by` says."""
+        return self.x if by is PredictorInput.FFN_INPUT else self.raw
 
 
 SeeLayer: TypeAlias = Callable[[FiringLayer], None]
@@ -76,4 +84,4 @@ class _Watch(WindowPass, FiringObserver):
         """Show the layer: its inputs are complete before its FFN runs."""
         if self._inputs is not None:
             inputs, self._inputs = self._inputs, None
-            self._show(FiringLayer(number, inputs.x, inputs.raw, bits))
+            self._show(FiringLayer(number, inputs.x, inputs.raw, bits, inputs.router))

@@ -101,11 +101,20 @@ class Routing:
 
     def count(self, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
         """i64[num_neurons], tokens with a true bool[num_tokens, num_candidates]."""
-        by_place = mask.reshape(*self.experts.shape, self._expert_size)
-        counts = np.zeros((self.num_experts, self._expert_size), np.int64)
+        return self._add_up(mask, np.int64)
+
+    def total(self, values: FloatArray) -> npt.NDArray[np.float64]:
+        """f64[num_neurons], sums over tokens of f32[num_tokens, num_candidates]."""
+        return self._add_up(values, np.float64)
+
+    def _add_up(
+        self, values: npt.NDArray[np.generic], dtype: type[_ScalarT]
+    ) -> npt.NDArray[_ScalarT]:
+        by_place = values.reshape(*self.experts.shape, self._expert_size)
+        sums = np.zeros((self.num_experts, self._expert_size), dtype)
         for expert in np.unique(self.experts):
-            counts[expert] = by_place[self.experts == expert].sum(axis=0, dtype=np.int64)
-        return counts.reshape(-1)
+            sums[expert] = by_place[self.experts == expert].sum(axis=0, dtype=dtype)
+        return sums.reshape(-1)
 
     def weigh(self, values: FloatArray) -> FloatArray:
         """f32[num_tokens, num_candidates], each times the weight of its expert."""

@@ -39,19 +39,19 @@ def check_model(
         _check_shapes(by_name, lookup.misshapen)
     except GGUFError as error:
         raise CheckpointError(str(error)) from None
-    predictors = check_predictors(file, config, targets)
-    known = lookup.taken | {tensor.name for pair in predictors for tensor in pair}
+    predictors = check_predictors(file, config, architecture, targets)
+    known = lookup.taken | {tensor.name for pair in predictors.values() for tensor in pair}
     extra = [target.sources for name, target in by_name.items() if name not in known]
     if extra:
         raise CheckpointError(f"{extra[0]} has no place in a {architecture.name} model")
 
 
 def check_predictors(
-    file: GGUFFile, config: ModelConfig, targets: Sequence[Target]
-) -> tuple[MLPTensors, ...]:
-    """Check and return the predictors of each layer of a file to write."""
+    file: GGUFFile, config: ModelConfig, architecture: Architecture, targets: Sequence[Target]
+) -> Mapping[int, MLPTensors]:
+    """Check and return the predictors of a file to write, by number of their layer."""
     try:
-        return find_predictors(file, config)
+        return find_predictors(file, config, architecture)
     except GGUFError as error:
         by_name = {target.name: target for target in targets}
         raise CheckpointError(_with_source(str(error), by_name)) from None

@@ -141,7 +141,8 @@ def _read_model(checkpoint: Checkpoint, *, is_plain: bool) -> _Model:
 
 
 def _with_folder(model: _Model, folder: Path) -> _Model:
-    found = read_predictors(folder, model.config.integer("num_hidden_layers"))
+    powerinfer_architecture(model.architecture, model.activation, str(model.config.path))
+    found = read_predictors(folder, range(model.config.integer("num_hidden_layers")))
     metadata = dict(model.metadata)
     if found.threshold is not None:
         metadata[keys.SPARSE_THRESHOLD] = found.threshold

@@ -164,7 +164,7 @@ def layer_source(model: Model, number: int, statistics: InputStatistics | None) 
     return LayerSource(
         number=number,
         ffn=layer.ffn,
-        mlp=model.weights.mlp[number] if model.weights.mlp else None,
+        mlp=model.weights.mlp.get(number),
         mlp_problem=model.weights.mlp_problem,
         mlp_input=model.architecture.predictor_input,
         mlp_threshold=model.mlp_threshold,

@@ -4,13 +4,13 @@ Unknown tensors are ignored; those of predictors are kept.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 
 from powerinfer.errors import GGUFError
-from powerinfer.gguf import GGUFFile, Tensor
+from powerinfer.gguf import Tensor
 from powerinfer.models.architecture import Architecture, NormKind, QKNorm
 from powerinfer.models.attention import LayerAttention
 from powerinfer.models.config import EMBEDDING, POSITION_EMBEDDING, QK_NORMS, ModelConfig
@@ -101,7 +101,7 @@ class ModelWeights:
     Attributes:
         embedding: [vocab_size, hidden_size].
         output: [vocab_size, hidden_size]; the embedding's tensor if the file ties them.
-        mlp: predictor matrices of each layer; empty if the file has none.
+        mlp: predictor matrices by number of their layer; empty if the file has none.
         mlp_problem: reason why the file's predictors cannot be used, or None.
         position_embedding: [rows, hidden_size] of learned positions, or None.
         per_layer: second embedding, of which each layer has a slice; or None.
@@ -112,7 +112,7 @@ class ModelWeights:
     output: SomeLinear
     layers: tuple[LayerWeights, ...]
     rope_divisors: Tensor | None = None
-    mlp: tuple[MLPTensors, ...] = ()
+    mlp: Mapping[int, MLPTensors] = field(default_factory=dict)
     mlp_problem: str | None = None
     position_embedding: Matrix | None = None
     per_layer: PerLayerEmbedding | None = None
@@ -139,7 +139,7 @@ def load_weights(
     total_bytes = sum(len(tensor.data) for tensor in file.tensors.values())
     prepare = Preparer(ops, progress=progress, total_bytes=total_bytes)
     parts = _PartPreparer(prepare, config, architecture, skips_neurons)
-    mlp, mlp_problem = _predictors(file, config)
+    mlp, mlp_problem = _predictors(opened)
     return ModelWeights(
         embedding=prepare.matrix(outer[EMBEDDING], MatrixUse.EMBEDDING),
         output_norm=parts.norms(outer, {"output_norm": architecture.norm}).get("output_norm"),
@@ -155,12 +155,12 @@ def load_weights(
     )
 
 
-def _predictors(file: GGUFFile, config: ModelConfig) -> tuple[tuple[MLPTensors, ...], str | None]:
+def _predictors(opened: ModelFile) -> tuple[Mapping[int, MLPTensors], str | None]:
     """Predictors of the file, or what is wrong with them, which matters only if they run."""
     try:
-        return find_predictors(file, config), None
+        return find_predictors(opened.file, opened.config, opened.architecture), None
     except GGUFError as error:
-        return (), str(error)
+        return {}, str(error)
 
 
 @dataclass(frozen=True, slots=True)

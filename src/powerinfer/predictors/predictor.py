@@ -65,8 +65,8 @@ class LayerSource:
 
     Attributes:
         ffn: its FFN, prepared by the backend.
-        mlp: the file's predictor matrices (fc1, fc2), or None; with experts [num_experts, rank,
-            hidden_size] and [num_experts, intermediate_size, rank].
+        mlp: the file's predictor matrices (fc1, fc2), or None; with experts fc2 is [num_experts,
+            intermediate_size, rank], and fc1 one matrix for all or [num_experts, rank, columns].
         mlp_input: their input, which depends on the architecture.
         mlp_threshold: score at or above which they predict a neuron.
         mean: f32[hidden_size], mean of the FFN's input; zeros if it was not measured.

@@ -230,10 +230,9 @@ _SIZES: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("model", "problem"),
     [
-        (replace(LLAMA, activation="relu2", num_experts=4), "has no llama with relu2"),
+        (replace(LLAMA, activation="silu"), "has no llama with silu"),
         (replace(LLAMA, is_qkv_fused=True), r"blk.0.attn_qkv.weight: PowerInfer's format has no"),
         (replace(LLAMA, has_qkv_bias=True), "has no blk.0.attn_q.bias in llama files"),
-        (replace(LLAMA, num_experts=4), "has no blk.0.ffn_gate_inp.weight in llama files"),
         (replace(LLAMA, head_dim=24), "4 heads of width 24 do not add up to hidden_size 64"),
         (
             replace(LLAMA, metadata={"rope.dimension_count": 8}),
@@ -253,6 +252,11 @@ def test_models_that_the_format_does_not_have(
         packed(tmp_path, model, predictors)
     assert problem in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_predictors_of_a_dense_model_do_not_fit_experts(tmp_path: Path, predictors: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"fc2\.weight.*\[96, 16\]; expected \[4, 96, 16\]"):
+        packed(tmp_path, replace(LLAMA, num_experts=4), predictors)
 
 
 @pytest.mark.parametrize("is_packed", [False, True])

@@ -1,9 +1,14 @@
-"""Predictors of experts, `fc1_exps` and `fc2_exps`: what they let pass, and what is damaged."""
+"""Predictors of experts: what they let pass, and what is damaged.
+
+`fc2_exps` has a matrix for each expert, and so does `fc1_exps`; or all experts share one `fc1`.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from backends import BACKENDS, using
@@ -15,23 +20,48 @@ from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.reference.ops import ReferenceOps
 from powerinfer.values import FloatArray
 from rewritten_models import numbers, rewrite, spec
-from tiny_models import TINY_EXPERTS, write_model
+from tiny_models import TINY_EXPERTS, TinyModel, write_model
+
+DoubleArray: TypeAlias = npt.NDArray[np.float64]
 
 RECIPE = TINY_EXPERTS["mixtral-drelu-predictors"]
+SHARED = TINY_EXPERTS["smallthinker-predictors"]
 TOKENS = [1, 40, 70, 90, 100, 261]
 
 
-def _changed(folder: Path, name: str, change: Callable[[FloatArray], FloatArray]) -> GGUFFile:
+def _changed(
+    folder: Path,
+    name: str,
+    change: Callable[[FloatArray], FloatArray],
+    recipe: TinyModel = RECIPE,
+) -> GGUFFile:
     def change_one(tensor: Tensor) -> TensorSpec:
         return spec(tensor) if tensor.name != name else numbers(name, change(tensor.decode()))
 
-    return rewrite(folder, RECIPE, change_one)
+    return rewrite(folder, recipe, change_one)
 
 
+def _scores(file: GGUFFile, number: int, raw: FloatArray) -> DoubleArray:
+    """Scores of the neurons of all experts, whoever is chosen: f64[num_tokens, num_neurons]."""
+    fc1 = file.tensors.get(f"blk.{number}.fc1.weight")
+    fc2 = file.tensors[f"blk.{number}.fc2_exps.weight"].decode().astype(np.float64)
+    if fc1 is None:
+        own = file.tensors[f"blk.{number}.fc1_exps.weight"].decode().astype(np.float64)
+        hidden = np.maximum(np.einsum("erh,th->ter", own, raw), 0)
+    else:
+        shared = np.maximum(raw.astype(np.float64) @ fc1.decode().astype(np.float64).T, 0)
+        hidden = np.repeat(shared[:, np.newaxis], len(fc2), axis=1)
+    scores: DoubleArray = np.einsum("enr,ter->ten", fc2, hidden)
+    return scores.reshape(len(raw), -1)
+
+
+@pytest.mark.parametrize("recipe", [RECIPE, SHARED], ids=["own", "shared"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_each_expert_asks_its_own_predictor(tmp_path: Path, backend: str) -> None:
+def test_each_expert_asks_its_own_predictor(
+    tmp_path: Path, backend: str, recipe: TinyModel
+) -> None:
     """All look at the stream after attention, as the predictors of dense Llamas do."""
-    file = open_gguf(write_model(tmp_path / "m.gguf", RECIPE))
+    file = open_gguf(write_model(tmp_path / "m.gguf", recipe))
     shown: dict[tuple[int, Stage], FloatArray] = {}
 
     def observe(stage: Stage, number: int, x: FloatArray) -> None:
@@ -44,14 +74,9 @@ def test_each_expert_asks_its_own_predictor(tmp_path: Path, backend: str) -> Non
         for number, layer in enumerate(model.weights.layers):
             x, raw = shown[number, Stage.FFN_INPUT], shown[number, Stage.PREDICTOR_INPUT]
             np.testing.assert_array_equal(raw, shown[number, Stage.ATTENTION])
-            fc1, fc2 = (
-                file.tensors[f"blk.{number}.{name}_exps.weight"].decode().astype(np.float64)
-                for name in ("fc1", "fc2")
-            )
-            hidden = np.maximum(np.einsum("erh,th->ter", fc1, raw), 0)
-            scores = np.einsum("enr,ter->ten", fc2, hidden).reshape(len(raw), -1)
+            scores = _scores(file, number, raw)
             assert layer.predictor is not None
-            mask = layer.predictor.select(ops, layer.ffn, x, raw).mask(4 * 48)
+            mask = layer.predictor.select(ops, layer.ffn, x, raw).mask(scores.shape[1])
             is_sure = np.abs(scores) > 1e-2
             np.testing.assert_array_equal(mask[is_sure], scores[is_sure] >= 0)
             assert 0.2 < mask.mean() < 0.8
@@ -77,6 +102,23 @@ def test_a_wrong_shape_is_one_error_that_names_the_tensor(
         with pytest.raises(GGUFError, match=rf"changed\.gguf: tensor blk\.1\.{message}"):
             load_model(file, ReferenceOps(), sparsity=sparsity)
     assert load_model(file, ReferenceOps()).sparsity == "exact"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("fc1", lambda v: v[:, :31], r"fc1\.weight.*\[16, 31\]; expected \[rank, 32\]"),
+        ("fc1", lambda v: v.reshape(-1), r"fc1\.weight.*\[512\]; expected \[rank, 32\]"),
+        ("fc1", lambda v: v[:15], r"fc2_exps\.weight.*\[5, 48, 16\].*\[5, 48, 15\].*rank.*15"),
+        ("fc2_exps", lambda v: v[:4], r"fc2_exps\.weight.*\[4, 48, 16\].*\[5, 48, 16\]"),
+    ],
+)
+def test_a_wrong_shape_of_a_shared_layer_is_named(
+    tmp_path: Path, name: str, change: Callable[[FloatArray], FloatArray], message: str
+) -> None:
+    file = _changed(tmp_path, f"blk.1.{name}.weight", change, SHARED)
+    with pytest.raises(GGUFError, match=rf"changed\.gguf: tensor blk\.1\.{message}"):
+        load_model(file, ReferenceOps(), sparsity="mlp")
 
 
 def test_a_missing_predictor_is_named(tmp_path: Path) -> None:

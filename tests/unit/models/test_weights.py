@@ -152,7 +152,9 @@ def test_fused_qkv_is_the_same_model(tmp_path: Path) -> None:
 def test_predictors_are_remembered(tmp_path: Path) -> None:
     file = open_gguf(write_model(tmp_path / "m.gguf", TINY_MODELS["bamboo"]))
     predictors = load_model(file, ReferenceOps()).weights.mlp
-    assert [(fc1.shape, fc2.shape) for fc1, fc2 in predictors] == [((16, 32), (48, 16))] * 2
+    assert [(fc1.shape, fc2.shape) for fc1, fc2 in predictors.values()] == [
+        ((16, 32), (48, 16))
+    ] * 2
 
 
 def test_progress_ends_at_the_whole(tmp_path: Path) -> None:

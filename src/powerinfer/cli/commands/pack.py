@@ -35,8 +35,8 @@ With --predictors the file is in PowerInfer's own format, which the original pro
 runs too: Llama with ReLU or dReLU, Bamboo, Falcon and OPT with ReLU. Its FFN is F16
 or Q4_0, as the original computes nothing else; the folder's config.json may set the
 sparse_threshold, and its activation/ is copied next to the file. Other models of the
-ReLU family, without experts, become GGUF files with predictors, which --sparsity mlp
-runs here.
+ReLU family, and all with experts, become GGUF files with predictors, which --sparsity
+mlp runs here.
 """
 
 

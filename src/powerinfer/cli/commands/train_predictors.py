@@ -53,10 +53,13 @@ runs it with all predictors, and the table says how good they are:
   precision  share of the neurons it lets pass that fire
   density    share of the neurons that pass
   error      relative error of the FFN output
+In a mixture of experts only the neurons of each token's experts count. Such models need
+more text: a token teaches the experts that it is given to.
 
 \b
-DIR then holds model_0.pt, model_1.pt, ... and config.json, as PowerInfer's converter and
-`powerinfer convert --predictors` read them, and predictors.json, the report.
+DIR then holds model_N.pt for each layer with neurons to predict and config.json, as
+PowerInfer's converter and `powerinfer pack --predictors` read them, and predictors.json,
+the report.
 Stop it with Ctrl-C at any time: the same command resumes.
 Use text like what the model will read, some hundred thousand tokens of it.
 """
@@ -100,7 +103,7 @@ Use text like what the model will read, some hundred thousand tokens of it.
 @option(
     "--pack FILE",
     "Also write the model with its predictors: in PowerInfer's own format if that has such "
-    "models, else as GGUF.",
+    "models, else as GGUF, which --sparsity mlp runs.",
     PathType(),
     name="packed",
 )
@@ -154,6 +157,7 @@ def train_predictors(
                 "path": str(output),
                 "packed": None if packed is None else str(packed),
                 **trained.report,
+                "layer_numbers": trained.numbers,
                 "share": trained.share,
                 "seconds": trained.seconds,
             }
@@ -166,7 +170,8 @@ def train_predictors(
 
 def print_predictors(trained: "TrainedPredictors", plan: "TrainingPlan") -> None:
     """Print the table on stdout, and the layers that miss the recall on stderr."""
-    short = [n for n, layer in enumerate(trained.layers) if layer.recall < plan.goal.recall]
+    found = zip(trained.numbers, trained.layers, strict=True)
+    short = [number for number, layer in found if layer.recall < plan.goal.recall]
     if short:
         which = ", ".join(map(str, short[:8])) + (", ..." if len(short) > len(short[:8]) else "")
         click.echo(
@@ -174,7 +179,7 @@ def print_predictors(trained: "TrainedPredictors", plan: "TrainingPlan") -> None
             f"layer{'s' if len(short) > 1 else ''} {which}",
             err=True,
         )
-    print_table([_HEAD, *_rows(trained.layers)])
+    print_table([_HEAD, *_rows(trained.numbers, trained.layers)])
     click.echo()
     print_paragraph(
         f"measured on {trained.report['held_out_tokens']} of {trained.report['tokens']} tokens, "
@@ -187,7 +192,7 @@ def print_predictors(trained: "TrainedPredictors", plan: "TrainingPlan") -> None
     click.echo(f"written to {plan.output}")
 
 
-def _rows(layers: "Sequence[LayerReport]") -> list[tuple[str, ...]]:
+def _rows(numbers: Sequence[int], layers: "Sequence[LayerReport]") -> list[tuple[str, ...]]:
     return [
         (
             str(number),
@@ -198,7 +203,7 @@ def _rows(layers: "Sequence[LayerReport]") -> list[tuple[str, ...]]:
             percent(layer.density),
             f"{layer.ffn_error:.4f}",
         )
-        for number, layer in enumerate(layers)
+        for number, layer in zip(numbers, layers, strict=True)
     ]
 
 

@@ -22,7 +22,7 @@ __all__ = ["Summary", "summarize", "tensor_rows"]
 
 # Longer arrays (vocabularies) are summarized by type and length.
 _LONGEST_ARRAY = 16
-_PREDICTOR = re.compile(r"blk\.\d+\.fc1\.weight")
+_PREDICTOR = re.compile(r"blk\.\d+\.fc1(_exps)?\.weight")
 
 
 class FFNSummary(TypedDict):
@@ -148,7 +148,8 @@ def _sizes_by_layer(config: ModelConfig) -> dict[str, JSON]:
 
 def _ffn(file: GGUFFile, config: ModelConfig | None) -> FFNSummary:
     storage = ffn_storage(file)
-    ranks = [t.shape[0] for n, t in file.tensors.items() if _PREDICTOR.fullmatch(n) and t.shape]
+    found = [tensor for name, tensor in file.tensors.items() if _PREDICTOR.fullmatch(name)]
+    ranks = [tensor.shape[-2] for tensor in found if len(tensor.shape) > 1]
     activation = config.activation if config and config.has_ffns else None
     return {
         "activation": str(activation) if activation else None,

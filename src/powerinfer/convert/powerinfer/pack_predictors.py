@@ -88,7 +88,7 @@ def pack_with_predictors(
         return _pack_gguf(file, own, config, predictors, output, progress)
     architecture = powerinfer_architecture(own, config.activation, str(file.path))
     _check_model(file, config, own)
-    found, ranks = _read(file, config, predictors)
+    found, ranks = _read(file, config, own, predictors)
     origins = find_origins(file, architecture)
     header = _header(file, config, architecture, found.threshold)
     check_is_known(origins, architecture, header.metadata)
@@ -110,8 +110,10 @@ def pack_with_predictors(
 
 def fits_gguf_only(architecture: Architecture, config: ModelConfig) -> bool:
     """Return whether predictors of a model go into a GGUF file: the original has no such models."""
-    is_predictable = config.experts is None and config.activation.is_sparse
-    return is_predictable and not has_architecture(architecture, config.activation)
+    if not config.activation.is_sparse:
+        return False
+    has_experts = config.experts is not None
+    return has_experts or not has_architecture(architecture, config.activation)
 
 
 def _pack_gguf(
@@ -124,19 +126,22 @@ def _pack_gguf(
 ) -> PackReport:
     """Write a GGUF file with the predictors of a folder, F16, in layout `rows`."""
     _check_model(file, config, architecture)
-    found, ranks = _read(file, config, predictors)
+    found, ranks = _read(file, config, architecture, predictors)
     threshold = 0.0 if found.threshold is None else found.threshold
+    # Predictors that the file has may be of another form.
+    kept = {name: tensor for name, tensor in file.tensors.items() if not is_predictor(name)}
     report = pack(
-        file,
+        replace(file, tensors=kept),
         output,
         layout=_LAYOUT,
         metadata={**activation_metadata(config.activation), keys.SPARSE_THRESHOLD: threshold},
         added=[_predictor(target) for target in found.targets],
         progress=progress,
     )
+    experts = "" if config.experts is None else " experts of"
     note = (
-        f"PowerInfer's format has no {architecture.name} with {config.activation}: this is a GGUF "
-        "file for this program alone; --sparsity mlp runs its predictors"
+        f"PowerInfer's format has no {architecture.name} with{experts} {config.activation}: this "
+        "is a GGUF file for this program alone; --sparsity mlp runs its predictors"
     )
     packed = PackedPredictors(
         architecture.name, ranks, threshold, _share(file, found), is_original=False
@@ -144,11 +149,15 @@ def _pack_gguf(
     return replace(report, predictors=packed, notes=(note,))
 
 
-def _read(file: GGUFFile, config: ModelConfig, folder: Path) -> tuple[Predictors, tuple[int, ...]]:
+def _read(
+    file: GGUFFile, config: ModelConfig, architecture: Architecture, folder: Path
+) -> tuple[Predictors, tuple[int, ...]]:
     """Read the predictors of a folder, and check them; also returns their ranks."""
-    found = read_predictors(folder, config.num_layers)
-    pairs = check_predictors(without_data(file.path, {}, found.targets), config, found.targets)
-    return found, tuple(fc1.shape[0] for fc1, _ in pairs)
+    experts = (config.num_experts, config.intermediate_size if config.num_experts else 0)
+    found = read_predictors(folder, config.counted_layers, experts=experts)
+    described = without_data(file.path, {}, found.targets)
+    pairs = check_predictors(described, config, architecture, found.targets)
+    return found, tuple(fc1.shape[-2] for fc1, _ in pairs.values())
 
 
 def _check_model(file: GGUFFile, config: ModelConfig, architecture: Architecture) -> None:

@@ -2,7 +2,7 @@
 
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from filecmp import cmp
 from pathlib import Path
@@ -33,22 +33,35 @@ class Predictors:
     Attributes:
         tensors: tensors by name in the file to write.
         threshold: threshold of the scores; None if the folder has none.
+        experts: how many, and neurons of each, which lie below each other in an fc2; (0, 0) for
+            models without experts.
     """
 
     tensors: dict[str, CheckpointTensor]
     threshold: float | None
+    experts: tuple[int, int] = (0, 0)
 
     @property
     def targets(self) -> list[Target]:
         """The tensors as targets of a file to write."""
-        return [
-            Target(name, tensor.shape, (Piece(tensor, tensor.values),))
-            for name, tensor in self.tensors.items()
-        ]
+        return [self._target(name, tensor) for name, tensor in self.tensors.items()]
+
+    def _target(self, name: str, tensor: CheckpointTensor) -> Target:
+        shape, pieces = tensor.shape, (Piece(tensor, tensor.values),)
+        count, size = self.experts
+        if not count or not name.endswith(".fc2.weight"):
+            return Target(name, shape, pieces)
+        if shape[:-1] == (count * size,):
+            shape = (count, size, shape[-1])
+        return Target(name.replace(".fc2.", ".fc2_exps."), shape, pieces)
 
 
-def read_predictors(folder: Path, num_layers: int) -> Predictors:
-    """Map the files of a folder.
+def read_predictors(
+    folder: Path, layers: Collection[int], *, experts: tuple[int, int] = (0, 0)
+) -> Predictors:
+    """Map the files of a folder, which has one for each of these layers.
+
+    With experts, fc2 has the neurons of the first one first, then those of the next, and so on.
 
     Raises:
         CheckpointError: a layer has no predictor, or a file holds something else; the message names
@@ -56,17 +69,17 @@ def read_predictors(folder: Path, num_layers: int) -> Predictors:
         DeviceError: torch, which reads them, is not installed.
     """
     if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such folder; expected one with model_0.pt")
+        raise CheckpointError(f"{folder}: no such folder; expected one with model_{min(layers)}.pt")
     numbers = {int(match[1]) for path in folder.iterdir() if (match := _MODEL.fullmatch(path.name))}
-    if numbers != set(range(num_layers)):
-        missing = sorted(set(range(num_layers)) - numbers)
+    if numbers != set(layers):
+        missing = sorted(set(layers) - numbers)
         problem = f"model_{missing[0]}.pt is missing" if missing else "has more than the model"
         raise CheckpointError(
-            f"{folder}: has predictors of {len(numbers)} layers, the model has {num_layers}: "
+            f"{folder}: has predictors of {len(numbers)} layers, the model has {len(layers)}: "
             f"{problem}"
         )
     found: dict[str, CheckpointTensor] = {}
-    for number in range(num_layers):
+    for number in sorted(layers):
         path = folder / f"model_{number}.pt"
         tensors = read_torch_file(path)
         if set(tensors) != set(_MATRICES):
@@ -77,7 +90,7 @@ def read_predictors(folder: Path, num_layers: int) -> Predictors:
         for name in _MATRICES:
             _check_format(tensors[name])
             found[f"blk.{number}.{name}"] = tensors[name]
-    return Predictors(found, _threshold(folder / "config.json"))
+    return Predictors(found, _threshold(folder / "config.json"), experts)
 
 
 def _check_format(tensor: CheckpointTensor) -> None:

@@ -17,7 +17,7 @@ from powerinfer.quant import get_format
 
 __all__ = ["TensorOrigin", "find_origins", "is_predictor", "make_tensor"]
 
-_PREDICTOR = re.compile(r"blk\.[0-9]+\.fc[12]\.weight")
+_PREDICTOR = re.compile(r"blk\.[0-9]+\.(?:fc[12]|fc[12]_exps)\.weight")
 _DOWN = re.compile(r"(blk\.[0-9]+\.ffn_down)\.(weight|bias)")
 
 
@@ -40,7 +40,7 @@ class TensorOrigin:
 
 
 def is_predictor(name: str) -> bool:
-    """Return whether a tensor is one of PowerInfer's predictors."""
+    """Return whether a tensor is part of a predictor, of experts too."""
     return _PREDICTOR.fullmatch(name) is not None
 
 

@@ -17,6 +17,7 @@ from powerinfer.models.metadata import Metadata
 from powerinfer.models.mixers import StateMixer
 from powerinfer.models.scales import Sizes
 from powerinfer.models.selective_scan import read_selective_scan
+from powerinfer.predictors import PredictorInput
 from powerinfer.values import Activation, ActivationKind
 
 __all__ = [
@@ -185,4 +186,6 @@ ARCHITECTURE = Architecture(
     is_gated=False,
     state_mixers=_scans,
     absent_parts=_absent_parts,
+    # The original PowerInfer has no such models; what decides is the normalized input.
+    predictor_input=PredictorInput.FFN_INPUT,
 )

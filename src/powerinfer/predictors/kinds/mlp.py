@@ -3,7 +3,8 @@
 Trained with the model and stored in its file (arXiv 2312.12456, section 5.1). No bias, no sigmoid;
 x is not normalised. The variants re-encode both matrices, which halves or quarters their bytes.
 
-Each expert has its own predictor, in `fc1_exps` and `fc2_exps`, with the same input x.
+Each expert has its own `fc2`, in `fc2_exps`. All experts share one `fc1`, or each has its own, in
+`fc1_exps`; the input x is the same. Only the chosen experts' matrices are read.
 """
 
 from powerinfer.errors import GGUFError, NumericsError, UnsupportedError
@@ -22,15 +23,16 @@ def _scorer(ops: Backend, source: LayerSource, variant: str) -> Scorer:
     if source.mlp_problem is not None:
         raise GGUFError(source.mlp_problem)
     if source.mlp is None:
-        is_dense = source.ffn.router is None
-        fc1_name, fc2_name = ("fc1", "fc2") if is_dense else ("fc1_exps", "fc2_exps")
+        end = "" if source.ffn.router is None else "_exps"
         raise UnsupportedError(
-            f"sparsity 'mlp' needs the predictor tensors blk.{source.number}.{fc1_name}.weight and "
-            f"{fc2_name}.weight, which this file lacks; use exact, or calibrate another kind"
+            f"sparsity 'mlp' needs the predictor tensors blk.{source.number}.fc1.weight and "
+            f"fc2{end}.weight, which this file lacks; use exact, calibrate another kind, or train "
+            "predictors"
         )
+    num_layers = source.ffn.num_experts if len(source.mlp[0].shape) == 3 else 1
     fc1, fc2 = (_matrix(ops, tensor, variant) for tensor in source.mlp)
     parts = (ScorePart(fc2),)
-    return Scorer(source.mlp_input, parts, fc1=fc1, num_experts=source.ffn.num_experts)
+    return Scorer(source.mlp_input, parts, fc1=fc1, num_experts=num_layers)
 
 
 def _matrix(ops: Backend, tensor: Tensor, variant: str) -> Matrix:

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from powerinfer.train.predictors.batches import BLOCK, read_tokens, unpack
+from powerinfer.train.predictors.batches import BLOCK, TokenBlock, read_tokens
 from powerinfer.train.predictors.goal import THRESHOLD, Goal
 from powerinfer.train.predictors.layer_data import HalfArray, LayerData
 from powerinfer.train.predictors.network import Network, stored
 from powerinfer.train.predictors.training import Training
 from powerinfer.train.predictors.working_point import (
+    PASS_ALL,
     ScoreCounts,
     WorkingPoints,
     choose_thresholds,
@@ -26,6 +26,8 @@ _MOST_TOKENS = 1 << 16
 _CHUNK = 1 << 22
 # Added to the goal, as tomorrow's text is not exactly today's.
 _MARGIN = 0.002
+# Neurons of experts that fewer tokens than this say something about always pass.
+_LEAST_SEEN = 64
 # Attempts to aim higher, if the FFN's error is too large or rounding to F16 cost recall.
 _TRIES = 6
 
@@ -89,12 +91,16 @@ def finish(training: Training, data: LayerData, goal: Goal) -> FittedLayer:
         (tuned, data.num_learned, data.num_train),
         (held_out, data.num_train, data.num_tokens),
     ):
-        for x, fires in _chunks(data, first, last, device):
-            counts.add(network.scores(x * training.input_scale), fires)
+        for block in _chunks(data, first, last, device):
+            hidden = network.hidden(block.inputs.float() * training.input_scale)
+            for share in block.shares():
+                counts.add(network.scores(hidden, share), share.fires, share.neurons)
     points = WorkingPoints.of(tuned, torch.from_numpy(data.weights).to(device))
+    is_unknown = tuned.num_tokens < (0 if data.experts is None else _LEAST_SEEN)
     recall = min(1.0, goal.recall + _MARGIN)
     for _ in range(_TRIES):
         thresholds = choose_thresholds(points, held_out, recall, goal.max_density)
+        thresholds[is_unknown] = PASS_ALL
         halves = stored(network, training.input_scale / data.scale, thresholds, data.number)
         figures = measure(halves, data, device)
         # If the density is at its limit, recall stays below what was asked for.
@@ -110,15 +116,16 @@ def measure(halves: Network, data: LayerData, device: torch.device) -> LayerFigu
     fired, hit = (
         torch.zeros(data.num_neurons, dtype=torch.float64, device=device) for _ in range(2)
     )
-    passed, num_tokens = 0, 0
+    passed, pairs = 0, 0
     network = Network(halves.fc1.float(), halves.fc2.float())
-    for x, fires in _chunks(data, data.num_train, data.num_tokens, device):
-        passes = network.scores(x * data.scale) >= THRESHOLD
-        fired += fires.sum(0)
-        hit += (fires * passes).sum(0)
-        passed += int(passes.sum())
-        num_tokens += len(x)
-    pairs = num_tokens * data.num_neurons
+    for block in _chunks(data, data.num_train, data.num_tokens, device):
+        hidden = network.hidden(block.inputs.float() * data.scale)
+        for share in block.shares():
+            passes = network.scores(hidden, share) >= THRESHOLD
+            fired[share.neurons] += share.fires.sum(0)
+            hit[share.neurons] += (share.fires * passes).sum(0)
+            passed += int(passes.sum())
+            pairs += passes.numel()
     weights = torch.from_numpy(data.weights).to(device).double()
     lost, total = float(((fired - hit) * weights).sum()), float((fired * weights).sum())
     error = (lost / total) ** 0.5 if total > 0 else 0.0
@@ -135,15 +142,12 @@ def measure(halves: Network, data: LayerData, device: torch.device) -> LayerFigu
     )
 
 
-def _chunks(
-    data: LayerData, first: int, last: int, device: torch.device
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Inputs as f32 and bits as u8 of 0 and 1, for a range of tokens or an even sample of it."""
+def _chunks(data: LayerData, first: int, last: int, device: torch.device) -> Iterator[TokenBlock]:
+    """Blocks of a range of tokens, or of an even sample of it."""
     starts = np.arange(first, last, BLOCK)
     starts = starts[:: max(1, -(-len(starts) * BLOCK // _MOST_TOKENS))]
     tokens = (starts[:, None] + np.arange(BLOCK)).ravel()
     tokens = tokens[tokens < last]
-    size = max(BLOCK, _CHUNK // max(data.num_neurons, data.hidden_size))
+    size = max(BLOCK, _CHUNK // max(data.sizes.expert_size, data.hidden_size))
     for start in range(0, len(tokens), size):
-        inputs, fired = read_tokens(data, tokens[start : start + size], "measuring")
-        yield inputs.to(device).float(), unpack(fired.to(device), data.num_neurons)
+        yield read_tokens(data, tokens[start : start + size], "measuring").to(device)

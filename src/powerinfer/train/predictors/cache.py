@@ -15,13 +15,14 @@ from powerinfer._files import format_bytes, read_small_file, write_atomically
 from powerinfer._replacing import remove_abandoned
 from powerinfer.errors import PowerInferError
 from powerinfer.train.folder_lock import lock_folder
-from powerinfer.train.predictors.layer_data import HalfArray
+from powerinfer.train.predictors.layer_data import ExpertArray, HalfArray
+from powerinfer.train.predictors.sizes import PredictorSizes
 from powerinfer.values import ByteArray
 
 __all__ = ["Cache", "LayerShape"]
 
 _OURS = re.compile(
-    r"(run|collected)\.json|lock|windows\.i32|survey\.npz|layer_\d+\.(inputs|fired|fit)"
+    r"(run|collected)\.json|lock|windows\.i32|survey\.npz|layer_\d+\.(inputs|fired|experts|fit)"
 )
 _LARGEST_JSON = 1 << 20
 
@@ -31,25 +32,26 @@ class LayerShape:
     """The sizes of the collected data of a layer."""
 
     num_tokens: int
-    hidden_size: int
-    num_neurons: int
+    sizes: PredictorSizes
 
     @property
     def widths(self) -> dict[str, int]:
-        """Bytes per token in both files, by the end of their names."""
-        return {"inputs": 2 * self.hidden_size, "fired": -(-self.num_neurons // 8)}
+        """Bytes per token in each file, by the end of its name."""
+        sizes = self.sizes
+        found = {"inputs": 2 * sizes.width, "fired": sizes.fired_bytes}
+        return found | ({"experts": 2 * sizes.num_used} if sizes.num_experts > 1 else {})
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of both files of a layer."""
+        """Bytes of all files of a layer."""
         return self.num_tokens * sum(self.widths.values())
 
 
 class Cache:
     """A folder of one run, all of which can be made again.
 
-    `windows.i32` is the text, `survey.npz` the survey, `layer_N.inputs` and `layer_N.fired` the
-    collected data, `layer_N.fit` the state of a layer's training.
+    `windows.i32` is the text, `survey.npz` the survey, `layer_N.inputs`, `layer_N.fired` and
+    `layer_N.experts` the collected data, `layer_N.fit` the state of a layer's training.
     """
 
     def __init__(self, folder: Path, recipe: str) -> None:
@@ -109,7 +111,7 @@ class Cache:
 
     def remove_layer(self, number: int) -> None:
         """Remove the collected data of a layer, and the state of its training."""
-        for end in ("inputs", "fired", "fit"):
+        for end in ("inputs", "fired", "experts", "fit"):
             self.path(f"layer_{number}.{end}").unlink(missing_ok=True)
 
     def remove_layers_but(self, kept: Sequence[int]) -> None:
@@ -120,7 +122,10 @@ class Cache:
                 self.remove_layer(int(found[1]))
 
     def collected(self) -> tuple[range, int]:
-        """The layers of the current pass, and the number of windows collected for each."""
+        """The layers of the current pass, by place among all that have predictors.
+
+        Also returns the number of windows collected for each.
+        """
         path = self.path("collected.json")
         if not path.exists():
             return range(0), 0
@@ -131,12 +136,12 @@ class Cache:
         except (ValueError, KeyError, TypeError):
             raise PowerInferError(f"{path}: is damaged; remove the folder to start again") from None
 
-    def has_layers(self, numbers: Sequence[int]) -> bool:
+    def has_layers(self, numbers: Sequence[int], shape: LayerShape) -> bool:
         """Check that the files of these layers exist."""
         return all(
             self.path(f"layer_{number}.{end}").exists()
             for number in numbers
-            for end in ("inputs", "fired")
+            for end in shape.widths
         )
 
     def note_collected(self, layers: range, windows: int) -> None:
@@ -153,21 +158,24 @@ class Cache:
             except OSError as error:
                 raise self._problem(error, shape) from None
 
-    def layer(self, number: int, shape: LayerShape) -> tuple[HalfArray, ByteArray]:
-        """Map the collected data of a layer: f16[num_tokens, hidden_size] and the bits."""
+    def layer(
+        self, number: int, shape: LayerShape
+    ) -> tuple[HalfArray, ByteArray, ExpertArray | None]:
+        """Map the collected data of a layer: inputs, bits and experts as `LayerData` has them."""
         try:
-            inputs, fired = (
-                np.memmap(
+            found = {
+                end: np.memmap(
                     self.path(f"layer_{number}.{end}"), "u1", "r", shape=(shape.num_tokens, width)
                 )
                 for end, width in shape.widths.items()
-            )
+            }
         except (OSError, ValueError) as error:
             raise PowerInferError(
                 f"{self.folder}: layer_{number} cannot be read ({error!s:.100}); remove the folder "
                 "to collect it again"
             ) from None
-        return inputs.view("<f2"), fired
+        experts = found["experts"].view("<i2") if "experts" in found else None
+        return found["inputs"].view("<f2"), found["fired"], experts
 
     def _problem(self, error: OSError, shape: LayerShape | None = None) -> PowerInferError:
         needed = "" if shape is None else f" (each layer takes {format_bytes(shape.num_bytes)})"

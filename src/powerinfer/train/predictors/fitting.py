@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from powerinfer.calibration.firing import unpack
 from powerinfer.errors import PowerInferError, ShapeError
 from powerinfer.train.checkpoint import SavedState, load_checkpoint, save_checkpoint
 from powerinfer.train.predictors.attempt import FittedLayer, LayerFigures, finish
-from powerinfer.train.predictors.batches import BLOCK
+from powerinfer.train.predictors.batches import BLOCK, read_firing
 from powerinfer.train.predictors.goal import RANK_STEP, Goal
 from powerinfer.train.predictors.layer_data import LayerData
 from powerinfer.train.predictors.ranks import first_rank, next_rank
@@ -159,16 +158,19 @@ def _shortcoming(figures: LayerFigures, goal: Goal, limit: int) -> str:
 
 
 def _frequencies(data: LayerData) -> FloatArray:
-    """Firing frequency of each neuron in a sample of the training text: f32[num_neurons]."""
+    """Firing frequency of each neuron in a sample of the training text: f32[num_neurons].
+
+    Of a neuron of an expert, the share of the tokens that were given to it.
+    """
     starts = np.arange(0, data.num_train, BLOCK)
     starts = starts[:: max(1, len(starts) // _SAMPLE_BLOCKS)]
-    counts, num_tokens = np.zeros(data.num_neurons, np.int64), 0
+    counts, num_tokens = (np.zeros(data.num_neurons, np.int64) for _ in range(2))
     for start in starts:
-        bits = data.fired[start : min(start + BLOCK, data.num_train)]
-        fires = unpack(bits, data.num_neurons)
-        counts += fires.sum(axis=0, dtype=np.int64)
-        num_tokens += len(bits)
-    return (counts / num_tokens).astype(np.float32)
+        tokens = np.arange(int(start), min(int(start) + BLOCK, data.num_train), dtype=np.int64)
+        for share in read_firing(data, tokens).shares():
+            counts[share.neurons] += share.fires.sum(0).numpy()
+            num_tokens[share.neurons] += len(share.fires)
+    return (counts / np.maximum(num_tokens, 1)).astype(np.float32)
 
 
 def _recipe(data: LayerData, goal: Goal, limit: int, seed: int) -> str:
@@ -177,5 +179,7 @@ def _recipe(data: LayerData, goal: Goal, limit: int, seed: int) -> str:
     for part in (slice(0, BLOCK), slice(data.num_tokens - BLOCK, None)):
         digest.update(np.ascontiguousarray(data.inputs[part]).tobytes())
         digest.update(np.ascontiguousarray(data.fired[part]).tobytes())
+        if data.experts is not None:
+            digest.update(np.ascontiguousarray(data.experts[part]).tobytes())
     shape = (data.number, *data.inputs.shape, data.num_neurons, data.num_train, data.scale)
     return f"{shape} {goal} limit {limit} seed {seed} data {digest.hexdigest()}"

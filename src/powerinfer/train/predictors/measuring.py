@@ -1,14 +1,15 @@
 """Measures predictors on held-out text: one layer's while it is trained, all of them at the end."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from powerinfer.calibration.firing import FiringLayer, watch_firing
-from powerinfer.calibration.ground_truth import GroundTruth
+from powerinfer.calibration.ground_truth import GroundTruth, Mask
 from powerinfer.calibration.recall import LayerRecall, RecallMeter
+from powerinfer.calibration.routing import Routing
 from powerinfer.calibration.window_pass import batch_size, batches, run_windows
 from powerinfer.gguf import Tensor
 from powerinfer.models import Model, uniform, with_predictors
@@ -27,16 +28,22 @@ _CHUNK = 256
 
 
 def attach_predictors(
-    model: Model, predictors: Sequence[tuple[HalfArray, HalfArray]], threshold: float
+    model: Model, predictors: Mapping[int, tuple[HalfArray, HalfArray]], threshold: float
 ) -> Model:
-    """The same model with predictors as PowerInfer's files have them.
+    """The same model with predictors as model files have them.
 
-    Each layer has f16[rank, hidden_size] and f16[num_neurons, rank].
+    Each layer, by its number, has f16[rank, width] and f16[num_neurons, rank].
     """
-    mlp = tuple(
-        (_tensor(f"blk.{number}.fc1.weight", fc1), _tensor(f"blk.{number}.fc2.weight", fc2))
-        for number, (fc1, fc2) in enumerate(predictors)
-    )
+    count = model.config.num_experts
+    mlp = {
+        number: (
+            _tensor(f"blk.{number}.fc1.weight", fc1),
+            _tensor(f"blk.{number}.fc2_exps.weight", fc2.reshape(count, -1, fc2.shape[1]))
+            if count
+            else _tensor(f"blk.{number}.fc2.weight", fc2),
+        )
+        for number, (fc1, fc2) in predictors.items()
+    }
     weights = replace(model.weights, mlp=mlp, mlp_problem=None)
     own = replace(model, weights=weights, mlp_threshold=threshold)
     return with_predictors(own, uniform(_KIND, len(mlp)), name=_KIND)
@@ -57,9 +64,9 @@ def measure_predictors(
         run_windows(model, batch, meter)
         done += len(batch)
         progress(done, len(windows))
-    weights = model.weights.mlp
     return [
-        _report(sums, fc1.shape[0]) for sums, (fc1, _) in zip(meter.layers, weights, strict=True)
+        _report(meter.layers[number], fc1.shape[0])
+        for number, (fc1, _) in model.weights.mlp.items()
     ]
 
 
@@ -81,7 +88,7 @@ class OutputError:
     def __init__(self, model: Model, windows: IntArray, number: int) -> None:
         """Take a layer, which runs when it is first asked for, and held-out text to sample evenly.
 
-        The model has no experts and runs on the CPU with `exact` sparsity.
+        The model runs on the CPU with `exact` sparsity.
         """
         count = max(1, _ERROR_TOKENS // windows.shape[1])
         self._windows = windows[:: -(-len(windows) // count)]
@@ -89,24 +96,44 @@ class OutputError:
         self._truth: tuple[GroundTruth, FloatArray] | None = None
 
     def __call__(self, fc1: HalfArray, fc2: HalfArray) -> float:
-        """Relative error of the output with f16[rank, hidden_size] and f16[num_neurons, rank]."""
+        """Relative error of the output with f16[rank, width] and f16[num_neurons, rank]."""
         if self._truth is None:
             self._truth = self._run()
-        truth, raw = self._truth
+        truth, seen = self._truth
         first, second = (matrix.astype(np.float32).T for matrix in (fc1, fc2))
-        parts = [raw[start : start + _CHUNK] for start in range(0, len(raw), _CHUNK)]
-        passes = [np.maximum(part @ first, 0) @ second >= THRESHOLD for part in parts]
+        passes = []
+        for start in range(0, len(seen), _CHUNK):
+            chunk = slice(start, start + _CHUNK)
+            hidden = np.maximum(seen[chunk] @ first, 0)
+            passes.append(_passes(hidden, second, truth.routing.rows(chunk)))
         return truth.ffn_error(np.concatenate(passes)).value
 
     def _run(self) -> tuple[GroundTruth, FloatArray]:
-        inputs: list[tuple[FloatArray, FloatArray]] = []
+        inputs: list[tuple[FloatArray, ...]] = []
+        model = self._model
 
         def see(layer: FiringLayer) -> None:
             if layer.number == self._number:
-                inputs.append((layer.x.copy(), layer.raw.copy()))
+                seen = layer.seen(model.architecture.predictor_input)
+                router = () if layer.router is None else (layer.router,)
+                inputs.append(tuple(part.copy() for part in (layer.x, seen, *router)))
 
         for batch in batches(self._windows, 1):
-            watch_firing(self._model, batch, see, num_layers=self._number + 1)
-        x, raw = (np.concatenate(part) for part in zip(*inputs, strict=True))
-        ffn = self._model.weights.layers[self._number].ffn
-        return GroundTruth(self._model.ops, ffn, x), raw
+            watch_firing(model, batch, see, num_layers=self._number + 1)
+        x, seen, *router = (np.concatenate(part) for part in zip(*inputs, strict=True))
+        ffn = model.weights.layers[self._number].ffn
+        return GroundTruth(model.ops, ffn, x, None, *router), seen
+
+
+def _passes(hidden: FloatArray, fc2: FloatArray, routing: Routing) -> Mask:
+    """Candidates that pass, bool[num_tokens, num_candidates].
+
+    `hidden` is f32[num_tokens, rank], `fc2` f32[rank, num_neurons].
+    """
+    size = routing.num_neurons // routing.num_experts
+    passes = np.zeros((*routing.experts.shape, size), bool)
+    for expert in np.unique(routing.experts):
+        tokens, places = np.nonzero(routing.experts == expert)
+        own = fc2[:, expert * size : (expert + 1) * size]
+        passes[tokens, places] = hidden[tokens] @ own >= THRESHOLD
+    return passes.reshape(len(passes), -1)

@@ -5,12 +5,14 @@ memory of automatic differentiation.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from powerinfer.errors import NumericsError
+from powerinfer.train.predictors.batches import ExpertShare
 from powerinfer.train.predictors.goal import THRESHOLD
 
 __all__ = ["OFFSET", "Network", "stored"]
@@ -30,9 +32,11 @@ _FIRING_WEIGHT = 12.0
 class Network:
     """``score = fc2 @ relu(fc1 @ x)`` for inputs of mean square 1.
 
+    Experts share fc1; a token's scores are those of the neurons of its experts.
+
     Attributes:
         fc1: f32[rank, hidden_size].
-        fc2: f32[num_neurons, rank].
+        fc2: f32[num_neurons, rank], the neurons of each expert one after the other.
     """
 
     fc1: Tensor
@@ -46,29 +50,44 @@ class Network:
         fc2 = torch.randn(num_neurons, rank, generator=generator) * (0.5 / math.sqrt(rank))
         return cls(fc1, fc2)
 
-    def scores(self, x: Tensor) -> Tensor:
-        """f32[n, num_neurons], from x f32[n, hidden_size]."""
-        return torch.relu(x @ self.fc1.T) @ self.fc2.T
+    def hidden(self, x: Tensor) -> Tensor:
+        """f32[n, rank], from x f32[n, hidden_size]."""
+        return torch.relu(x @ self.fc1.T)
 
-    def learn(self, x: Tensor, fires: Tensor, dtype: torch.dtype) -> Tensor:
+    def scores(self, hidden: Tensor, share: ExpertShare) -> Tensor:
+        """f32[n, expert_size], for the tokens of an expert."""
+        return hidden[share.tokens] @ self.fc2[share.neurons].T
+
+    def learn(self, x: Tensor, shares: Iterable[ExpertShare], dtype: torch.dtype) -> Tensor:
         """Set the gradients of both matrices, and return the mean loss, a scalar.
 
         The loss is the weighted binary cross-entropy per neuron, for inputs f32[n, hidden_size] and
-        bits u8[n, num_neurons]. Matrices are multiplied in `dtype`.
+        the neurons of the experts that they are given to. Matrices are multiplied in `dtype`.
         """
         x, fc1, fc2 = x.to(dtype), self.fc1.to(dtype), self.fc2.to(dtype)
         before = x @ fc1.T
         hidden = torch.relu(before)
-        chance = torch.sigmoid((hidden @ fc2.T).float() + OFFSET)
-        wanted = fires.float()
-        weight = 1 + (_FIRING_WEIGHT - 1) * wanted
-        slope = (chance - wanted).mul_(weight)
-        right = (1 - (chance - wanted).abs_()).clamp_min_(1e-9)
-        loss = -(right.log_().mul_(weight)).mean()
-        slope = slope.div_(len(x)).to(dtype)
-        self.fc2.grad = (slope.T @ hidden).float()
-        self.fc1.grad = (((slope @ fc2) * (before > 0)).T @ x).float()
-        return loss
+        back, gradient = torch.zeros_like(hidden), torch.zeros_like(self.fc2)
+        loss, count = torch.zeros((), device=x.device), 0
+        for share in shares:
+            seen, own = hidden[share.tokens], fc2[share.neurons]
+            slope, lost = _slopes((seen @ own.T).float() + OFFSET, share.fires.float())
+            loss, count = loss + lost, count + slope.numel()
+            slope = slope.div_(len(x)).to(dtype)
+            gradient[share.neurons] = (slope.T @ seen).float()
+            back[share.tokens] += slope @ own
+        self.fc2.grad = gradient
+        self.fc1.grad = ((back * (before > 0)).T @ x).float()
+        return loss / max(1, count)
+
+
+def _slopes(scores: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """Derivatives of the losses by the scores, and the sum of the losses; `wanted` is 0 or 1."""
+    chance = torch.sigmoid(scores)
+    weight = 1 + (_FIRING_WEIGHT - 1) * wanted
+    slope = (chance - wanted).mul_(weight)
+    right = (1 - (chance - wanted).abs_()).clamp_min_(1e-9)
+    return slope, -(right.log_().mul_(weight)).sum()
 
 
 def stored(network: Network, input_scale: float, thresholds: Tensor, layer: int) -> Network:

@@ -7,10 +7,23 @@ from pathlib import Path
 from powerinfer.errors import UnsupportedError
 from powerinfer.gguf import GGUFFile
 from powerinfer.models import ModelConfig
+from powerinfer.models.sparsity import layers_to_count
+from powerinfer.store.memory import available_memory_bytes, format_bytes
 from powerinfer.train.predictors.goal import RANK_STEP, Goal
-from powerinfer.train.predictors.ranks import rank_parameters
+from powerinfer.train.predictors.sizes import PredictorSizes
+from powerinfer.train.predictors.working_point import count_bytes
 
-__all__ = ["TrainingPlan", "check_model", "count_parameters", "parameter_limit"]
+__all__ = [
+    "TrainingPlan",
+    "check_memory",
+    "check_model",
+    "count_parameters",
+    "parameter_limit",
+]
+
+_PREDICTORS = (".fc1.weight", ".fc2.weight", ".fc1_exps.weight", ".fc2_exps.weight")
+# Bytes of memory for each parameter of a network that is trained.
+_WEIGHT_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +46,14 @@ class TrainingPlan:
 
 
 def check_model(config: ModelConfig) -> None:
-    """Raise UnsupportedError for a model with experts or without neurons that are ever zero."""
-    if config.experts is not None:
-        raise UnsupportedError(
-            f"this model has {config.num_experts} experts in each layer; predictors are trained "
-            "for models without experts only"
-        )
+    """Raise UnsupportedError for models without neurons that are ever zero, or can be counted."""
     if not config.activation.is_sparse:
         raise UnsupportedError(
             "there is nothing to predict: neurons are skipped under activations of the ReLU "
             f"family, and this model runs {config.activation}",
             remedy="if that is wrong, name the right one with {activation}",
         )
+    layers_to_count(config)
 
 
 def count_parameters(file: GGUFFile) -> int:
@@ -52,15 +61,14 @@ def count_parameters(file: GGUFFile) -> int:
     return sum(
         tensor.num_elements
         for tensor in file.tensors.values()
-        if not tensor.name.endswith((".fc1.weight", ".fc2.weight"))
+        if not tensor.name.endswith(_PREDICTORS)
     )
 
 
-def parameter_limit(goal: Goal, config: ModelConfig, num_parameters: int) -> int:
+def parameter_limit(goal: Goal, sizes: PredictorSizes, num_layers: int, num_parameters: int) -> int:
     """Most parameters of the predictors of all layers together."""
     limit = int(goal.max_share * num_parameters)
-    cost = rank_parameters(config.hidden_size, config.intermediate_size)
-    least = config.num_layers * cost * RANK_STEP
+    least = num_layers * sizes.rank_parameters * RANK_STEP
     if limit < least:
         needed = -(-100_000 * least // num_parameters) / 100_000
         raise UnsupportedError(
@@ -69,3 +77,17 @@ def parameter_limit(goal: Goal, config: ModelConfig, num_parameters: int) -> int
             remedy="allow more with {max_share}",
         )
     return limit
+
+
+def check_memory(sizes: PredictorSizes, rank: int) -> None:
+    """Raise UnsupportedError if training a layer on the CPU needs more memory than there is."""
+    # Weights, their gradient and its average, and what the optimizer and saving copy.
+    needed = count_bytes(sizes.num_neurons) + _WEIGHT_BYTES * rank * sizes.rank_parameters
+    available = available_memory_bytes()
+    if available is not None and needed > available:
+        raise UnsupportedError(
+            f"training a layer of {sizes.num_neurons} neurons at rank {rank} takes about "
+            f"{format_bytes(needed)} of memory, and {format_bytes(available)} are available",
+            remedy="free memory, allow smaller predictors with {max_share}, or train on a GPU with "
+            "{device}",
+        )

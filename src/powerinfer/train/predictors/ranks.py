@@ -7,7 +7,7 @@ import numpy as np
 from powerinfer.train.predictors.goal import RANK_STEP
 from powerinfer.values import FloatArray
 
-__all__ = ["first_rank", "next_rank", "rank_limits", "rank_parameters"]
+__all__ = ["first_rank", "next_rank", "rank_limits"]
 
 # Ranks closer to each other than this share are not told apart: each costs a training.
 _RESOLUTION = 1 / 8
@@ -15,11 +15,6 @@ _RESOLUTION = 1 / 8
 _BASE = 0.3
 # The hot neurons by which skew is judged.
 _HOT_SHARE = 0.2
-
-
-def rank_parameters(hidden_size: int, num_neurons: int) -> int:
-    """Parameters of a predictor per unit of its rank."""
-    return hidden_size + num_neurons
 
 
 def rank_limits(max_parameters: int, rank_cost: int, densities: Sequence[float]) -> list[int]:

@@ -17,18 +17,21 @@ from powerinfer.gguf import model_identity
 from powerinfer.loading.loader import LoadedModel
 from powerinfer.train.predictors.cache import Cache, LayerShape
 from powerinfer.train.predictors.collecting import collect, input_scales
-from powerinfer.train.predictors.fitting import fit_layer
+from powerinfer.train.predictors.fitting import FittedLayer, fit_layer
 from powerinfer.train.predictors.folder import FolderState, LayerReport, PredictorFolder
 from powerinfer.train.predictors.goal import THRESHOLD
 from powerinfer.train.predictors.layer_data import LayerData
 from powerinfer.train.predictors.measuring import OutputError, attach_predictors, measure_predictors
 from powerinfer.train.predictors.plan import (
     TrainingPlan,
+    check_memory,
     check_model,
     count_parameters,
     parameter_limit,
 )
-from powerinfer.train.predictors.ranks import rank_limits, rank_parameters
+from powerinfer.train.predictors.ranks import rank_limits
+from powerinfer.train.predictors.reads import LayerReads
+from powerinfer.train.predictors.sizes import PredictorSizes
 from powerinfer.train.predictors.survey import Survey, load_survey, make_survey, save_survey
 from powerinfer.train.stored_windows import StoredWindows, open_windows, store_windows
 from powerinfer.train.token_windows import TokenWindows, text_identity
@@ -54,11 +57,13 @@ class TrainedPredictors:
 
     Attributes:
         layers: measured on held-out text with all predictors attached.
+        numbers: the layers' in the model, which may have others without an FFN to predict.
         share: parameters of all predictors as a share of the model's.
         seconds: of this run; an earlier one that was stopped does not count.
     """
 
     layers: tuple[LayerReport, ...]
+    numbers: tuple[int, ...]
     report: dict[str, object] = field(repr=False)
     share: float
     seconds: float
@@ -74,8 +79,8 @@ def train_predictors(
     sparsity.
 
     Raises:
-        UnsupportedError: the model has experts or an activation that is never zero, or the share
-            is too small for any predictor.
+        UnsupportedError: the model has an activation that is never zero, or layers that are not
+            alike; the share is too small for any predictor; disk or memory are.
         PromptError: the text is too short.
         NumericsError: the model or the training makes NaN or infinity.
         PowerInferError: the folder or the cache belongs to another run, or cannot be written.
@@ -87,6 +92,7 @@ def train_predictors(
         state = run.finish(state)
     return TrainedPredictors(
         layers=state.layers,
+        numbers=tuple(run.numbers),
         report=run.folder.report(state),
         share=run.count_used(state) / count_parameters(loaded.file),
         seconds=time.monotonic() - started,
@@ -103,8 +109,11 @@ class _Run:
         self._progress = progress
         config = self._model.config
         check_model(config)
-        self._limit = parameter_limit(plan.goal, config, count_parameters(loaded.file))
-        self._rank_cost = rank_parameters(config.hidden_size, config.num_neurons)
+        self.numbers = config.counted_layers
+        self._sizes = PredictorSizes.of(config, self._model.architecture)
+        num_parameters = count_parameters(loaded.file)
+        self._limit = parameter_limit(plan.goal, self._sizes, len(self.numbers), num_parameters)
+        self._rank_cost = self._sizes.rank_parameters
         self._window = min(WINDOW, self._model.context_length)
         data = self._describe_data()
         run = {**data, "goal": asdict(plan.goal), "seed": plan.seed}
@@ -166,7 +175,7 @@ class _Run:
 
     def _train(self, state: FolderState, cache: Cache, text: StoredWindows) -> FolderState:
         """Train the remaining layers, in groups that fit the cache."""
-        num_layers = self._model.config.num_layers
+        num_layers = len(self.numbers)
         if len(state.layers) == num_layers:
             return state
         survey = self._survey(cache, text)
@@ -188,19 +197,24 @@ class _Run:
         return survey
 
     def _collect(self, first: int, cache: Cache, text: StoredWindows, survey: Survey) -> range:
-        """Collect a group of layers from this one on, or resume the group that it is in."""
+        """Collect a group of layers from this one on, or resume the group that it is in.
+
+        Layers are places in `numbers`.
+        """
         known, done = cache.collected()
         is_whole = done == len(text.all)
-        is_there = first in known and cache.has_layers(range(first, known.stop))
+        wanted = self.numbers[first : known.stop]
+        is_there = first in known and cache.has_layers(wanted, self._shape(text))
         if is_there and (is_whole or first == known.start):
             group = known
         else:
             last = first + self._group_size(text, survey)
-            group = range(first, min(last, self._model.config.num_layers))
+            group = range(first, min(last, len(self.numbers)))
             cache.note_collected(range(0), 0)
-        cache.remove_layers_but(range(first, group.stop))
+        chosen = self.numbers[first : group.stop]
+        cache.remove_layers_but(chosen)
         if group != known or not (is_whole and is_there):
-            told = self._told(f"collecting layers {group.start} to {group.stop - 1}")
+            told = self._told(f"collecting layers {self.numbers[group.start]} to {chosen[-1]}")
             collect(self._model, text.all, group, cache, input_scales(survey.largest), told)
         return group
 
@@ -208,6 +222,8 @@ class _Run:
         """Layers that fit the cache at once."""
         shape = self._shape(text)
         largest = max(rank_limits(self._limit, self._rank_cost, list(survey.densities)))
+        if self._plan.device == "cpu":
+            check_memory(self._sizes, largest)
         other = text.all.nbytes + survey.weights.nbytes
         other += _STATE_BYTES * largest * self._rank_cost
         count = (self._plan.cache_bytes - other) // shape.num_bytes
@@ -221,19 +237,18 @@ class _Run:
         return int(count)
 
     def _shape(self, text: StoredWindows) -> LayerShape:
-        config = self._model.config
-        return LayerShape(text.all.size, config.hidden_size, config.num_neurons)
+        return LayerShape(text.all.size, self._sizes)
 
     def _train_layer(
         self, state: FolderState, cache: Cache, text: StoredWindows, survey: Survey
     ) -> FolderState:
         """Train the next layer and store it."""
-        number = len(state.layers)
-        left = self._limit - self.count_used(state)
+        place = len(state.layers)
+        number = self.numbers[place]
         fitted = fit_layer(
-            self._data(number, cache, text, survey),
+            self._data(place, cache, text, survey),
             self._plan.goal,
-            rank_limit=rank_limits(left, self._rank_cost, list(survey.densities[number:]))[0],
+            rank_limit=self._rank_limit(state, survey),
             device=self._plan.device,
             seed=self._plan.seed,
             checkpoint=cache.path(f"layer_{number}.fit"),
@@ -245,6 +260,7 @@ class _Run:
         )
         if fitted.warning:
             _log.warning("layer %d: %s", number, fitted.warning)
+        self._warn_of_reads(number, fitted)
         self.folder.write_layer(number, fitted.fc1, fitted.fc2)
         layer = LayerReport.of(fitted.rank, fitted.figures)
         state = replace(state, layers=(*state.layers, layer))
@@ -252,17 +268,45 @@ class _Run:
         cache.remove_layer(number)
         return state
 
-    def _data(self, number: int, cache: Cache, text: StoredWindows, survey: Survey) -> LayerData:
-        inputs, fired = cache.layer(number, self._shape(text))
+    def _rank_limit(self, state: FolderState, survey: Survey) -> int:
+        """Largest rank of the next layer; inside experts no more than pays."""
+        place, left = len(state.layers), self._limit - self.count_used(state)
+        densities = list(survey.densities[place:])
+        limit = rank_limits(left, self._rank_cost, densities)[0]
+        if self._model.config.experts is None:
+            return limit
+        reads = LayerReads.of(self._model, self.numbers[place])
+        return min(limit, reads.largest_rank(densities[0], self._plan.goal))
+
+    def _warn_of_reads(self, number: int, fitted: FittedLayer) -> None:
+        """Warn of a predictor inside experts that reads more than it saves."""
+        if self._model.config.experts is None:
+            return
+        reads = LayerReads.of(self._model, number)
+        read, saved = reads.read(fitted.rank), reads.saved(fitted.figures.density)
+        if read >= saved:
+            _log.warning(
+                "layer %d: for each token the predictor reads %s and saves %s; exact, or mlp:q4_0 "
+                "from a calibration, may read less",
+                number,
+                format_bytes(int(read)),
+                format_bytes(int(saved)),
+            )
+
+    def _data(self, place: int, cache: Cache, text: StoredWindows, survey: Survey) -> LayerData:
+        number = self.numbers[place]
+        inputs, fired, experts = cache.layer(number, self._shape(text))
         return LayerData(
             number=number,
             inputs=inputs,
             fired=fired,
             num_neurons=self._model.config.num_neurons,
             num_train=text.train.size,
-            weights=survey.weights[number],
-            scale=input_scales(survey.largest)[number],
+            weights=survey.weights[place],
+            scale=input_scales(survey.largest)[place],
             ffn_error=OutputError(self._model, text.held_out, number),
+            experts=experts,
+            num_experts=self._sizes.num_experts,
         )
 
     def _told(self, what: str) -> Callable[[int, int], None]:
@@ -270,7 +314,7 @@ class _Run:
 
     def _measure(self, state: FolderState, text: StoredWindows) -> FolderState:
         """Run the held-out text with all predictors attached."""
-        predictors = [self.folder.read_layer(number) for number in range(len(state.layers))]
+        predictors = {number: self.folder.read_layer(number) for number in self.numbers}
         model = attach_predictors(self._model, predictors, THRESHOLD)
         layers = measure_predictors(model, text.held_out, self._told("measuring"))
         return replace(state, layers=tuple(layers), is_finished=True)

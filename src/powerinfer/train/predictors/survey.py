@@ -27,10 +27,11 @@ _DECODED_BYTES = 1 << 26
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Survey:
-    """Statistics of all layers on a sample of the text.
+    """Statistics of all layers with predictors, in their order, on a sample of the text.
 
     Attributes:
-        densities: f32[num_layers], share of the neurons that fire.
+        densities: f32[num_layers], share of the neurons that fire; with experts, of those of the
+            experts that tokens are given to.
         weights: f32[num_layers, num_neurons], mean square of what each adds when it fires; for one
             that never did, the mean of its layer.
         largest: f32[num_layers], largest magnitude of the predictors' inputs.
@@ -44,7 +45,7 @@ class Survey:
 def make_survey(model: Model, file: GGUFFile, windows: IntArray) -> Survey:
     """Run an even sample of windows i32[num_windows, window] through a model.
 
-    The model has no experts and runs on the CPU with `exact` sparsity.
+    The model runs on the CPU with `exact` sparsity.
     """
     step = max(1, windows.size // _TOKENS)
     chosen = windows[::step]
@@ -52,12 +53,14 @@ def make_survey(model: Model, file: GGUFFile, windows: IntArray) -> Survey:
     for batch in batches(chosen, _BATCH_WINDOWS):
         watch_firing(model, batch, counts.see)
     fired = np.maximum(counts.fired, 1)
-    norms = np.stack([_row_squares(file, number) for number in range(model.config.num_layers)])
+    num_experts = model.config.num_experts
+    numbers = model.config.counted_layers
+    norms = np.stack([_row_squares(file, number, num_experts) for number in numbers])
     squares = counts.squares / fired * norms
     has_fired = counts.fired > 0
     typical = (squares * has_fired).sum(1) / np.maximum(has_fired.sum(1), 1)
     return Survey(
-        densities=(counts.fired.mean(1) / chosen.size).astype(np.float32),
+        densities=(counts.fired.sum(1) / counts.candidates).astype(np.float32),
         weights=np.where(has_fired, squares, typical[:, np.newaxis]).astype(np.float32),
         largest=counts.largest,
     )
@@ -67,34 +70,56 @@ class _Counts:
     """Sums over tokens."""
 
     def __init__(self, model: Model) -> None:
-        shape = (model.config.num_layers, model.config.num_neurons)
+        self._places = {number: n for n, number in enumerate(model.config.counted_layers)}
+        shape = (len(self._places), model.config.num_neurons)
         self._model = model
+        self.candidates = np.zeros(shape[0], np.int64)
         self.fired = np.zeros(shape, np.int64)
         self.squares = np.zeros(shape, np.float64)
         self.largest = np.zeros(shape[0], np.float32)
 
     def see(self, layer: FiringLayer) -> None:
-        """Add the tokens of a batch."""
-        number, ops = layer.number, self._model.ops
-        ffn = self._model.weights.layers[number].ffn
-        routing = Routing.of(ops, ffn, layer.x, None, np.ones(len(layer.x), bool))
+        """Add the tokens of a batch; a layer without predictors is left out."""
+        place, ops = self._places.get(layer.number), self._model.ops
+        if place is None:
+            return
+        ffn = self._model.weights.layers[layer.number].ffn
+        routing = Routing.of(ops, ffn, layer.x, layer.router, np.ones(len(layer.x), bool))
         for chunk in token_chunks(len(layer.x)):
-            _, values = neuron_values(ops, ffn, layer.x[chunk], routing.rows(chunk))
-            self.fired[number] += np.count_nonzero(values, axis=0)
-            self.squares[number] += np.square(values, dtype=np.float64).sum(0)
-        self.largest[number] = max(self.largest[number], np.abs(layer.raw).max())
+            own = routing.rows(chunk)
+            _, values = neuron_values(ops, ffn, layer.x[chunk], own)
+            self.fired[place] += own.count(values != 0)
+            self.squares[place] += own.total(np.square(own.weigh(values)))
+        self.candidates[place] += len(layer.x) * routing.num_candidates
+        seen = layer.seen(self._model.architecture.predictor_input)
+        self.largest[place] = max(self.largest[place], np.abs(seen).max())
 
 
-def _row_squares(file: GGUFFile, number: int) -> FloatArray:
+def _row_squares(file: GGUFFile, number: int, num_experts: int) -> FloatArray:
     """Squared length of each neuron's row of down: f32[num_neurons]."""
-    transposed = file.tensors.get(f"blk.{number}.ffn_down_t.weight")
-    if transposed is not None:
-        return np.concatenate([np.square(rows).sum(1) for rows in _decoded(transposed)])
-    plain = file.tensor(f"blk.{number}.ffn_down.weight")
-    total = np.zeros(plain.shape[-1], np.float32)
-    for rows in _decoded(plain):
-        total += np.square(rows).sum(0)
-    return total
+    name, tensors = f"blk.{number}.ffn_down", file.tensors
+    merged = f"{name}_exps" if num_experts else name
+    turned = tensors.get(f"{merged}_t.weight")
+    if turned is not None:
+        return np.concatenate([np.square(rows).sum(1) for rows in _decoded(turned)])
+    if f"{merged}.weight" in tensors or not num_experts:
+        plain = [file.tensor(f"{merged}.weight")]
+    else:
+        plain = [file.tensor(f"{name}.{expert}.weight") for expert in range(num_experts)]
+    return np.concatenate([_column_squares(tensor) for tensor in plain])
+
+
+def _column_squares(tensor: Tensor) -> FloatArray:
+    """Squared length of each column of a matrix, or of each of several: f32[num_columns]."""
+    rows, columns = tensor.shape[-2:]
+    total = np.zeros((len(tensor.rows) // rows, columns), np.float32)
+    first = 0
+    for block in _decoded(tensor):
+        matrices = np.arange(first, first + len(block)) // rows
+        for matrix in np.unique(matrices):
+            total[matrix] += np.square(block[matrices == matrix]).sum(0)
+        first += len(block)
+    return total.reshape(-1)
 
 
 def _decoded(tensor: Tensor) -> Iterator[FloatArray]:

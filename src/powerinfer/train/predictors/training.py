@@ -6,7 +6,7 @@ import torch
 
 from powerinfer.errors import NumericsError
 from powerinfer.train.checkpoint import SavedState
-from powerinfer.train.predictors.batches import Batches, unpack
+from powerinfer.train.predictors.batches import Batches
 from powerinfer.train.predictors.layer_data import LayerData
 from powerinfer.train.predictors.network import Network
 
@@ -41,17 +41,16 @@ class Training:
         self._optimizer = torch.optim.Muon(
             [self.network.fc1, self.network.fc2], lr=_RATE, weight_decay=0.0
         )
-        sample = self._batches[0][0][:_SAMPLE].float()
+        sample = self._batches[0].inputs[:_SAMPLE].float()
         size = float(sample.square().mean().sqrt())
         self.input_scale = 1 / size if size > 0 else 1.0
         self._dtype = _fast_dtype(device)
 
     def advance(self) -> float:
         """Make one step; returns its loss."""
-        inputs, fired = self._batches[self.step]
-        x = inputs.to(self.device).float() * self.input_scale
-        fires = unpack(fired.to(self.device), self._data.num_neurons)
-        loss = self.network.learn(x, fires, self._dtype)
+        block = self._batches[self.step].to(self.device)
+        x = block.inputs.float() * self.input_scale
+        loss = self.network.learn(x, block.shares(), self._dtype)
         for group in self._optimizer.param_groups:
             group["lr"] = _RATE * self._share_of_rate()
         self._optimizer.step()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["PASS_ALL", "ScoreCounts", "WorkingPoints", "choose_thresholds"]
+__all__ = ["PASS_ALL", "ScoreCounts", "WorkingPoints", "choose_thresholds", "count_bytes"]
 
 PASS_ALL = float("-inf")
 """Threshold of a neuron that always passes: it gets a row of zeros."""
@@ -26,19 +26,25 @@ _LEAST_PRICE, _NEXT_PRICE, _NUM_PRICES = 1e-2, 1.002, 7000
 _NUM_LEVELS = _NUM_PRICES + _NUM_BINS
 
 
+def count_bytes(num_neurons: int) -> int:
+    """Memory that choosing the thresholds of a layer takes, about."""
+    # Two `ScoreCounts`, hits and passes of both, and two arrays on the way to a threshold.
+    return num_neurons * _NUM_BINS * (4 * 4 + 4 * 4 + 2 * 8)
+
+
 class ScoreCounts:
-    """Counts of each neuron's scores, i64[num_neurons, num_bins].
+    """Counts of each neuron's scores, i32[num_neurons, num_bins].
 
     `fired` counts those of tokens that the neuron fired for, `all` those of all tokens.
     """
 
     def __init__(self, num_neurons: int, device: torch.device) -> None:
         shape = (num_neurons, _NUM_BINS)
-        self.fired = torch.zeros(shape, dtype=torch.int64, device=device)
-        self.all = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.fired = torch.zeros(shape, dtype=torch.int32, device=device)
+        self.all = torch.zeros(shape, dtype=torch.int32, device=device)
 
-    def add(self, scores: Tensor, fires: Tensor) -> None:
-        """Count scores f32[n, num_neurons], with fires u8[n, num_neurons] of 0 and 1."""
+    def add(self, scores: Tensor, fires: Tensor, neurons: slice = slice(None)) -> None:
+        """Count scores f32[n, size], with fires u8[n, size] of 0 and 1, for some neurons."""
         num_neurons = scores.shape[1]
         rows = torch.arange(num_neurons, device=scores.device) * _NUM_BINS
         size = max(1, _CHUNK // num_neurons)
@@ -47,13 +53,19 @@ class ScoreCounts:
             above = ((part - _LOWEST) * (1 / _STEP)).floor_().clamp_(-1, _NUM_BINS - 2)
             bins = above.long().add_(1 + rows)
             for counts, cells in ((self.all, bins), (self.fired, bins[hits != 0])):
-                found = torch.bincount(cells.flatten(), minlength=counts.numel())
-                counts += found.view_as(counts)
+                own = counts[neurons]
+                found = torch.bincount(cells.flatten(), minlength=own.numel())
+                own += found.view_as(own)
 
     @property
     def num_fired(self) -> int:
         """Pairs of token and neuron that fired."""
         return int(self.fired.sum())
+
+    @property
+    def num_tokens(self) -> Tensor:
+        """Tokens that each neuron was scored for: i64[num_neurons]."""
+        return self.all.sum(1)
 
 
 def edges(device: torch.device) -> Tensor:
