@@ -86,6 +86,25 @@ def test_too_little_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (torch.cuda.OutOfMemoryError("CUDA out of memory"), "the memory of the GPU is full"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "the memory of the CPU is"),
+    ],
+    ids=["gpu", "cpu"],
+)
+def test_memory_that_runs_out(
+    folder: Path, error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(*_given: Any, **_options: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(run, "fit_layer", exhausted)
+    found = invoke(*arguments(folder))
+    assert_error(found, "training layer 0, of ranks up to", said, "--max-share", "--device")
+
+
+@pytest.mark.parametrize(
     ("change", "said"),
     [
         (["--recall", "0.9"], "another goal: recall 0.95, now 0.9"),

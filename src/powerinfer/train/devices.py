@@ -1,9 +1,12 @@
 """The device to train on."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from powerinfer._extras import how_to_install
 from powerinfer.errors import DeviceError
 
-__all__ = ["training_device"]
+__all__ = ["naming_exhaustion", "training_device"]
 
 
 def training_device(name: str, *, command: str) -> str:
@@ -29,3 +32,20 @@ def training_device(name: str, *, command: str) -> str:
                 remedy="train with {device='cpu'}",
             )
     return name
+
+
+@contextmanager
+def naming_exhaustion(what: str, remedy: str) -> Iterator[None]:
+    """Turn torch's errors for exhausted memory into a DeviceError that names `what`."""
+    import torch
+
+    try:
+        yield
+    except RuntimeError as error:
+        # On a CPU torch raises a plain RuntimeError.
+        is_cpu = "can't allocate memory" in str(error)
+        if not isinstance(error, torch.cuda.OutOfMemoryError) and not is_cpu:
+            raise
+        raise DeviceError(
+            f"{what}: the memory of the {'CPU' if is_cpu else 'GPU'} is full", remedy=remedy
+        ) from None

@@ -15,6 +15,7 @@ from powerinfer.calibration.text import WINDOW
 from powerinfer.errors import PowerInferError, PromptError, UnsupportedError
 from powerinfer.gguf import model_identity
 from powerinfer.loading.loader import LoadedModel
+from powerinfer.train.devices import naming_exhaustion
 from powerinfer.train.predictors.cache import Cache, LayerShape
 from powerinfer.train.predictors.collecting import collect, input_scales
 from powerinfer.train.predictors.fitting import FittedLayer, fit_layer
@@ -47,6 +48,10 @@ _LEAST_TOKENS = 4096
 _HELD_OUT = 10
 # State of a layer's training, per parameter of its predictor, while its file is replaced.
 _STATE_BYTES = 40
+_MEMORY_REMEDY = (
+    "free memory and go on with the same command, on another {device} if need be, or start again "
+    "with a smaller {max_share}"
+)
 
 _log = logging.getLogger(__name__)
 
@@ -245,19 +250,21 @@ class _Run:
         """Train the next layer and store it."""
         place = len(state.layers)
         number = self.numbers[place]
-        fitted = fit_layer(
-            self._data(place, cache, text, survey),
-            self._plan.goal,
-            rank_limit=self._rank_limit(state, survey),
-            device=self._plan.device,
-            seed=self._plan.seed,
-            checkpoint=cache.path(f"layer_{number}.fit"),
-            progress=lambda at: self._progress(
-                at.step,
-                at.num_steps,
-                f"training layer {number}, rank {at.rank}, loss {at.loss:.4f}",
-            ),
-        )
+        limit = self._rank_limit(state, survey)
+        with naming_exhaustion(f"training layer {number}, of ranks up to {limit}", _MEMORY_REMEDY):
+            fitted = fit_layer(
+                self._data(place, cache, text, survey),
+                self._plan.goal,
+                rank_limit=limit,
+                device=self._plan.device,
+                seed=self._plan.seed,
+                checkpoint=cache.path(f"layer_{number}.fit"),
+                progress=lambda at: self._progress(
+                    at.step,
+                    at.num_steps,
+                    f"training layer {number}, rank {at.rank}, loss {at.loss:.4f}",
+                ),
+            )
         if fitted.warning:
             _log.warning("layer %d: %s", number, fitted.warning)
         self._warn_of_reads(number, fitted)

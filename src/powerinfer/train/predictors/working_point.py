@@ -28,8 +28,9 @@ _NUM_LEVELS = _NUM_PRICES + _NUM_BINS
 
 def count_bytes(num_neurons: int) -> int:
     """Memory that choosing the thresholds of a layer takes, about."""
-    # Two `ScoreCounts`, hits and passes of both, and two arrays on the way to a threshold.
-    return num_neurons * _NUM_BINS * (4 * 4 + 4 * 4 + 2 * 8)
+    # Two `ScoreCounts`, hits and passes of both, and some six arrays on the way to a threshold: a
+    # little more than a process was seen to take.
+    return num_neurons * _NUM_BINS * 4 * (4 + 4 + 6)
 
 
 class ScoreCounts:
@@ -137,4 +138,4 @@ def choose_thresholds(
 
 def _from_above(counts: Tensor) -> Tensor:
     """Number of scores at or above each edge: f32[num_neurons, num_bins]."""
-    return counts.flip(1).cumsum(1).flip(1).float()
+    return counts.flip(1).cumsum(1, dtype=torch.int32).flip(1).float()
