@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 
-from command_line import invoke, run_json
+from command_line import assert_error, invoke, run_json
 from powerinfer import LLM
 from powerinfer.gguf import open_gguf
 from powerinfer.train.predictors import run
@@ -98,6 +98,12 @@ def test_the_packed_file_runs_its_predictors(trained: Path, name: str) -> None:
     assert 0.1 < found["predicted_share"] < 0.95
 
 
+def test_predictors_of_other_layers_are_refused(trained: Path, tmp_path: Path) -> None:
+    folder, model = trained / "nemotron_h" / "out", trained / "nemotron_h_moe" / "model.gguf"
+    result = invoke("pack", model, "--predictors", folder, "-o", tmp_path / "packed.gguf")
+    assert_error(result, "the model has 2 to predict, 1, 3: model_1.pt is missing")
+
+
 @every_model
 def test_the_packed_file_does_what_the_report_claims(trained: Path, name: str) -> None:
     """In all of the text, of which the held-out part is a tenth."""
@@ -127,23 +133,34 @@ def test_a_calibration_compares_it_with_other_kinds(
 
 
 @pytest.mark.parametrize("name", ["nemotron_h_moe", "nemotron_h_moe-latent", "drelu"])
-def test_bits_do_not_depend_on_threads_or_on_other_texts(trained: Path, name: str) -> None:
+def test_bits_depend_on_the_text_alone(trained: Path, name: str) -> None:
+    """Not on threads, on other texts, or on how its prompt is cut."""
     texts = [[1, 40, 70, 90, 100, 261], [1, 33, 80, 35]]
 
-    def logits(threads: int, chosen: list[int]) -> list[FloatArray]:
+    def logits(threads: int, chosen: list[int], cut: int | None = None) -> list[FloatArray]:
         with LLM(
             trained / name / "packed.gguf", sparsity="mlp", device="cpu", threads=threads
         ) as llm:
             model = llm.loaded.model
             cache = model.new_cache(256, num_slots=8)
-            parts = [(slot, texts[number], 0) for slot, number in enumerate(chosen)]
-            batch = cache.batch(parts, [True] * len(parts))
-            ends = np.cumsum([len(texts[number]) for number in chosen])
-            return np.split(np.array(model.forward(batch, cache)), ends[:-1])
+            found: list[list[FloatArray]] = [[] for _ in chosen]
+            for part in (slice(0, cut), slice(cut, None) if cut else slice(0, 0)):
+                pieces = [(n, texts[number][part], part.start) for n, number in enumerate(chosen)]
+                if not pieces[0][1]:
+                    continue
+                rows = np.array(model.forward(cache.batch(pieces, [True] * len(pieces)), cache))
+                ends = np.cumsum([len(ids) for _, ids, _ in pieces])
+                for own, piece in zip(found, np.split(rows, ends[:-1]), strict=True):
+                    own.append(piece)
+            return [np.concatenate(own) for own in found]
 
     first, second = logits(2, [0, 1])
-    for alone, expected in ((logits(1, [0]), first), (logits(2, [1]), second)):
-        np.testing.assert_array_equal(alone[0], expected)
+    for others, expected in (
+        (logits(1, [0]), first),
+        (logits(2, [1]), second),
+        (logits(2, [0], cut=4), first),
+    ):
+        np.testing.assert_array_equal(others[0], expected)
 
 
 def test_a_stopped_run_goes_on_to_the_same_bytes(

@@ -23,6 +23,7 @@ _MODEL = re.compile(r"model_(0|[1-9][0-9]{0,5})\.pt")
 _ACTIVATION = re.compile(r"activation(_(0|[1-9][0-9]{0,5})\.pt|\.json)")
 _MATRICES = ("fc1.weight", "fc2.weight")
 _LARGEST_CONFIG = 1 << 20
+_MOST_LISTED = 8
 FOLDER = "activation"
 
 
@@ -74,9 +75,12 @@ def read_predictors(
     if numbers != set(layers):
         missing = sorted(set(layers) - numbers)
         problem = f"model_{missing[0]}.pt is missing" if missing else "has more than the model"
+        wanted = ", ".join(map(str, sorted(layers)[:_MOST_LISTED]))
+        more = ", ..." if len(layers) > _MOST_LISTED else ""
+        which = "" if set(layers) == set(range(len(layers))) else f" to predict, {wanted}{more}"
         raise CheckpointError(
-            f"{folder}: has predictors of {len(numbers)} layers, the model has {len(layers)}: "
-            f"{problem}"
+            f"{folder}: has predictors of {len(numbers)} layers, the model has {len(layers)}"
+            f"{which}: {problem}"
         )
     found: dict[str, CheckpointTensor] = {}
     for number in sorted(layers):
