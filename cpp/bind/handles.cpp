@@ -5,10 +5,13 @@
 #include <nanobind/stl/vector.h>
 
 #include <limits>
+#include <map>
 #include <stdexcept>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "base/process_id.h"
 #include "base/row_chunks.h"
 #include "bind/bind.h"
 #include "bind/released_gil.h"
@@ -56,6 +59,22 @@ const KernelTable& KernelsByName(const std::string& name) {
   for (const KernelTable* table : AvailableKernels()) known += " " + std::string(table->name);
   const std::string message = "no kernels named '" + name + "' on this machine; there are:" + known;
   throw nb::value_error(message.c_str());
+}
+
+/// A new team.
+std::shared_ptr<SharedTeam> StartTeam(std::int32_t num_threads, const KernelTable& kernels) {
+  return std::make_shared<SharedTeam>(num_threads, kernels);
+}
+
+/// The team of this process that others joined with the same arguments, or a new one.
+std::shared_ptr<SharedTeam> JoinTeam(std::int32_t num_threads, const KernelTable& kernels) {
+  // A forked child has no threads of its parent's teams.
+  using Key = std::tuple<std::int64_t, std::int32_t, const KernelTable*>;
+  static std::map<Key, std::weak_ptr<SharedTeam>> teams;  // used with the GIL held only
+  std::weak_ptr<SharedTeam>& known = teams[Key{ProcessId(), num_threads, &kernels}];
+  std::shared_ptr<SharedTeam> team = known.lock();
+  if (team == nullptr) known = team = StartTeam(num_threads, kernels);
+  return team;
 }
 
 void BindMatrix(nb::module_& module) {
@@ -116,8 +135,11 @@ Format FormatByName(const std::string& name) {
   throw nb::value_error(("there are no kernels for the format '" + name + "'").c_str());
 }
 
-TeamHandle::TeamHandle(std::int32_t num_threads, const std::optional<std::string>& kernels)
-    : shared(num_threads, kernels ? KernelsByName(*kernels) : *AvailableKernels().front()) {}
+TeamHandle::TeamHandle(std::int32_t num_threads, const std::optional<std::string>& kernels,
+                       bool joins)
+    : owner((joins ? JoinTeam : StartTeam)(
+          num_threads, kernels ? KernelsByName(*kernels) : *AvailableKernels().front())),
+      shared(*owner) {}
 
 VectorHandle::VectorHandle(Array<const float, 1> values) : array(std::move(values)) {}
 
@@ -194,8 +216,8 @@ void BatchHandle::SetStates(Array<const std::int32_t, 1> sources,
 
 void BindHandles(nb::module_& module) {
   nb::class_<TeamHandle>(module, "ThreadTeam")
-      .def(nb::init<std::int32_t, const std::optional<std::string>&>(), "num_threads"_a,
-           "kernels"_a.none() = nb::none())
+      .def(nb::init<std::int32_t, const std::optional<std::string>&, bool>(), "num_threads"_a,
+           "kernels"_a.none() = nb::none(), "joins"_a = false)
       .def_prop_ro("num_threads", [](const TeamHandle& t) { return t.shared.NumThreads(); })
       .def_prop_ro("kernels",
                    [](const TeamHandle& t) { return std::string(t.shared.Kernels().name); })

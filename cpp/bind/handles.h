@@ -26,9 +26,10 @@ namespace powerinfer {
 /// A team with its scratch memory and kernels; runs one operation at a time, whichever Python
 /// thread calls.
 struct TeamHandle {
-  /// kernels: a name, or none for the best available. Raises ValueError for names that this CPU or
-  /// build does not have.
-  TeamHandle(std::int32_t num_threads, const std::optional<std::string>& kernels);
+  /// kernels: a name, or none for the best available. joins: share the threads with the other
+  /// handles of this process that joined with the same arguments; each records its own steps.
+  /// Raises ValueError for names that this CPU or build does not have.
+  TeamHandle(std::int32_t num_threads, const std::optional<std::string>& kernels, bool joins);
 
   /// Runs body(context) without the GIL, and spoils the step being recorded.
   template <typename Body>
@@ -65,7 +66,8 @@ struct TeamHandle {
     RunCounted([body](const OpContext& context, FFNStats*) { body(context); }, kept...);
   }
 
-  SharedTeam shared;
+  std::shared_ptr<SharedTeam> owner;
+  SharedTeam& shared;            ///< of `owner`
   StepRecord* record = nullptr;  ///< the step that a thread is recording, or null
 
  private:

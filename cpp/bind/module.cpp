@@ -24,6 +24,13 @@ void KeepFreedMemory() {
 #endif
 }
 
+/// Gives freed memory back to the system, for when a model has gone.
+void ReleaseFreedMemory() {
+#if defined(__GLIBC__)
+  malloc_trim(0);
+#endif
+}
+
 }  // namespace
 
 NB_MODULE(_core, module) {
@@ -31,6 +38,7 @@ NB_MODULE(_core, module) {
   nanobind::set_leak_warnings(false);
   module.doc() = "Native operations of powerinfer; used through powerinfer.ops.cpu only.";
   module.def("keep_freed_memory", &KeepFreedMemory);
+  module.def("release_freed_memory", &ReleaseFreedMemory);
   powerinfer::BindMachine(module);
   powerinfer::BindHandles(module);
   powerinfer::BindRows(module);

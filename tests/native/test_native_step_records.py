@@ -33,9 +33,11 @@ def load(tmp_path: Path) -> Load:
         sparsity: str | None = None,
         kernels: str | None = None,
         format_name: str = "q8_0",
+        *,
+        joins: bool = False,
     ) -> tuple[Model, NativeOps]:
         path = write_model(tmp_path / "model.gguf", wide(TINY_MODELS[recipe], format_name))
-        ops = NativeOps(2, kernels)
+        ops = NativeOps(2, kernels, joins=joins)
         model = load_model(open_gguf(path), ops, context_length=CONTEXT, sparsity=sparsity)
         return model, ops
 
@@ -110,6 +112,16 @@ def test_predictors_and_counts_are_those_of_the_step(
         np.testing.assert_array_equal(left, right)
     assert counted == ops.counters
     assert counted.total > 0
+
+
+def test_models_on_one_team_record_steps_of_their_own(load: Load) -> None:
+    alone = _texts(load()[0], 2)
+    models = [load(joins=True) for _ in range(2)]
+    caches = [_cache(model, 2) for model, _ in models]
+    for step, logits in enumerate(alone):
+        for (model, _), cache in zip(models, caches, strict=True):
+            np.testing.assert_array_equal(logits, _step(model, cache, _tokens(step, 2), step))
+    assert [len(ops._records) for _, ops in models] == [1, 1]
 
 
 def test_a_result_is_the_caller_s(load: Load) -> None:

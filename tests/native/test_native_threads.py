@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from exchange_cases import share
@@ -31,6 +32,20 @@ resource.setrlimit(resource.RLIMIT_AS, before)
 x = np.ones((64, 4096), np.float32)
 NativeOps(3).add(x, x.copy())
 assert (x == 2).all()
+"""
+FORKED = """
+import os
+import numpy as np
+from powerinfer.ops.cpu.ops import NativeOps
+parent = NativeOps(2, joins=True)
+x = np.ones((64, 4096), np.float32)
+parent.add(x, x.copy())
+child = os.fork()
+if not child:
+    NativeOps(2, joins=True).add(x, x.copy())
+    print(x[0, 0], end=" ", flush=True)
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
@@ -72,6 +87,41 @@ def test_the_thread_of_signalled_steps_follows_the_team() -> None:
     wanted = Counter(before)
     wanted[frozenset({cpu})] += 1
     assert affinities() == wanted
+
+
+def _num_threads() -> int:
+    return sum(affinities().values())
+
+
+def test_instances_that_join_share_threads() -> None:
+    first, alone = NativeOps(4, joins=True), NativeOps(4)
+    before = _num_threads()
+    second, other = NativeOps(4, joins=True), NativeOps(3, joins=True)
+    if before:
+        assert _num_threads() == before + 2
+    x = np.ones((64, 4096), np.float32)
+    second.add(x, x.copy())
+    assert (x == 2).all()
+    assert first.native_s == second.native_s > 0
+    assert alone.native_s == other.native_s == 0
+    # The threads stay as long as one instance does.
+    del first
+    second.add(x, x.copy())
+    assert (x == 4).all()
+    assert NativeOps(4, joins=True).native_s == second.native_s
+    del second
+    assert NativeOps(4, joins=True).native_s == 0
+
+
+def test_a_forked_child_starts_threads_of_its_own() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "4.0 0\n", "")
 
 
 @pytest.mark.skipif(

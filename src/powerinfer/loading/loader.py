@@ -38,7 +38,16 @@ if TYPE_CHECKING:
     from powerinfer.offload.progress import PlacementProgress
     from powerinfer.ops.cpu.ops import NativeOps
 
-__all__ = ["LoadedModel", "Progress", "load", "make_ops", "num_slots", "open_model"]
+__all__ = [
+    "WORKING_BYTES",
+    "LoadedModel",
+    "Progress",
+    "load",
+    "make_ops",
+    "needed_bytes",
+    "num_slots",
+    "open_model",
+]
 
 Progress = Callable[[int, int], None]
 """Called with (bytes prepared, bytes in all) while weights are prepared."""
@@ -166,12 +175,15 @@ def load(
     progress: Progress | None,
     calibrating: Progress | None = None,
     placing: "PlacementProgress | None" = None,
+    *,
+    joins_team: bool = False,
 ) -> LoadedModel:
     """Load a model.
 
     Args:
         calibrating: called with (layers done, layers in all) if the model is calibrated now.
         placing: notified of measurements of this machine and of the placement on a GPU.
+        joins_team: without a GPU, share threads with the other models of this process that do.
 
     Raises:
         CalibrationError: the stored calibration is damaged or belongs to another model.
@@ -192,7 +204,11 @@ def load(
     beside_gpu = device is not None and not device.is_interpreted
     threads = options.threads or default_threads(beside_gpu=beside_gpu)
     ops, kernels = make_ops(
-        options.kernels, threads, in_place=options.mmap, repack=_fits_this_machine(file)
+        options.kernels,
+        threads,
+        in_place=options.mmap,
+        repack=_fits_this_machine(file),
+        joins_team=joins_team and device is None,
     )
     tokenizer = Tokenizer.from_gguf(file)
     model = prepare_model(
@@ -231,7 +247,12 @@ def load(
 
 
 def make_ops(
-    kernels: str | None, threads: int, *, in_place: bool = True, repack: bool = True
+    kernels: str | None,
+    threads: int,
+    *,
+    in_place: bool = True,
+    repack: bool = True,
+    joins_team: bool = False,
 ) -> tuple[Backend, str]:
     """Make a backend, importing only this one.
 
@@ -239,6 +260,7 @@ def make_ops(
         kernels: instruction set, `reference` for numpy, None for the best one.
         in_place: use weights in the mapped file if the backend can.
         repack: copy weights into faster layouts if the backend has some.
+        joins_team: share threads with the other backends of this process that do.
 
     Raises:
         DeviceError: the kernels do not run on this machine.
@@ -257,7 +279,7 @@ def make_ops(
             f"and {REFERENCE_KERNELS!r} for plain numpy",
             remedy="name one of them with {kernels}",
         )
-    ops = NativeOps(threads=threads, kernels=kernels or None, in_place=in_place, repack=repack)
+    ops = NativeOps(threads, kernels or None, in_place=in_place, repack=repack, joins=joins_team)
     return as_backend(ops), ops.kernels
 
 
@@ -292,6 +314,22 @@ def num_slots(config: ModelConfig, options: EngineOptions, context_length: int) 
     return num_slots_for(options.parallel, num_kept)
 
 
+def needed_bytes(opened: ModelFile, options: EngineOptions) -> int:
+    """Estimate what a model adds to the memory of a process: weights, KV cache and states."""
+    config = opened.config
+    context_length = options.context_length or default_context(config)
+    return (
+        _weight_bytes(opened.file)
+        + _kv_bytes(config, options, context_length)
+        + num_slots(config, options, context_length) * config.state_bytes
+    )
+
+
+def _kv_bytes(config: ModelConfig, options: EngineOptions, context_length: int) -> int:
+    num_positions = options.kv_tokens or context_length
+    return num_positions * kv_bytes_per_position(config, KVType(options.kv_type))
+
+
 def _check_context(opened: ModelFile, options: EngineOptions) -> None:
     """Check memory and context shift before anything is prepared."""
     context_length = options.context_length or default_context(opened.config)
@@ -322,7 +360,7 @@ def _check_memory(opened: ModelFile, context_length: int, options: EngineOptions
         return
     weight_bytes = _weight_bytes(opened.file)
     num_positions = options.kv_tokens or context_length
-    kv_bytes = num_positions * kv_bytes_per_position(opened.config, KVType(options.kv_type))
+    kv_bytes = _kv_bytes(opened.config, options, context_length)
     state_bytes = num_slots(opened.config, options, context_length) * opened.config.state_bytes
     states = f" and states of {format_bytes(state_bytes)}" if state_bytes else ""
     if options.kv_tokens and kv_bytes + state_bytes > available:

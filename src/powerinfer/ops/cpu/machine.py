@@ -11,6 +11,7 @@ __all__ = [
     "machine_info",
     "product_names",
     "read_kind",
+    "release_freed_memory",
     "start_team",
 ]
 
@@ -45,12 +46,20 @@ def machine_info() -> MachineInfo:
     return MachineInfo(tuple(_core.cpu_features()), tuple(_core.available_kernels()))
 
 
-def start_team(threads: int, kernels: str | None = None) -> _core.ThreadTeam:
+def release_freed_memory() -> None:
+    """Give freed memory back to the system, for when a model has gone."""
+    _core.release_freed_memory()
+
+
+def start_team(
+    threads: int, kernels: str | None = None, *, joins: bool = False
+) -> _core.ThreadTeam:
     """Start threads that run kernels.
 
     Args:
         threads: members of the team, 1 to 512, the caller included.
         kernels: name from `machine_info().available_kernels`; None takes the best of them.
+        joins: share the threads of the others in this process that joined with these arguments.
 
     Raises:
         DeviceError: this machine or build has no such kernels, the number of threads is out of
@@ -64,7 +73,7 @@ def start_team(threads: int, kernels: str | None = None) -> _core.ThreadTeam:
             f"kernels {kernels!r} do not run on this machine; available: {', '.join(available)}"
         )
     try:
-        return _core.ThreadTeam(threads, kernels)
+        return _core.ThreadTeam(threads, kernels, joins)
     except RuntimeError as error:  # std::system_error
         raise DeviceError(
             f"cannot start {threads} threads: {error}", remedy="take fewer ({threads})"

@@ -64,6 +64,7 @@ class NativeOps(NativeMixers):
         *,
         repack: bool = True,
         in_place: bool = True,
+        joins: bool = False,
     ) -> None:
         """Start the threads.
 
@@ -72,12 +73,15 @@ class NativeOps(NativeMixers):
             kernels: name of a kernel table.
             repack: copy matrices in `REPACKED_FORMATS` into the faster layout; rows stay rows.
             in_place: use other matrices where the file is mapped; else copy them into huge pages.
+            joins: share threads, prefetch settings and `native_s` with the other instances of this
+                process that joined with the same threads and kernels.
 
         Raises:
             DeviceError: this machine or build has no such kernels, or the number of threads is
                 out of range.
         """
-        super().__init__(start_team(threads, kernels), repack=repack, in_place=in_place)
+        team = start_team(threads, kernels, joins=joins)
+        super().__init__(team, repack=repack, in_place=in_place)
         _core.keep_freed_memory()
         self.counters = FFNCounters()
         self._current = CurrentBatch()
