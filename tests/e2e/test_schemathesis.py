@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from patience import PATIENCE_S
+from powerinfer.store.default_model import default_model_path
 from serving import Server, serving
 
 pytestmark = pytest.mark.slow
@@ -15,14 +16,23 @@ pytestmark = pytest.mark.slow
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
 
 # The context is short, so that no made-up request computes for long.
-FLAGS = ("-t", "1", "-np", "4", "-c", "64", "--alias", "model")
+FLAGS = ("-t", "1", "-np", "4", "-c", "64")
 # What a client may get: an answer, or what is wrong with the request.
 EXPECTED = (200, 400, 404, 405, 413, 415)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving(*FLAGS) as running:
+@pytest.fixture(scope="module", params=["one", pytest.param("several", marks=pytest.mark.thorough)])
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    models = ["--alias", "model"]
+    if request.param == "several":
+        folder = tmp_path_factory.mktemp("models")
+        paths = [folder / name for name in ("other.gguf", "model.gguf")]
+        for path in paths:
+            path.symlink_to(default_model_path())
+        models = [part for path in paths for part in ("-m", str(path))]
+    with serving(*FLAGS, *models) as running:
         yield running
         assert running.process.poll() is None, running.lines[-50:]
         assert running.works()

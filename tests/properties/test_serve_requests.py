@@ -14,9 +14,10 @@ from fake_engine import FakeEngine
 from powerinfer.engine.request import Request
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.serve.bodies import parse_object
-from powerinfer.serve.engine_thread import EngineThread, Unread
+from powerinfer.serve.engine_thread import EngineThread
 from powerinfer.serve.errors import ApiError
 from powerinfer.serve.metrics import ServerMetrics
+from powerinfer.serve.running_engine import Unread
 
 _SHARED = (
     *("model", "stream", "stream_options", "temperature", "top_p", "top_k", "min_p", "n", "seed"),
@@ -116,10 +117,11 @@ def test_whoever_leaves_frees_the_place_within_a_step(
 
     async def go() -> None:
         with ThreadPoolExecutor(2) as pool:
-            thread = EngineThread(fake, pool, ServerMetrics())
+            thread = EngineThread(pool)
             thread.start()
+            running = thread.add(fake, ServerMetrics().of("model"))
             unread = Unread()
-            async with thread.open(Request(prompt_ids=[1], params=params), unread):
+            async with running.open(Request(prompt_ids=[1], params=params), unread):
                 for _ in range(after):
                     await unread.get()
             assert fake.submitted[0].is_cancelled
@@ -128,7 +130,7 @@ def test_whoever_leaves_frees_the_place_within_a_step(
                 await asyncio.sleep(0)
             # One may have been under way.
             assert fake.num_steps <= ended + 2
-            assert thread.num_open == 0
+            assert running.num_open == 0
             thread.close()
             assert thread.join(10)
 

@@ -11,7 +11,8 @@ from starlette.testclient import TestClient
 from fake_engine import FakeEngine, Script
 from powerinfer.gguf import open_gguf
 from powerinfer.serve.app import build_app
-from powerinfer.serve.context import ServedModel, ServerContext
+from powerinfer.serve.context import ServerContext
+from powerinfer.serve.served_model import ModelContext, ServedModel
 from powerinfer.serve.settings import ServerSettings
 from powerinfer.store.default_model import default_model_path
 from powerinfer.tokenizer import Tokenizer
@@ -35,6 +36,13 @@ class Api(TestClient):
 
     context: ServerContext
     fake: FakeEngine
+
+    @property
+    def model(self) -> ModelContext:
+        """The model that was given to the server."""
+        resident = self.context.models.models[0].resident
+        assert resident is not None
+        return resident.context
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from api_client import embedded_tokenizer
 from fake_engine import FakeEngine
 from powerinfer.engine.request import Request
 from powerinfer.serve.batch import AnswerFile, read_requests, run_batch
-from powerinfer.serve.context import ServedModel
+from powerinfer.serve.served_model import ServedModel
 from powerinfer.serve.settings import ServerSettings
 
 STEP_S = 0.002

@@ -49,6 +49,7 @@ class FakeEngine(Engine):
         num_steps: that were begun.
         step_s: seconds that a step takes.
         gate: cleared, the next step waits until it is set.
+        is_closed: it was freed.
     """
 
     script: Script = ("Hello", ",", " world", "!")
@@ -61,6 +62,7 @@ class FakeEngine(Engine):
     step_s: float = 0.0
     num_steps: int = 0
     gate: threading.Event = field(default_factory=threading.Event)
+    is_closed: bool = False
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -126,6 +128,9 @@ class FakeEngine(Engine):
 
     def check_integrity(self) -> None:
         assert not self._open
+
+    def close(self) -> None:
+        self.is_closed = True
 
     def _outputs_of(self, handle: RequestHandle, texts: list[_Text]) -> list[Output]:
         if handle.request.prompt_logprobs is not None and handle.prompt_logprobs is None:

@@ -14,7 +14,7 @@ from api_client import embedded_tokenizer
 from fake_engine import FakeEngine
 from powerinfer.cli import model
 from powerinfer.cli.main import main
-from powerinfer.serve.context import ServedModel
+from powerinfer.serve.served_model import ServedModel
 
 STEP_S = 0.001
 CONTEXT_LENGTH = 4096

@@ -16,7 +16,8 @@ from fake_engine import FakeEngine, Script
 from patience import PATIENCE_S
 from powerinfer.engine.request import Output, RequestHandle
 from powerinfer.serve.app import build_app
-from powerinfer.serve.context import ServedModel, ServerContext
+from powerinfer.serve.context import ServerContext
+from powerinfer.serve.served_model import ServedModel
 from powerinfer.serve.settings import ServerSettings
 
 __all__ = ["PageServer", "SlowEngine", "page_server"]

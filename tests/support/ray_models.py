@@ -7,7 +7,7 @@ from typing import Any
 from api_client import embedded_tokenizer
 from fake_engine import FakeEngine
 from powerinfer.engine.request import Request
-from powerinfer.serve.context import ServedModel
+from powerinfer.serve.served_model import ServedModel
 
 STEP_S = 0.05
 

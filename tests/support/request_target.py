@@ -12,12 +12,13 @@ from powerinfer.errors import PromptError
 from powerinfer.serve.anthropic.request import read_request
 from powerinfer.serve.bodies import parse_object
 from powerinfer.serve.chat.plan import plan_chat
-from powerinfer.serve.context import ServedModel, ServerContext
 from powerinfer.serve.errors import ApiError
 from powerinfer.serve.llamacpp.request import read_native
 from powerinfer.serve.llamacpp.routes import detokenize, tokenize
 from powerinfer.serve.openai.chat_request import read_chat
 from powerinfer.serve.openai.completion_request import read_completion
+from powerinfer.serve.served_model import ModelContext, ServedModel
+from powerinfer.serve.settings import ServerSettings
 
 __all__ = ["BODIES", "read_everything", "seeds"]
 
@@ -74,9 +75,9 @@ def read_everything(path: Path) -> None:
 
 
 @cache
-def _context() -> ServerContext:
-    context = ServerContext()
-    context._model = ServedModel(
-        engine=FakeEngine(), tokenizer=embedded_tokenizer(), context_length=512
+def _context() -> ModelContext:
+    served = ServedModel(engine=FakeEngine(), tokenizer=embedded_tokenizer(), context_length=512)
+    nothing_runs: Any = None
+    return ModelContext(
+        settings=ServerSettings(), model=served, engine=nothing_runs, workers=nothing_runs
     )
-    return context

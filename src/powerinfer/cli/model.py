@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from powerinfer.models.metrics import Metrics
     from powerinfer.offload.progress import PlacementProgress
     from powerinfer.options.llm_options import LLMOptions
-    from powerinfer.serve.context import ServedModel
+    from powerinfer.serve.served_model import ServedModel
 
 __all__ = [
     "announce",
@@ -63,11 +63,24 @@ def open_llm(
         return LLM(model, reading=reading, **bars, **options)
 
 
-def load_for_serving(model: "Path | None", options: "LLMOptions") -> "ServedModel":
-    """Load a model for `serve` or `batch`, with progress bars on a terminal."""
+def load_for_serving(
+    model: "Path | None", options: "LLMOptions", progress: "Progress | None" = None
+) -> "ServedModel":
+    """Load a model for `serve` or `batch`, with progress bars on a terminal.
+
+    `progress` is called, too, with (bytes prepared, bytes in all).
+    """
     from powerinfer.serve.loading import load_served
 
     with loading_bars() as bars:
+        bar = bars["progress"]
+
+        def show(done: int, total: int) -> None:
+            bar(done, total)
+            if progress is not None:
+                progress(done, total)
+
+        bars["progress"] = show
         return load_served(model, options, **bars)
 
 

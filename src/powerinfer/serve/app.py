@@ -15,13 +15,14 @@ from powerinfer.errors import PowerInferError
 from powerinfer.serve import anthropic, llamacpp, openai, page
 from powerinfer.serve.context import ServerContext, ServerPhase
 from powerinfer.serve.errors import ApiError, from_engine
+from powerinfer.serve.model_pool import ModelState, PooledModel
 from powerinfer.serve.security import Guard
 
 __all__ = ["build_app"]
 
 
 def build_app(context: ServerContext) -> FastAPI:
-    """Create the application; `context.start` gives it a model.
+    """Create the application; `context` has its models, or gets one by `start`.
 
     The context is closed when the application ends.
     """
@@ -106,14 +107,27 @@ def _status_router(context: ServerContext) -> APIRouter:
     @routes.api_route("/health", methods=["GET", "HEAD"], include_in_schema=False)
     @routes.api_route("/v1/health", methods=["GET", "HEAD"], include_in_schema=False)
     async def health() -> JSONResponse:
-        """200 once the model is loaded, 503 before and while the server ends."""
+        """200 once requests are answered, 503 before and while the server ends."""
         is_ready = context.phase is ServerPhase.READY
-        return JSONResponse({"status": context.phase.value}, 200 if is_ready else 503)
+        body: dict[str, object] = {"status": context.phase.value}
+        if not context.models.is_one:
+            body["models"] = {model.name: _health_of(model) for model in context.models.models}
+        return JSONResponse(body, 200 if is_ready else 503)
 
     @routes.get("/metrics")
     async def metrics() -> Response:
         """All figures."""
-        context.measure()
+        context.models.measure()
         return Response(context.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     return routes
+
+
+def _health_of(model: PooledModel) -> dict[str, object]:
+    """Describe the state of one of several models, and how far its load is."""
+    body: dict[str, object] = {"status": model.state.value}
+    if model.state is ModelState.LOADING:
+        body["progress"] = round(model.progress, 3)
+    if model.problem is not None:
+        body["error"] = model.problem
+    return body

@@ -1,84 +1,38 @@
-"""The thread that steps the engine and hands outputs to the event loop."""
+"""The thread that steps the engines of all models in turn."""
 
-import asyncio
-import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager
-from functools import partial
-from typing import TypeAlias
 
 from powerinfer.engine.engine import Engine
-from powerinfer.engine.request import Output, Request, RequestHandle
-from powerinfer.errors import PowerInferError
-from powerinfer.serve.metrics import ServerMetrics
+from powerinfer.serve.metrics import ModelMetrics
+from powerinfer.serve.running_engine import RunningEngine
 
-__all__ = ["EngineThread", "RequestStream", "Unread"]
-
-_log = logging.getLogger(__name__)
-
-
-class RequestStream:
-    """A running request, whose outputs go into a queue that several requests may share."""
-
-    def __init__(self, handle: RequestHandle, unread: "Unread") -> None:
-        self.handle = handle
-        self._unread = unread
-        self._num_open = handle.request.params.n
-        self._last_at: dict[int, float] = {}
-        self._opened_at = time.monotonic()
-
-    @property
-    def is_over(self) -> bool:
-        """All texts have ended, read or not."""
-        return self._num_open <= 0
-
-    def take(self, output: Output, metrics: ServerMetrics) -> None:
-        """Queue an output for the reader."""
-        if self.is_over:
-            return
-        now = time.monotonic()
-        if output.token_ids:
-            before = self._last_at.get(output.index)
-            seconds = now - (self._opened_at if before is None else before)
-            metrics.received(seconds, len(output.token_ids), is_first=before is None)
-            self._last_at[output.index] = now
-        self._unread.put_nowait((self, output))
-        self._num_open -= output.is_last
-
-    def fail(self, error: PowerInferError) -> None:
-        """End all running texts with an error."""
-        if not self.is_over:
-            self._num_open = 0
-            self._unread.put_nowait((self, Output(index=0, error=error)))
-
-
-Unread: TypeAlias = asyncio.Queue[tuple[RequestStream, Output]]
-"""Outputs in the order of their arrival, each with its stream."""
+__all__ = ["EngineThread"]
 
 
 class EngineThread:
-    """Steps an engine while it has work; requests are opened and read on one event loop."""
+    """Steps engines while they have work; the next step is of the one that had the least time.
 
-    def __init__(self, engine: Engine, pool: Executor, metrics: ServerMetrics) -> None:
-        """Prepare the thread within a running event loop; requests are checked in `pool`."""
-        self.engine = engine
+    So busy engines get equal shares of the time, however long their steps are. An idle one saves
+    none up: it begins where the others are (start-time fair queueing, Goyal et al. 1996).
+    """
+
+    def __init__(self, pool: Executor) -> None:
+        """Prepare the thread; requests are checked in `pool`."""
         self._pool = pool
-        self._metrics = metrics
-        self._loop = asyncio.get_running_loop()
-        self._streams: dict[RequestHandle, RequestStream] = {}
-        # Outputs of requests whose submission this loop has not noticed yet.
-        self._num_submitting = 0
-        self._early: list[tuple[RequestHandle, Output]] = []
         self._condition = threading.Condition()
+        self._engines: list[RunningEngine] = []
+        self._busy: list[RunningEngine] = []
+        self._stepped: RunningEngine | None = None
+        self._now_s = 0.0
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Start stepping."""
-        self._thread.start()
+        """Start stepping, unless it has begun."""
+        if self._thread.ident is None:
+            self._thread.start()
 
     def close(self) -> None:
         """End the thread after the current step; running requests are not finished."""
@@ -93,100 +47,59 @@ class EngineThread:
         return not self._thread.is_alive()
 
     @property
-    def num_open(self) -> int:
-        """Number of requests that are being read."""
-        return len(self._streams)
+    def engines(self) -> tuple[RunningEngine, ...]:
+        """All engines that are stepped."""
+        with self._condition:
+            return tuple(self._engines)
 
-    @asynccontextmanager
-    async def open(self, request: Request, unread: Unread) -> AsyncIterator[RequestStream]:
-        """Submit a request, and queue its outputs; leaving the context cancels what has not ended.
+    def add(self, engine: Engine, metrics: ModelMetrics) -> RunningEngine:
+        """Step an engine, too; called on the running event loop that reads its requests."""
+        running = RunningEngine(engine, self._pool, metrics, self._wake)
+        with self._condition:
+            self._engines.append(running)
+        return running
 
-        Raises:
-            PromptError: the request can never run.
-        """
-        handle, stream = await self._new_stream(request, unread)
-        self._wake()
-        try:
-            yield stream
-        finally:
-            del self._streams[handle]
-            self._metrics.closed(handle)
-            if not stream.is_over:
-                self._cancel(handle)
-
-    async def _new_stream(
-        self, request: Request, unread: Unread
-    ) -> tuple[RequestHandle, RequestStream]:
-        """Submit a request, and take the outputs that arrived before this coroutine resumed."""
-        self._num_submitting += 1
-        try:
-            handle = await self._submit(request)
-            stream = self._streams[handle] = RequestStream(handle, unread)
-            for early, output in self._early:
-                if early is handle:
-                    stream.take(output, self._metrics)
-            return handle, stream
-        finally:
-            self._num_submitting -= 1
-            if not self._num_submitting:
-                self._early.clear()
-
-    async def _submit(self, request: Request) -> RequestHandle:
-        """Submit in the pool; the request is cancelled if the caller is."""
-        submitted = self._loop.run_in_executor(self._pool, self.engine.submit, request)
-        try:
-            return await asyncio.shield(submitted)
-        except asyncio.CancelledError:
-            submitted.add_done_callback(self._forget)
-            raise
-
-    def _forget(self, submitted: "asyncio.Future[RequestHandle]") -> None:
-        if not submitted.cancelled() and submitted.exception() is None:
-            self._cancel(submitted.result())
-
-    def _cancel(self, handle: RequestHandle) -> None:
-        self.engine.cancel(handle)
-        self._wake()
+    def remove(self, running: RunningEngine) -> None:
+        """Step an engine no more; returns after its current step, so not on the event loop."""
+        with self._condition:
+            self._engines.remove(running)
+            self._busy = [each for each in self._busy if each is not running]
+            self._condition.wait_for(lambda: self._stepped is not running)
 
     def _wake(self) -> None:
         with self._condition:
             self._condition.notify_all()
 
     def _run(self) -> None:
-        while True:
-            with self._condition:
-                while not self._is_closing and not self.engine.has_work:
-                    self._condition.wait()
-                if self._is_closing:
-                    return
-            report = self._step()
+        while (chosen := self._wait()) is not None:
+            started = time.perf_counter()
             try:
-                self._loop.call_soon_threadsafe(report)
+                chosen.step()
             except RuntimeError:
-                # The loop has ended, so nobody reads any more.
                 self.close()
+            chosen.turn_s += time.perf_counter() - started
 
-    def _step(self) -> Callable[[], None]:
-        """Compute a step; returns the callback that reports it on the event loop."""
-        try:
-            return partial(self._deliver, self.engine.step())
-        except PowerInferError as error:
-            return partial(self.fail_all, error)
-        except Exception as error:  # noqa: BLE001  requests must hear of it, whatever it is
-            _log.exception("a step failed")
-            failed = PowerInferError(f"a step failed: {type(error).__name__}")
-            return partial(self.fail_all, failed)
+    def _wait(self) -> RunningEngine | None:
+        """Wait for an engine with work, and choose one; None at the end."""
+        with self._condition:
+            if self._stepped is not None:
+                self._stepped = None
+                self._condition.notify_all()
+            while not self._is_closing:
+                self._stepped = self._choose()
+                if self._stepped is not None:
+                    return self._stepped
+                self._condition.wait()
+            return None
 
-    def _deliver(self, outputs: list[tuple[RequestHandle, Output]]) -> None:
-        for handle, output in outputs:
-            stream = self._streams.get(handle)
-            if stream is not None:
-                stream.take(output, self._metrics)
-            elif self._num_submitting:
-                self._early.append((handle, output))
-
-    def fail_all(self, error: PowerInferError) -> None:
-        """End all requests with an error; called on the event loop."""
-        for handle, stream in self._streams.items():
-            self.engine.cancel(handle)
-            stream.fail(error)
+    def _choose(self) -> RunningEngine | None:
+        busy = [each for each in self._engines if each.engine.has_work]
+        for each in busy:
+            if each not in self._busy:
+                each.turn_s = max(each.turn_s, self._now_s)
+        self._busy = busy
+        if not busy:
+            return None
+        chosen = min(busy, key=lambda each: each.turn_s)
+        self._now_s = chosen.turn_s
+        return chosen

@@ -1,6 +1,6 @@
 """Errors in the form of OpenAI's API: a status and an `error` object."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from starlette.responses import JSONResponse
 
@@ -13,7 +13,17 @@ from powerinfer.errors import (
     UnsupportedError,
 )
 
-__all__ = ["ApiError", "EndingError", "ErrorBody", "bad_request", "error_body", "from_engine"]
+__all__ = [
+    "ApiError",
+    "EndingError",
+    "ErrorBody",
+    "bad_request",
+    "error_body",
+    "from_engine",
+    "queue_full",
+    "unavailable",
+    "unknown_model",
+]
 
 
 class ApiError(Exception):
@@ -69,6 +79,26 @@ def error_body(error: ApiError) -> dict[str, dict[str, str | None]]:
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     """400: a field of the request is wrong."""
     return ApiError(message, param=param, code=code)
+
+
+def queue_full(message: str) -> ApiError:
+    """429: the client should retry soon."""
+    return ApiError(message, status=429, code="queue_full", headers={"Retry-After": "2"})
+
+
+def unavailable(message: str, code: str) -> ApiError:
+    """503: the client should retry later."""
+    return ApiError(message, status=503, code=code, headers={"Retry-After": "5"})
+
+
+def unknown_model(name: str, served: Sequence[str], param: str | None = None) -> ApiError:
+    """404: this server has other models."""
+    return ApiError(
+        f"there is no model {name[:100]!r}; this server has {', '.join(map(repr, served))}",
+        status=404,
+        param=param,
+        code="model_not_found",
+    )
 
 
 class EndingError(PowerInferError):

@@ -5,17 +5,18 @@ import contextlib
 import resource
 import signal
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import uvicorn
 
 from powerinfer.errors import DeviceError
 from powerinfer.serve.app import build_app
-from powerinfer.serve.context import ServedModel, ServerContext
+from powerinfer.serve.context import ServerContext
 from powerinfer.serve.http_protocol import protocol_class
+from powerinfer.serve.served_model import ServedModel
+from powerinfer.serve.workers import in_daemon_thread
 
 __all__ = ["bind", "run_server"]
 
@@ -59,14 +60,15 @@ def bind(host: str, port: int) -> socket.socket:
 def run_server(
     context: ServerContext,
     listener: socket.socket,
-    load: Callable[[], ServedModel],
-    announce: Callable[[ServedModel], None],
+    load: Callable[[], ServedModel] | None = None,
+    announce: Callable[[ServedModel], None] = lambda _: None,
 ) -> int:
     """Serve until a signal arrives; returns its number.
 
     Args:
         listener: an open port; closed at the end.
-        load: loads the model in a thread, once the port is open and signals are handled.
+        load: loads the only model in a thread, once the port is open and signals are handled.
+        announce: called with this model when it is loaded.
 
     Raises:
         PowerInferError: the model cannot be loaded.
@@ -79,28 +81,41 @@ def run_server(
 async def _serve(
     context: ServerContext,
     listener: socket.socket,
-    load: Callable[[], ServedModel],
+    load: Callable[[], ServedModel] | None,
     announce: Callable[[ServedModel], None],
 ) -> int:
     with _Signals(asyncio.get_running_loop()) as signals:
         server = _Server(_config(context))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
-        loading = _in_thread(load)
         stopping = asyncio.create_task(signals.first.wait())
         try:
-            await asyncio.wait((serving, loading, stopping), return_when=asyncio.FIRST_COMPLETED)
-            if loading.done():
-                model = loading.result()
-                context.start(model)
-                announce(model)
+            if load is None or await _start(context, load, announce, (serving, stopping)):
                 await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
             await _drain(context, signals)
         finally:
-            # The result of a load that ends after the loop is dropped.
-            loading.cancel()
             server.should_exit = True
             await serving
     return signals.number
+
+
+async def _start(
+    context: ServerContext,
+    load: Callable[[], ServedModel],
+    announce: Callable[[ServedModel], None],
+    ends: Sequence[asyncio.Task[Any]],
+) -> bool:
+    """Load the only model; returns False if one of `ends` is done before."""
+    loading = in_daemon_thread(load, "loading")
+    try:
+        await asyncio.wait((loading, *ends), return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            model = loading.result()
+            context.start(model)
+            announce(model)
+        return loading.done()
+    finally:
+        # The result of a load that ends after the loop is dropped.
+        loading.cancel()
 
 
 async def _drain(context: ServerContext, signals: "_Signals") -> None:
@@ -176,19 +191,3 @@ class _Signals:
             return
         self.number = number
         self.first.set()
-
-
-def _in_thread(load: Callable[[], ServedModel]) -> "asyncio.Future[ServedModel]":
-    """Call a function in a daemon thread, which does not keep the program alive."""
-    result = Future[ServedModel]()
-    # The thread goes on when whoever waits gives up.
-    result.set_running_or_notify_cancel()
-
-    def run() -> None:
-        try:
-            result.set_result(load())
-        except BaseException as error:  # noqa: BLE001  whoever waits gets it
-            result.set_exception(error)
-
-    threading.Thread(target=run, name="loading", daemon=True).start()
-    return asyncio.wrap_future(result)

@@ -1,10 +1,12 @@
 """Metrics of the server, for Prometheus."""
 
+from typing import TypeVar
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from powerinfer.engine.request import EngineStatistics, RequestHandle
 
-__all__ = ["ServerMetrics"]
+__all__ = ["ModelMetrics", "ServerMetrics"]
 
 _FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
@@ -23,14 +25,19 @@ _GAUGES = {
     "union_share": ("union_share", "Share of neurons that a step needs for all of its tokens."),
 }
 
+M = TypeVar("M", Counter, Gauge, Histogram)
+
 
 class ServerMetrics:
     """Metrics in their own registry, so that several servers may run in one process."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, by_model: bool = False) -> None:
+        """Create the metrics; `by_model` gives those of a model its name as a label."""
+        self.by_model = by_model
         self.registry = registry = CollectorRegistry()
-        self._gauges = {
-            name: Gauge(f"powerinfer_{title}", text, registry=registry)
+        labels = ["model"] if by_model else []
+        self.gauges = {
+            name: Gauge(f"powerinfer_{title}", text, labels, registry=registry)
             for name, (title, text) in _GAUGES.items()
         }
         self.requests = Counter(
@@ -40,38 +47,82 @@ class ServerMetrics:
             registry=registry,
         )
         self.prompt_tokens = Counter(
-            "powerinfer_prompt_tokens", "Tokens of prompts.", registry=registry
+            "powerinfer_prompt_tokens", "Tokens of prompts.", labels, registry=registry
         )
         self.cached_tokens = Counter(
             "powerinfer_prefix_hit_tokens",
             "Tokens of prompts whose keys and values were there already.",
+            labels,
             registry=registry,
         )
         self.generated_tokens = Counter(
-            "powerinfer_generated_tokens", "Tokens generated.", registry=registry
+            "powerinfer_generated_tokens", "Tokens generated.", labels, registry=registry
         )
         self.first_token = Histogram(
             "powerinfer_time_to_first_token_seconds",
             "From the submission of a prompt to the first token of each of its texts.",
+            labels,
             buckets=_FIRST_TOKEN_S,
             registry=registry,
         )
         self.gaps = Histogram(
             "powerinfer_token_gap_seconds",
             "Between a token of a text and the next.",
+            labels,
             buckets=_GAP_S,
             registry=registry,
         )
+        self.loads = Counter(
+            "powerinfer_model_loads", "Times that a model was loaded.", labels, registry=registry
+        )
+        self.is_loaded = Gauge(
+            "powerinfer_model_loaded", "1 while a model is loaded.", labels, registry=registry
+        )
+
+    def of(self, model: str) -> "ModelMetrics":
+        """Metrics of a model; those of the server if it has but one."""
+        return ModelMetrics(self, model)
+
+    def text(self) -> bytes:
+        """Write all metrics in Prometheus' format."""
+        return generate_latest(self.registry)
+
+
+class ModelMetrics:
+    """Metrics of one model; they are there from the start, with zeros."""
+
+    def __init__(self, metrics: ServerMetrics, model: str) -> None:
+        def mine(metric: M) -> M:
+            return metric.labels(model) if metrics.by_model else metric
+
+        self._gauges = {name: mine(gauge) for name, gauge in metrics.gauges.items()}
+        self._prompt_tokens = mine(metrics.prompt_tokens)
+        self._cached_tokens = mine(metrics.cached_tokens)
+        self._generated_tokens = mine(metrics.generated_tokens)
+        self._first_token = mine(metrics.first_token)
+        self._gaps = mine(metrics.gaps)
+        self._loads = mine(metrics.loads)
+        self._is_loaded = mine(metrics.is_loaded)
+
+    def loaded(self) -> None:
+        """Count a load."""
+        self._loads.inc()
+        self._is_loaded.set(1)
+
+    def left(self) -> None:
+        """Clear what the model held: it is no longer loaded."""
+        for gauge in (*self._gauges.values(), self._is_loaded):
+            gauge.set(0)
 
     def received(self, seconds: float, num_tokens: int, *, is_first: bool) -> None:
         """Count tokens of a text that grew, `seconds` after it last did or was submitted."""
-        (self.first_token if is_first else self.gaps).observe(seconds)
-        self.generated_tokens.inc(num_tokens)
+        (self._first_token if is_first else self._gaps).observe(seconds)
+        self._generated_tokens.inc(num_tokens)
 
     def closed(self, handle: RequestHandle) -> None:
         """Count the tokens of a prompt, whose cache hits are known now."""
-        self.prompt_tokens.inc(handle.num_prompt_tokens)
-        self.cached_tokens.inc(handle.num_cached_tokens)
+        self._prompt_tokens.inc(handle.num_prompt_tokens)
+        self._cached_tokens.inc(handle.num_cached_tokens)
 
     def measure(self, statistics: EngineStatistics) -> None:
         """Take the statistics of an engine; gauges of shares that it lacks stay as they are."""
@@ -79,7 +130,3 @@ class ServerMetrics:
             value = getattr(statistics, name)
             if value is not None:
                 gauge.set(value)
-
-    def text(self) -> bytes:
-        """Write all metrics in Prometheus' format."""
-        return generate_latest(self.registry)

@@ -13,6 +13,7 @@ from powerinfer.errors import PowerInferError
 from powerinfer.serve.bodies import read_object
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import ApiError, ErrorBody, from_engine
+from powerinfer.serve.served_model import ModelContext
 from powerinfer.values import JSONObject
 
 __all__ = ["SEND_PART", "Reply", "answer"]
@@ -83,12 +84,12 @@ class Reply:
 async def answer(
     request: Request,
     context: ServerContext,
-    read: Callable[[JSONObject, ServerContext], T],
-    begin: Callable[[ServerContext, T], Callable[[Reply], Awaitable[None]]],
+    read: Callable[[JSONObject, ModelContext], T],
+    begin: Callable[[ModelContext, T], Callable[[Reply], Awaitable[None]]],
     *,
     error_event: str | None = None,
 ) -> Response:
-    """Read a body, then check and answer it in one of the server's places.
+    """Read a body, then check and answer it with its model in one of the server's places.
 
     Args:
         read: checks the body; called in the pool.
@@ -98,7 +99,8 @@ async def answer(
     body = await read_object(request, context)
 
     async def work(reply: Reply) -> None:
-        await begin(context, await context.run_blocking(read, body, context))(reply)
+        async with context.model_of(body) as model:
+            await begin(model, await context.run_blocking(read, body, model))(reply)
 
     return _Answer(context, work, error_event)
 

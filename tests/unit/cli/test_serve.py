@@ -1,5 +1,6 @@
 """`powerinfer serve` up to the moment when it would load a model."""
 
+import math
 import socket
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,12 @@ import pytest
 
 from command_line import assert_error, invoke
 from powerinfer.cli.commands import serve
+from powerinfer.hub import sources as sources_module
+from powerinfer.hub.held import HeldKind, HeldModel
+from powerinfer.hub.names import parse_reference
 from powerinfer.serve.lifecycle import bind
 from powerinfer.serve.settings import ServerSettings
+from powerinfer.store.default_model import default_model_path
 
 
 @pytest.fixture
@@ -147,6 +152,106 @@ def test_keys(served: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_values_that_are_refused(served: list[Any], arguments: list[str]) -> None:
     assert_error(invoke("serve", *arguments))
     assert not served
+
+
+@pytest.fixture
+def pooled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the command would serve of several models: sources, settings, seconds they stay."""
+    found: list[Any] = []
+
+    def run(*arguments: Any) -> int:
+        found[:] = arguments
+        return 0
+
+    monkeypatch.setattr(serve, "_run_several", run)
+    return found
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    """Copies of the embedded model in two folders, two of them with the same name."""
+    paths = [tmp_path / "a" / "x.gguf", tmp_path / "a" / "y.gguf", tmp_path / "b" / "x.gguf"]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        path.symlink_to(default_model_path())
+    return paths
+
+
+def test_several_models_by_name(pooled: list[Any], files: list[Path]) -> None:
+    arguments = [part for path in (*files, files[0]) for part in ("-m", path)]
+    result = invoke("serve", *arguments, "-c", "64", "-np", "2")
+    assert result.exit_code == 0, result.output
+    sources, settings, keep_alive_s = pooled
+    one, two, three = files
+    assert [source.names for source in sources] == [
+        ("x", "x.gguf", str(one)),
+        ("y", "y.gguf", str(two)),
+        (str(three),),
+    ]
+    assert [source.path for source in sources] == files
+    assert not any(source.is_story_model for source in sources)
+    assert sources[0].facts().context_length == 64
+    assert (keep_alive_s, settings.parallel, settings.is_story_model) == (300, 2, False)
+
+
+def test_without_models_what_is_pulled_and_the_embedded_one(
+    pooled: list[Any], files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def held(name: str, path: Path, kind: HeldKind = HeldKind.MODEL) -> HeldModel:
+        reference = parse_reference(name)
+        return HeldModel(reference, "0" * 40, kind, path, (path,), path.parent, is_ours=True)
+
+    models = [
+        held("hf:org/one", files[0]),
+        held("hf:org/one", files[2]),
+        held("hf:org/two", files[1]),
+        held("hf:org/three", files[1].parent, HeldKind.CHECKPOINT),
+    ]
+    monkeypatch.setattr(sources_module, "all_held_models", lambda: models)
+    assert invoke("serve").exit_code == 0
+    assert [source.names for source in pooled[0]] == [
+        ("hf:org/one", "x", "x.gguf", str(files[0])),
+        ("hf:org/two", "y", "y.gguf", str(files[1])),
+        ("powerinfer-story",),
+    ]
+    assert [source.is_story_model for source in pooled[0]] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [("300", 300), ("90s", 90), ("5m", 300), ("1.5h", 5400), ("0", 0), ("-1", math.inf)],
+)
+def test_how_long_models_stay(
+    pooled: list[Any], files: list[Path], given: str, seconds: float
+) -> None:
+    assert invoke("serve", "-m", files[0], "--keep-alive", given).exit_code == 0
+    assert pooled[2] == seconds
+    assert pooled[0][0].names == ("x", "x.gguf", str(files[0]))
+
+
+def test_an_alias_of_one_model_that_comes_and_goes(pooled: list[Any], files: list[Path]) -> None:
+    result = invoke("serve", "-m", files[0], "--keep-alive", "1m", "-a", "me")
+    assert result.exit_code == 0, result.output
+    assert pooled[0][0].names[0] == "me"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["--alias", "me"], "--alias names one model"),
+        (["--gpu-index", "x.json"], "--gpu-index is the plan of one model"),
+        (["--vram-budget", "1"], "--vram-budget is for one model on a GPU"),
+        (["--device", "cuda"], "--device cuda: models that come and go run on the CPU"),
+        (["--keep-alive", "5d"], "'5d' is not a time such as 300, 90s, 5m, 1h, 0 or -1"),
+        (["--keep-alive", "soon"], "is not a time"),
+        (["-m", "/none/x.gguf"], "/none/x.gguf"),
+    ],
+)
+def test_what_several_models_refuse(
+    pooled: list[Any], files: list[Path], arguments: list[str], shown: str
+) -> None:
+    assert_error(invoke("serve", "-m", files[0], "-m", files[1], *arguments), shown)
+    assert not pooled
 
 
 def test_a_port_that_is_taken() -> None:

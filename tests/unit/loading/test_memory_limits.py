@@ -39,9 +39,9 @@ def test_weights_larger_than_the_machine_are_not_copied(
     asked: list[bool] = []
     make_ops = loader.make_ops
 
-    def note(kernels: str | None, threads: int, *, in_place: bool, repack: bool) -> Any:
+    def note(kernels: str | None, threads: int, *, repack: bool, **others: bool) -> Any:
         asked.append(repack)
-        return make_ops(kernels, threads, in_place=in_place, repack=repack)
+        return make_ops(kernels, threads, repack=repack, **others)
 
     monkeypatch.setattr(loader, "make_ops", note)
     monkeypatch.setattr(loader, "total_memory_bytes", lambda: total)

@@ -39,7 +39,7 @@ from powerinfer.ops.gpu.kernels import norm
 from powerinfer.ops.gpu.memory import KernelError, naming_gpu_failure, naming_kernel_failure
 from powerinfer.ops.gpu.uploads import Chunk, ChunkStream, Uploader
 from powerinfer.options.options import engine_options
-from powerinfer.serve.context import ServedModel
+from powerinfer.serve.served_model import ServedModel
 from repeating_recorder import repeating
 from tolerances import assert_close
 

@@ -48,7 +48,7 @@ def stream(api: Api, **fields: Any) -> list[tuple[str, Any]]:
 def prompt_of(api: Api) -> str:
     """The prompt of the last request, as text."""
     ids = api.fake.submitted[-1].request.prompt_ids
-    return api.context.tokenizer.decode(ids, skip_special=False)
+    return api.model.tokenizer.decode(ids, skip_special=False)
 
 
 def refused(api: Api, **fields: Any) -> str:

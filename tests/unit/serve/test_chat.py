@@ -160,7 +160,7 @@ def test_roles_parts_and_calls_reach_the_prompt() -> None:
     ]
     with running_api() as api:
         chat(api, messages=messages)
-        tokenizer = api.context.tokenizer
+        tokenizer = api.model.tokenizer
         text = tokenizer.decode(api.fake.submitted[0].request.prompt_ids)
     assert "Be brief." in text
     assert "User: ab" in text

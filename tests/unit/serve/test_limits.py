@@ -307,7 +307,7 @@ def test_requests_that_run_when_the_time_is_over_end_with_an_error(streams: bool
 
         async def end() -> bool:
             api.context.end_requests()
-            return api.context.engine.num_open == 1
+            return api.model.engine.num_open == 1
 
         asking = threading.Thread(target=ask)
         asking.start()
@@ -328,8 +328,9 @@ def test_no_tickets_are_left_when_nobody_waits_for_them() -> None:
 
     from powerinfer.engine.request import Request
     from powerinfer.sampling.sampling_params import SamplingParams
-    from powerinfer.serve.engine_thread import EngineThread, Unread
+    from powerinfer.serve.engine_thread import EngineThread
     from powerinfer.serve.metrics import ServerMetrics
+    from powerinfer.serve.running_engine import Unread
 
     class SlowSubmit(FakeEngine):
         def submit(self, request: Request) -> Any:
@@ -339,13 +340,14 @@ def test_no_tickets_are_left_when_nobody_waits_for_them() -> None:
     async def go() -> FakeEngine:
         fake = SlowSubmit(["x"] * 500)
         with ThreadPoolExecutor(1) as pool:
-            thread = EngineThread(fake, pool, ServerMetrics())
+            thread = EngineThread(pool)
             thread.start()
+            running = thread.add(fake, ServerMetrics().of("model"))
             request = Request(prompt_ids=[1], params=SamplingParams(max_tokens=None))
 
             async def read() -> None:
                 unread = Unread()
-                async with thread.open(request, unread):
+                async with running.open(request, unread):
                     while True:
                         await unread.get()
 

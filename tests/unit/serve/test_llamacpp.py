@@ -245,7 +245,7 @@ def test_texts_of_tokens() -> None:
 def test_properties() -> None:
     with running_api(tokenizer=chat_tokenizer("olmoe"), parallel=3) as api:
         properties = api.get("/props").json()
-        tokenizer = api.context.tokenizer
+        tokenizer = api.model.tokenizer
     assert properties["default_generation_settings"]["n_ctx"] == 512
     assert properties["total_slots"] == 3
     assert properties["chat_template"] == tokenizer.chat_template
@@ -265,4 +265,4 @@ def test_half_a_prompt_costs_no_more_than_the_context() -> None:
     with running_api() as api:
         long = Fields({"prompt": ["word " * 100] * 10_000})
         with pytest.raises(Exception, match="at most 2048 prompts"):
-            read_prompts(long, api.context)
+            read_prompts(long, api.model)

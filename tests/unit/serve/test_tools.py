@@ -47,7 +47,7 @@ def chat(
         answer = api.post("/v1/chat/completions", json=body)
         assert answer.status_code == 200, answer.text
         (handle,) = fake.submitted
-        prompt = api.context.tokenizer.decode(handle.request.prompt_ids, skip_special=False)
+        prompt = api.model.tokenizer.decode(handle.request.prompt_ids, skip_special=False)
         return answer.json()["choices"][0], prompt, api
 
 

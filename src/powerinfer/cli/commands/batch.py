@@ -21,7 +21,7 @@ from powerinfer.cli.report.progress import ProgressBar
 if TYPE_CHECKING:
     from powerinfer.options.llm_options import LLMOptions
     from powerinfer.serve.batch import AnswerFile, BatchRequest
-    from powerinfer.serve.context import ServedModel
+    from powerinfer.serve.served_model import ServedModel
 
 __all__ = ["COMMAND"]
 

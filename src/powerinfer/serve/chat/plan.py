@@ -12,8 +12,8 @@ from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.serve.chat.deltas import ChatDelta, ChatOutputParser, PlainOutput
 from powerinfer.serve.chat.messages import ChatMessage, FunctionTool
 from powerinfer.serve.chat.reasoning import ReasoningMarks, ReasoningOutput, reasoning_marks
-from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import bad_request, from_engine
+from powerinfer.serve.served_model import ModelContext
 from powerinfer.serve.tool_formats import (
     NO_PARAMETERS,
     ForcedCall,
@@ -73,8 +73,8 @@ class ChatPlan:
         )
 
 
-def plan_chat(context: ServerContext, chat: Chat) -> ChatPlan:
-    """Plan the answer to a chat; slow, so call it with `ServerContext.run_blocking`.
+def plan_chat(context: ModelContext, chat: Chat) -> ChatPlan:
+    """Plan the answer to a chat; slow, so call it with `ModelContext.run_blocking`.
 
     Raises:
         PromptError: the template refuses the messages, or they are longer than the context.
@@ -133,14 +133,14 @@ def _read_tool(tool: FunctionTool) -> Tool:
     )
 
 
-def _story_ids(context: ServerContext, chat: Chat) -> list[int]:
+def _story_ids(context: ModelContext, chat: Chat) -> list[int]:
     """Write the prompt of a model that continues stories."""
     turns = [{"role": each["role"], "content": each["content"] or ""} for each in chat.messages]
     return encode_prompt(context.tokenizer, story_text(turns), context.model.context_length)
 
 
 def _chat_ids(
-    context: ServerContext, chat: Chat, written_as: ToolFormat
+    context: ModelContext, chat: Chat, written_as: ToolFormat
 ) -> tuple[list[int], Sequence[int]]:
     """Write the prompt with the model's chat template; for a model with state, also find ends."""
     variables = dict(chat.template_variables)

@@ -10,12 +10,12 @@ from powerinfer.engine.request import Output
 from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.sampling.logprobs import TokenLogprob
 from powerinfer.sampling.sampling_params import SamplingParams
-from powerinfer.serve.context import ServerContext
-from powerinfer.serve.engine_thread import RequestStream
 from powerinfer.serve.llamacpp.request import NativeRequest
 from powerinfer.serve.llamacpp.settings import generation_settings
 from powerinfer.serve.openai.streams import Streams, opened
 from powerinfer.serve.responding import Reply
+from powerinfer.serve.running_engine import RequestStream
+from powerinfer.serve.served_model import ModelContext
 from powerinfer.tokenizer import Tokenizer
 
 __all__ = ["NativeAnswer"]
@@ -86,7 +86,7 @@ def _speed(name: str, count: int, seconds: float) -> dict[str, float]:
 class NativeAnswer:
     """The answer to one request."""
 
-    def __init__(self, context: ServerContext, asked: NativeRequest) -> None:
+    def __init__(self, context: ModelContext, asked: NativeRequest) -> None:
         self._context = context
         self._asked = asked
 

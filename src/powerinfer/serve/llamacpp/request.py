@@ -7,10 +7,10 @@ from powerinfer.errors import PowerInferError
 from powerinfer.prompts.long_prompts import encode_prompt, too_long
 from powerinfer.prompts.prompts import bos_alone, read_ids
 from powerinfer.sampling.sampling_params import SamplingParams
-from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import from_engine
 from powerinfer.serve.fields import Fields
 from powerinfer.serve.llamacpp.sampling import check_samplers, read_params
+from powerinfer.serve.served_model import ModelContext
 from powerinfer.values import JSON, JSONObject
 
 __all__ = ["NativeRequest", "read_native", "read_prompts"]
@@ -44,7 +44,7 @@ class NativeRequest:
     returns_tokens: bool
     is_streamed: bool
 
-    def requests(self, context: ServerContext) -> list[Request]:
+    def requests(self, context: ModelContext) -> list[Request]:
         """Build a request to the engine for each prompt."""
         return [
             Request(
@@ -58,7 +58,7 @@ class NativeRequest:
         ]
 
 
-def read_native(body: JSONObject, context: ServerContext) -> NativeRequest:
+def read_native(body: JSONObject, context: ModelContext) -> NativeRequest:
     """Read a body and tokenize its prompts, which is slow; unknown fields are ignored."""
     fields = Fields(body)
     fields.refuse("image_data", "lora", "input_prefix", "input_suffix")
@@ -88,7 +88,7 @@ def read_native(body: JSONObject, context: ServerContext) -> NativeRequest:
     )
 
 
-def read_prompts(fields: Fields, context: ServerContext) -> tuple[list[list[int]], bool]:
+def read_prompts(fields: Fields, context: ModelContext) -> tuple[list[list[int]], bool]:
     """Read the token ids of each prompt, and whether the request has a list of prompts."""
     value = fields.required("prompt")
     if not isinstance(value, list) or not _holds_prompts(value):
@@ -103,7 +103,7 @@ def _holds_prompts(value: list[JSON]) -> bool:
     return bool(value) and all(isinstance(each, str | list | dict) for each in value)
 
 
-def _prompt(value: JSON, fields: Fields, context: ServerContext) -> list[int]:
+def _prompt(value: JSON, fields: Fields, context: ModelContext) -> list[int]:
     if isinstance(value, dict):
         if value.get("multimodal_data"):
             raise fields.error("prompt", "text: this model reads nothing else")
@@ -129,7 +129,7 @@ def _prompt(value: JSON, fields: Fields, context: ServerContext) -> list[int]:
     return token_ids
 
 
-def _part_ids(part: JSON, context: ServerContext, *, add_bos: bool | None) -> list[int]:
+def _part_ids(part: JSON, context: ModelContext, *, add_bos: bool | None) -> list[int]:
     tokenizer = context.tokenizer
     if isinstance(part, str):
         return encode_prompt(tokenizer, part, context.model.context_length, add_bos=add_bos)

@@ -14,6 +14,7 @@ from powerinfer.serve.llamacpp.request import read_native
 from powerinfer.serve.llamacpp.schemas import COMPLETION_BODY, DETOKENIZE_BODY, TOKENIZE_BODY
 from powerinfer.serve.llamacpp.settings import server_properties
 from powerinfer.serve.responding import answer
+from powerinfer.serve.served_model import ModelContext
 from powerinfer.tokenizer import Tokenizer
 from powerinfer.values import JSONObject
 
@@ -37,18 +38,21 @@ def router(context: ServerContext) -> APIRouter:
     async def tokens_of(request: Request) -> dict[str, object]:
         """Turn a text into tokens."""
         body = await read_object(request, context)
-        return await context.run_blocking(tokenize, body, context)
+        async with context.model_of(body) as model:
+            return await context.run_blocking(tokenize, body, model)
 
     @routes.post("/detokenize", openapi_extra=DETOKENIZE_BODY)
     async def text_of(request: Request) -> dict[str, str]:
         """Turn tokens into text."""
         body = await read_object(request, context)
-        return await context.run_blocking(detokenize, body, context)
+        async with context.model_of(body) as model:
+            return await context.run_blocking(detokenize, body, model)
 
     @routes.get("/props")
-    async def properties() -> dict[str, object]:
-        """Describe the server."""
-        return server_properties(context)
+    async def properties(model: str | None = None) -> dict[str, object]:
+        """Describe the server, with its first model or the one that the query names."""
+        async with context.models.using(context.models.find(model)) as chosen:
+            return server_properties(chosen)
 
     return routes
 
@@ -61,7 +65,7 @@ def _error_body(error: ApiError) -> dict[str, object]:
     return {"error": {**body, "code": error.status}}
 
 
-def tokenize(body: JSONObject, context: ServerContext) -> dict[str, object]:
+def tokenize(body: JSONObject, context: ModelContext) -> dict[str, object]:
     """Turn a text into token ids, with their pieces if requested."""
     fields, tokenizer = Fields(body), context.tokenizer
     token_ids = tokenizer.encode(
@@ -74,7 +78,7 @@ def tokenize(body: JSONObject, context: ServerContext) -> dict[str, object]:
     return {"tokens": [{"id": each, "piece": _piece(tokenizer, each)} for each in token_ids]}
 
 
-def detokenize(body: JSONObject, context: ServerContext) -> dict[str, str]:
+def detokenize(body: JSONObject, context: ModelContext) -> dict[str, str]:
     """Turn token ids into text, including names of special tokens."""
     fields, tokenizer = Fields(body), context.tokenizer
     try:

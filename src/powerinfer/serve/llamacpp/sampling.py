@@ -6,10 +6,10 @@ from typing import Any
 
 from powerinfer.errors import PowerInferError
 from powerinfer.sampling.sampling_params import SamplingParams
-from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import from_engine
 from powerinfer.serve.fields import Fields
 from powerinfer.serve.openai.sampling import MAX_CHOICES, MAX_TOKENS, read_seed
+from powerinfer.serve.served_model import ModelContext
 from powerinfer.values import JSON
 
 __all__ = ["check_samplers", "read_params"]
@@ -29,7 +29,7 @@ _NEUTRAL: Mapping[str, Callable[[float], bool]] = {
 }
 
 
-def read_params(fields: Fields, context: ServerContext) -> SamplingParams:
+def read_params(fields: Fields, context: ModelContext) -> SamplingParams:
     """Read sampling parameters; defaults are the server's."""
     top_p, top_k = fields.number("top_p", -_LARGE, _LARGE), fields.whole("top_k", -1, MAX_TOKENS)
     named: dict[str, Any] = {
@@ -71,13 +71,13 @@ def _at_least(low: float, value: float | None) -> float | None:
     return None if value is None else max(value, low)
 
 
-def _repeat_last_n(fields: Fields, context: ServerContext) -> int | None:
+def _repeat_last_n(fields: Fields, context: ModelContext) -> int | None:
     """Read `repeat_last_n`; -1 stands for the whole context."""
     count = fields.whole("repeat_last_n", -1, MAX_TOKENS)
     return context.model.context_length if count == -1 else count
 
 
-def _max_tokens(fields: Fields, context: ServerContext) -> int | None:
+def _max_tokens(fields: Fields, context: ModelContext) -> int | None:
     """Read the limit: -1, or -2 of older clients, means none; the default is the server's."""
     name = "n_predict" if "n_predict" in fields else "max_tokens"
     limit = fields.whole(name, -2, MAX_TOKENS)
@@ -91,7 +91,7 @@ def _stop(fields: Fields) -> tuple[str, ...] | None:
     return None if stops is None else tuple(filter(None, stops))
 
 
-def _logit_bias(fields: Fields, context: ServerContext) -> dict[int, float] | None:
+def _logit_bias(fields: Fields, context: ModelContext) -> dict[int, float] | None:
     """Read `[[token, bias], ...]` or `{token: bias}`; tokens are ids or texts, false bans them."""
     value = fields.values.get("logit_bias")
     if value is None:
@@ -117,7 +117,7 @@ def _pairs(value: JSON, fields: Fields) -> list[tuple[JSON, JSON]]:
     return pairs
 
 
-def _token_ids(token: JSON, fields: Fields, context: ServerContext) -> list[int]:
+def _token_ids(token: JSON, fields: Fields, context: ModelContext) -> list[int]:
     if isinstance(token, str) and not (token.isascii() and token.isdecimal() and len(token) < 11):
         return context.tokenizer.encode(token, add_bos=False)
     if isinstance(token, bool) or not isinstance(token, int | str):

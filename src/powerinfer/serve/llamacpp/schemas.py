@@ -11,6 +11,7 @@ _MIXED: dict[str, object] = {"type": "array", "items": {"anyOf": [_TEXT, _WHOLE,
 
 TOKENIZE_BODY = json_body(
     {
+        "model": _TEXT,
         "content": _TEXT,
         "add_special": _SWITCH,
         "parse_special": _SWITCH,
@@ -18,9 +19,10 @@ TOKENIZE_BODY = json_body(
     },
     ["content"],
 )
-DETOKENIZE_BODY = json_body({"tokens": _IDS}, ["tokens"])
+DETOKENIZE_BODY = json_body({"model": _TEXT, "tokens": _IDS}, ["tokens"])
 COMPLETION_BODY = json_body(
     {
+        "model": _TEXT,
         "prompt": {"anyOf": [_TEXT, _IDS, _MIXED]},
         "n_predict": {"type": "integer", "minimum": -1},
         "n_probs": {"type": "integer", "minimum": 0},

@@ -2,7 +2,7 @@
 
 from powerinfer._version import __version__
 from powerinfer.sampling.sampling_params import SamplingParams
-from powerinfer.serve.context import ServerContext
+from powerinfer.serve.served_model import ModelContext
 
 __all__ = ["generation_settings", "server_properties"]
 
@@ -30,7 +30,7 @@ def generation_settings(params: SamplingParams) -> dict[str, object]:
     }
 
 
-def server_properties(context: ServerContext) -> dict[str, object]:
+def server_properties(context: ModelContext) -> dict[str, object]:
     """Build the object of `/props`."""
     model, settings = context.model, context.settings
     tokenizer = model.tokenizer

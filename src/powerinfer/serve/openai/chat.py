@@ -11,13 +11,13 @@ from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.sampling.logprobs import TokenLogprob
 from powerinfer.serve.chat.deltas import ChatDelta, ChatOutputParser, ToolCallDelta
 from powerinfer.serve.chat.plan import ChatPlan, plan_chat
-from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import from_engine
 from powerinfer.serve.openai.chat_request import ChatRequest
 from powerinfer.serve.openai.logprobs import chat_logprobs
 from powerinfer.serve.openai.objects import ChatChoice, ChatLogprobs, ChunkChoice, Head
 from powerinfer.serve.openai.streams import Streams, opened
 from powerinfer.serve.responding import Reply
+from powerinfer.serve.served_model import ModelContext
 
 __all__ = ["ChatAnswer"]
 
@@ -75,7 +75,7 @@ class _Choice:
 class ChatAnswer:
     """The answer to one request."""
 
-    def __init__(self, context: ServerContext, request: ChatRequest) -> None:
+    def __init__(self, context: ModelContext, request: ChatRequest) -> None:
         self._context = context
         self._request = request
         self._head = new_head("chatcmpl-", request.model)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.serve.chat.messages import Function, FunctionTool
 from powerinfer.serve.chat.plan import Chat
-from powerinfer.serve.context import ServerContext
 from powerinfer.serve.fields import Fields
 from powerinfer.serve.openai.messages import read_messages
 from powerinfer.serve.openai.options import Streaming, check_model, read_streaming
 from powerinfer.serve.openai.sampling import MAX_TOKENS, read_response_format, read_sampling
+from powerinfer.serve.served_model import ModelContext
 from powerinfer.values import JSONObject
 
 __all__ = ["ChatRequest", "read_chat"]
@@ -35,7 +35,7 @@ class ChatRequest:
     streaming: Streaming
 
 
-def read_chat(body: JSONObject, context: ServerContext) -> ChatRequest:
+def read_chat(body: JSONObject, context: ModelContext) -> ChatRequest:
     """Read a body; unknown fields are ignored."""
     fields = Fields(body)
     model = check_model(fields, context)
@@ -59,7 +59,7 @@ def read_chat(body: JSONObject, context: ServerContext) -> ChatRequest:
     return ChatRequest(model, chat, streaming)
 
 
-def _max_tokens(fields: Fields, context: ServerContext) -> int | None:
+def _max_tokens(fields: Fields, context: ModelContext) -> int | None:
     """Read the limit under either name; the default is the server's."""
     newer = fields.whole("max_completion_tokens", 1, MAX_TOKENS)
     older = fields.whole("max_tokens", 1, MAX_TOKENS)

@@ -6,11 +6,11 @@ from powerinfer.errors import PromptError
 from powerinfer.prompts.long_prompts import encode_prompt, too_long
 from powerinfer.prompts.prompts import bos_alone, read_ids
 from powerinfer.sampling.sampling_params import SamplingParams
-from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import bad_request, from_engine
 from powerinfer.serve.fields import Fields
 from powerinfer.serve.openai.options import Streaming, check_model, read_streaming
 from powerinfer.serve.openai.sampling import MAX_TOKENS, read_response_format, read_sampling
+from powerinfer.serve.served_model import ModelContext
 from powerinfer.values import JSON, JSONObject
 
 __all__ = ["CompletionPrompt", "CompletionRequest", "read_completion"]
@@ -40,7 +40,7 @@ class CompletionRequest:
     streaming: Streaming
 
 
-def read_completion(body: JSONObject, context: ServerContext) -> CompletionRequest:
+def read_completion(body: JSONObject, context: ModelContext) -> CompletionRequest:
     """Read a body and tokenize its prompts, which is slow; unknown fields are ignored."""
     fields = Fields(body)
     model = check_model(fields, context)
@@ -59,7 +59,7 @@ def read_completion(body: JSONObject, context: ServerContext) -> CompletionReque
     return CompletionRequest(model, prompts, params, fields.switch("echo"), streaming)
 
 
-def read_prompts(fields: Fields, context: ServerContext) -> list[CompletionPrompt]:
+def read_prompts(fields: Fields, context: ModelContext) -> list[CompletionPrompt]:
     """Read a text, a list of token ids, or a list of either."""
     value = fields.required("prompt")
     path = fields.path("prompt")
@@ -74,7 +74,7 @@ def read_prompts(fields: Fields, context: ServerContext) -> list[CompletionPromp
     return [_prompt(each, f"{path}[{i}]", context) for i, each in enumerate(value)]
 
 
-def _prompt(value: JSON, path: str, context: ServerContext) -> CompletionPrompt:
+def _prompt(value: JSON, path: str, context: ModelContext) -> CompletionPrompt:
     tokenizer = context.tokenizer
     if isinstance(value, str):
         try:
@@ -93,7 +93,7 @@ def _prompt(value: JSON, path: str, context: ServerContext) -> CompletionPrompt:
     return CompletionPrompt(token_ids, 0, tokenizer.decode(token_ids))
 
 
-def _checked_ids(value: list[JSON], path: str, context: ServerContext) -> list[int]:
+def _checked_ids(value: list[JSON], path: str, context: ModelContext) -> list[int]:
     tokenizer, longest = context.tokenizer, context.model.context_length
     if not value:
         raise bad_request(f"{path} is empty", path, "empty_array")

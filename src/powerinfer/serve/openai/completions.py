@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 
 from powerinfer.engine.request import Output, Request
-from powerinfer.serve.context import ServerContext
-from powerinfer.serve.engine_thread import RequestStream
 from powerinfer.serve.openai.chat import new_head
 from powerinfer.serve.openai.completion_request import CompletionPrompt, CompletionRequest
 from powerinfer.serve.openai.logprobs import CompletionLogprobs
 from powerinfer.serve.openai.objects import CompletionChoice
 from powerinfer.serve.openai.streams import Streams, opened
 from powerinfer.serve.responding import Reply
+from powerinfer.serve.running_engine import RequestStream
+from powerinfer.serve.served_model import ModelContext
 
 __all__ = ["CompletionAnswer"]
 
@@ -58,7 +58,7 @@ class _Choice:
 class CompletionAnswer:
     """The answer to one request."""
 
-    def __init__(self, context: ServerContext, asked: CompletionRequest) -> None:
+    def __init__(self, context: ModelContext, asked: CompletionRequest) -> None:
         self._context = context
         self._asked = asked
         self._head = {**new_head("cmpl-", asked.model), "object": "text_completion"}

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from powerinfer.serve.context import ServerContext
-from powerinfer.serve.errors import ApiError
+from powerinfer.serve.errors import unknown_model
 from powerinfer.serve.fields import Fields
+from powerinfer.serve.served_model import ModelContext
 
 __all__ = ["Streaming", "check_model", "read_streaming"]
 
@@ -28,7 +28,7 @@ def read_streaming(fields: Fields) -> Streaming:
     return Streaming(is_on, includes_usage=options.switch("include_usage"))
 
 
-def check_model(fields: Fields, context: ServerContext) -> str:
+def check_model(fields: Fields, context: ModelContext) -> str:
     """Read the name of the model; the default is the server's.
 
     Raises:
@@ -37,14 +37,4 @@ def check_model(fields: Fields, context: ServerContext) -> str:
     name = fields.text("model")
     if not name or name in context.settings.model_names:
         return name or context.settings.model_name
-    raise unknown_model(name, context, fields.path("model"))
-
-
-def unknown_model(name: str, context: ServerContext, param: str | None = None) -> ApiError:
-    """404: this server has another model."""
-    return ApiError(
-        f"there is no model {name[:100]!r}; this server has {context.settings.model_name!r}",
-        status=404,
-        param=param,
-        code="model_not_found",
-    )
+    raise unknown_model(name, [context.settings.model_name], fields.path("model"))

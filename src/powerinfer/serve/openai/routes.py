@@ -2,14 +2,16 @@
 
 from fastapi import APIRouter, Request, Response
 
+from powerinfer.errors import PowerInferError
 from powerinfer.serve.context import ServerContext
+from powerinfer.serve.model_pool import PooledModel
 from powerinfer.serve.openai.chat import ChatAnswer
 from powerinfer.serve.openai.chat_request import read_chat
 from powerinfer.serve.openai.completion_request import read_completion
 from powerinfer.serve.openai.completions import CompletionAnswer
-from powerinfer.serve.openai.options import unknown_model
 from powerinfer.serve.openai.schemas import CHAT_BODY, COMPLETION_BODY
 from powerinfer.serve.responding import answer
+from powerinfer.serve.served_model import ServedModel
 
 __all__ = ["router"]
 
@@ -34,22 +36,49 @@ def router(context: ServerContext) -> APIRouter:
     @routes.get("/models", include_in_schema=False)
     async def models() -> dict[str, object]:
         """List the models."""
-        return {"object": "list", "data": [_model(context)]}
+        listed = context.models.models
+        return {"object": "list", "data": [await _model(context, each) for each in listed]}
 
     @routes.get("/v1/models/{name:path}")
     @routes.get("/models/{name:path}", include_in_schema=False)
     async def model(name: str) -> dict[str, object]:
         """Describe one model."""
-        if name not in context.settings.model_names:
-            raise unknown_model(name, context)
-        return _model(context)
+        return await _model(context, context.models.find(name))
 
     return routes
 
 
-def _model(context: ServerContext) -> dict[str, object]:
-    """Describe the model; clients of llama-server read `meta`."""
-    model = context.model
+async def _model(context: ServerContext, model: PooledModel) -> dict[str, object]:
+    """Describe a model; clients of llama-server read `meta`, and `status` of several models."""
+    context.models.check_loaded()
+    problem = model.problem
+    meta: dict[str, object] = {}
+    if model.resident is not None:
+        meta = _meta(model.resident.context.model)
+    elif model.source is not None:
+        try:
+            facts = await context.run_blocking(model.source.facts)
+            meta = {
+                "n_ctx": facts.context_length,
+                "n_ctx_train": facts.trained_length,
+                "size": facts.weight_bytes,
+            }
+        except PowerInferError as error:
+            problem = error.message or str(error)
+    described: dict[str, object] = {
+        "id": model.name,
+        "object": "model",
+        "created": context.created,
+        "owned_by": "powerinfer",
+        "meta": meta,
+    }
+    if not context.models.is_one:
+        failed = {} if problem is None else {"error": problem}
+        described["status"] = {"value": model.state.value, **failed}
+    return described
+
+
+def _meta(model: ServedModel) -> dict[str, object]:
     meta: dict[str, object] = {
         "n_vocab": model.tokenizer.vocab_size,
         "n_ctx": model.context_length,
@@ -62,10 +91,4 @@ def _model(context: ServerContext) -> dict[str, object]:
             "n_embd": config.hidden_size,
             "size": sum(tensor.data.nbytes for tensor in model.loaded.file.tensors.values()),
         }
-    return {
-        "id": context.settings.model_name,
-        "object": "model",
-        "created": context.created,
-        "owned_by": "powerinfer",
-        "meta": meta,
-    }
+    return meta

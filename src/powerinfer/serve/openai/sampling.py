@@ -5,9 +5,9 @@ from typing import Any
 
 from powerinfer.errors import PromptError, UnsupportedError
 from powerinfer.sampling.sampling_params import SamplingParams
-from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import bad_request
 from powerinfer.serve.fields import Fields
+from powerinfer.serve.served_model import ModelContext
 
 __all__ = ["MAX_CHOICES", "MAX_TOKENS", "read_response_format", "read_sampling", "read_seed"]
 
@@ -19,7 +19,7 @@ _MAX_SEED = (1 << 64) - 1
 _LEAST_TOP_P = 1e-9
 
 
-def read_sampling(fields: Fields, context: ServerContext, **given: Any) -> SamplingParams:
+def read_sampling(fields: Fields, context: ModelContext, **given: Any) -> SamplingParams:
     """Read sampling parameters; defaults are the server's, `given` were read by the caller."""
     top_p = fields.number("top_p", 0, 1)
     named: dict[str, Any] = {

@@ -6,9 +6,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from powerinfer.engine.request import Output, Request
 from powerinfer.errors import ContextLengthError, PromptError
 from powerinfer.sampling.finish_reason import FinishReason
-from powerinfer.serve.context import ServerContext
-from powerinfer.serve.engine_thread import RequestStream, Unread
 from powerinfer.serve.errors import ApiError, from_engine
+from powerinfer.serve.running_engine import RequestStream, Unread
+from powerinfer.serve.served_model import ModelContext
 
 __all__ = ["Streams", "opened"]
 
@@ -62,7 +62,7 @@ class Streams:
 
 @asynccontextmanager
 async def opened(
-    context: ServerContext,
+    context: ModelContext,
     requests: Sequence[Request],
     *,
     prompt_field: str | None = None,

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 from powerinfer.models import LayerShares
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import ApiError
+from powerinfer.serve.model_pool import PooledModel
 from powerinfer.serve.page.files import PageFile, PageFiles
 
 __all__ = ["router"]
@@ -47,9 +48,12 @@ def router(context: ServerContext) -> APIRouter:
         return _answer(request, found)
 
     @routes.get("/panel")
-    async def panel() -> dict[str, object]:
-        """Figures of the engine."""
-        return await context.run_blocking(panel_figures, context)
+    async def panel(model: str | None = None) -> dict[str, object]:
+        """Figures of the first model's engine, or of the one that the query names."""
+        chosen = context.models.find(model)
+        if context.models.is_one:
+            context.models.check_loaded()
+        return await context.run_blocking(panel_figures, chosen)
 
     return routes
 
@@ -60,16 +64,19 @@ def _answer(request: Request, file: PageFile) -> Response:
     return Response(file.content, media_type=file.media_type, headers=file.headers)
 
 
-def panel_figures(context: ServerContext) -> dict[str, object]:
+def panel_figures(model: PooledModel) -> dict[str, object]:
     """Collect the current figures; null stands for figures that the engine does not have.
+
+    Of a model that is not loaded there are none.
 
     Returns:
         `model` (name), `time` (seconds of a monotonic clock), the counts named above, and
         `layers`: `active` and `union`, each a share for every layer, see `LayerShares`.
     """
-    statistics = context.model.engine.statistics()
+    resident = model.resident
+    statistics = None if resident is None else resident.context.model.engine.statistics()
     return {
-        "model": context.settings.model_name,
+        "model": model.name,
         "time": time.monotonic(),
         **{name: getattr(statistics, name, None) for name in _COUNTS},
         "layers": _layers(getattr(statistics, "layers", None)),

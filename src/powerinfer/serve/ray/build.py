@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from powerinfer._extras import how_to_install
 from powerinfer.errors import UnsupportedError
 from powerinfer.options.llm_options import LLMOptions
-from powerinfer.serve.context import ServedModel
+from powerinfer.serve.served_model import ServedModel
 from powerinfer.serve.settings import ServerSettings
 
 __all__ = ["RayOptions", "application", "build"]

@@ -11,8 +11,8 @@ from starlette.responses import Response
 from starlette.types import Message
 
 from powerinfer.serve.app import build_app
-from powerinfer.serve.context import ServerContext, queue_full
-from powerinfer.serve.errors import ApiError
+from powerinfer.serve.context import ServerContext
+from powerinfer.serve.errors import ApiError, queue_full
 from powerinfer.serve.in_process import RequestHead
 from powerinfer.serve.ray.prefix import prefix_key
 from powerinfer.serve.ray.relay import relay

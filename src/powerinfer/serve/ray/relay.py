@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from starlette.responses import StreamingResponse
 from starlette.types import Message
 
-from powerinfer.serve.context import unavailable
-from powerinfer.serve.errors import ApiError, ErrorBody
+from powerinfer.serve.errors import ApiError, ErrorBody, unavailable
 
 __all__ = ["relay"]
 

@@ -7,8 +7,9 @@ from contextlib import aclosing
 from starlette.types import Message
 
 from powerinfer.serve.app import build_app
-from powerinfer.serve.context import ServedModel, ServerContext
+from powerinfer.serve.context import ServerContext
 from powerinfer.serve.in_process import RequestHead, call_app
+from powerinfer.serve.served_model import ServedModel
 from powerinfer.serve.settings import ServerSettings
 
 __all__ = ["ModelReplica"]

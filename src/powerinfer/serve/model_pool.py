@@ -1,0 +1,431 @@
+"""The models of a server: which are loaded, who waits for them, which leave for others."""
+
+import asyncio
+import gc
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from powerinfer.errors import PowerInferError, PromptError
+from powerinfer.loading.loader import WORKING_BYTES
+from powerinfer.serve.engine_thread import EngineThread
+from powerinfer.serve.errors import ApiError, EndingError, unavailable, unknown_model
+from powerinfer.serve.metrics import ModelMetrics, ServerMetrics
+from powerinfer.serve.model_source import FileStamp, ModelFacts, ModelSource, stamp_of
+from powerinfer.serve.served_model import ModelContext, ServedModel
+from powerinfer.serve.settings import ServerSettings
+from powerinfer.serve.workers import Workers, in_daemon_thread
+from powerinfer.store.memory import available_memory_bytes, format_bytes
+
+__all__ = ["ModelPool", "ModelState", "PooledModel", "Resident"]
+
+_log = logging.getLogger(__name__)
+
+
+class ModelState(StrEnum):
+    """State of a model, as clients see it."""
+
+    UNLOADED = "unloaded"
+    LOADING = "loading"
+    LOADED = "loaded"
+    FAILED = "failed"
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Resident:
+    """A model in memory.
+
+    Attributes:
+        needed_bytes: memory that it takes, by estimate.
+        stamp: of its file when it was loaded.
+        num_users: requests that use it.
+        used_at: when the last one ended, on the clock of the event loop.
+        is_idle: set while no request uses it.
+        leaving: ends its stay, unless a request comes before.
+    """
+
+    context: ModelContext
+    needed_bytes: int = 0
+    stamp: FileStamp | None = None
+    num_users: int = 0
+    used_at: float = field(default_factory=time.monotonic)
+    is_idle: asyncio.Event = field(default_factory=asyncio.Event)
+    leaving: asyncio.TimerHandle | None = None
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class PooledModel:
+    """A model by its names, in memory or not.
+
+    Attributes:
+        settings: of the server, with the names of this model.
+        source: how to load it; None if it was given to the server and stays.
+        resident: the model in memory, for further requests.
+        progress: share of its weights that are prepared, while it loads.
+        problem: why the last load failed.
+        waiters: requests that wait for it.
+    """
+
+    settings: ServerSettings
+    metrics: ModelMetrics
+    source: ModelSource | None = None
+    resident: Resident | None = None
+    loading: "asyncio.Task[None] | None" = None
+    progress: float = 0.0
+    problem: str | None = None
+    waiters: "dict[asyncio.Future[Resident], None]" = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Name that clients see."""
+        return self.settings.model_name
+
+    @property
+    def state(self) -> ModelState:
+        """State of the model."""
+        if self.resident is not None:
+            return ModelState.LOADED
+        if self.loading is not None:
+            return ModelState.LOADING
+        return ModelState.UNLOADED if self.problem is None else ModelState.FAILED
+
+
+class ModelPool:
+    """Loads models when requests ask for them, one at a time, and lets them go.
+
+    Used on the event loop only. A model leaves once no request has used it for `keep_alive_s`
+    seconds, or, the one used longest ago first, when another one needs its memory. Then it takes
+    no further requests, and leaves when those that run have ended.
+
+    Attributes:
+        models: all of them; a request that names none gets the first.
+        longest_wait_s: how long a request may wait for its model.
+        available_bytes: says how much memory there is; None if nobody knows.
+    """
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        metrics: ServerMetrics,
+        workers: Workers,
+        sources: Sequence[ModelSource] = (),
+        keep_alive_s: float | None = None,
+    ) -> None:
+        """Serve `sources`, or, without any, the model that `put` gets.
+
+        Args:
+            keep_alive_s: seconds that an unused model stays; None: until memory is needed.
+        """
+        self.longest_wait_s = 60.0
+        self.available_bytes: Callable[[], int | None] = available_memory_bytes
+        self._workers = workers
+        self._keep_alive_s = keep_alive_s
+        self._thread = EngineThread(workers)
+        self._is_draining = False
+        # Held by whoever makes room, loads or lets a model go.
+        self._turn = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._room_bytes: int | None = None
+        self.models = [
+            PooledModel(
+                settings=settings if source is None else _settings_of(source, settings),
+                metrics=metrics.of(settings.model_name if source is None else source.names[0]),
+                source=source,
+            )
+            for source in sources or (None,)
+        ]
+
+    @property
+    def is_one(self) -> bool:
+        """The server has one model, which was given to it and stays."""
+        return self.models[0].source is None
+
+    def find(self, name: str | None, param: str | None = None) -> PooledModel:
+        """Find a model by one of its names; None and an empty name stand for the first one.
+
+        Raises:
+            ApiError: 404, there is none.
+        """
+        if not name:
+            return self.models[0]
+        for model in self.models:
+            if name in model.settings.model_names:
+                return model
+        raise unknown_model(name, [model.name for model in self.models], param)
+
+    def put(self, served: ServedModel) -> None:
+        """Give the server its only model; called on the running event loop."""
+        (model,) = self.models
+        model.resident = self._start(model, served)
+
+    def check_answers(self) -> None:
+        """Raise ApiError, 503, if no request can be answered now."""
+        if self._is_draining:
+            raise _ending()
+        self.check_loaded()
+
+    def check_loaded(self) -> None:
+        """Raise ApiError, 503, if the only model of the server is not loaded yet."""
+        if self.is_one and self.models[0].resident is None:
+            raise unavailable("the model is loading", "loading")
+
+    @asynccontextmanager
+    async def using(self, model: PooledModel) -> AsyncIterator[ModelContext]:
+        """Load a model if it is not, and keep it until the block ends.
+
+        Raises:
+            ApiError: 503, it is not loaded in time, its file cannot be loaded, or the server is
+                shutting down; 400, the memory does not suffice.
+        """
+        resident = await self._enter(model)
+        try:
+            yield resident.context
+        finally:
+            self._leave(model, resident)
+
+    def measure(self) -> None:
+        """Update the metrics that come from engines."""
+        for model, resident in self._residents():
+            model.metrics.measure(resident.context.model.engine.statistics())
+
+    def drain(self) -> None:
+        """Accept no more requests; those that wait for a model end."""
+        self._is_draining = True
+        for engine in self._thread.engines:
+            engine.refusal = _ending()
+        for model in self.models:
+            _fail(model, _ending())
+
+    def end_requests(self) -> None:
+        """End all open requests with an error."""
+        for engine in self._thread.engines:
+            engine.fail_all(EndingError("the server is shutting down"))
+
+    def close(self, timeout_s: float) -> None:
+        """End the thread that computes."""
+        self._thread.close()
+        self._thread.join(timeout_s)
+
+    def _residents(self) -> Iterator[tuple[PooledModel, Resident]]:
+        return ((each, each.resident) for each in self.models if each.resident is not None)
+
+    def _start(self, model: PooledModel, served: ServedModel) -> Resident:
+        """Let the thread step a model that was loaded."""
+        self._thread.start()
+        running = self._thread.add(served.engine, model.metrics)
+        if self._is_draining:
+            running.refusal = _ending()
+        model.metrics.loaded()
+        context = ModelContext(
+            settings=model.settings, model=served, engine=running, workers=self._workers
+        )
+        return Resident(context=context)
+
+    async def _enter(self, model: PooledModel) -> Resident:
+        """Wait for a model, and count as one of its users."""
+        resident = model.resident
+        if resident is not None and not self._has_changed(model, resident):
+            return _used(resident)
+        self.check_answers()
+        if model.source is None:
+            raise unavailable("the model is loading", "loading")
+        waiter: asyncio.Future[Resident] = asyncio.get_running_loop().create_future()
+        model.waiters[waiter] = None
+        if model.loading is None:
+            model.loading = self._spawn(self._load(model, model.source))
+        try:
+            await asyncio.wait([waiter], timeout=self.longest_wait_s)
+        except asyncio.CancelledError:
+            if waiter.done() and waiter.exception() is None:
+                self._leave(model, waiter.result())
+            raise
+        finally:
+            model.waiters.pop(waiter, None)
+        if not waiter.done():
+            raise unavailable(
+                f"the model {model.name!r} is still loading, {100 * model.progress:.0f} % are done",
+                "loading",
+            )
+        return waiter.result()
+
+    def _leave(self, model: PooledModel, resident: Resident) -> None:
+        """Count a user less; the last one starts the clock."""
+        resident.num_users -= 1
+        resident.used_at = time.monotonic()
+        if resident.num_users:
+            return
+        resident.is_idle.set()
+        if self._keep_alive_s is not None and model.source is not None:
+            loop = asyncio.get_running_loop()
+            resident.leaving = loop.call_later(self._keep_alive_s, self._expire, model, resident)
+
+    def _expire(self, model: PooledModel, resident: Resident) -> None:
+        async def let_go() -> None:
+            async with self._turn:
+                if model.resident is resident and not resident.num_users:
+                    await self._let_go(model, resident)
+
+        self._spawn(let_go())
+
+    def _has_changed(self, model: PooledModel, resident: Resident) -> bool:
+        """Tell whether an idle model has another file now; one that is missing changes nothing."""
+        if model.source is None or resident.num_users:
+            return False
+        stamp = stamp_of(model.source.path)
+        return stamp is not None and stamp != resident.stamp
+
+    async def _load(self, model: PooledModel, source: ModelSource) -> None:
+        """Load a model for those who wait for it, or tell them why that failed."""
+        model.progress, model.problem = 0.0, None
+        try:
+            async with self._turn:
+                resident = await self._loaded(model, source)
+        except ApiError as error:
+            model.loading, model.problem = None, error.message
+            _fail(model, error)
+            return
+        model.resident, model.loading = resident, None
+        for waiter in model.waiters:
+            if not waiter.done():
+                waiter.set_result(_used(resident))
+        model.waiters.clear()
+        # Nobody may have waited so long.
+        resident.num_users += 1
+        self._leave(model, resident)
+
+    async def _loaded(self, model: PooledModel, source: ModelSource) -> Resident:
+        def tell(done: int, total: int) -> None:
+            model.progress = done / total if total else 1.0
+
+        try:
+            if model.resident is not None:
+                await self._let_go(model, model.resident)
+            facts = await self._workers.run(source.facts)
+            await self._make_room(model, facts)
+            stamp = stamp_of(source.path)
+            served = await in_daemon_thread(lambda: source.load(tell), "loading")
+        except ApiError:
+            raise
+        except PowerInferError as error:
+            raise _failed(model, error) from None
+        except Exception as error:  # noqa: BLE001  requests must hear of it, whatever it is
+            _log.exception("loading %s failed", model.name)
+            raise _failed(model, PowerInferError(type(error).__name__)) from None
+        resident = self._start(model, served)
+        resident.needed_bytes, resident.stamp = facts.needed_bytes, stamp
+        return resident
+
+    async def _make_room(self, model: PooledModel, facts: ModelFacts) -> None:
+        """Let others go, the one used longest ago first, until a model fits.
+
+        Raises:
+            ApiError: 400, it would not fit alone.
+        """
+        while (free := self._free_bytes()) is not None and free < facts.needed_bytes:
+            held = sum(each.needed_bytes for _, each in self._residents())
+            if facts.needed_bytes > free + held:
+                raise _too_large(model, facts, free + held)
+            # One that is used leaves last, as it must end its requests first.
+            await self._let_go(
+                *min(self._residents(), key=lambda pair: (pair[1].num_users > 0, pair[1].used_at))
+            )
+
+    def _free_bytes(self) -> int | None:
+        """Estimate the memory for further models; None if nobody knows.
+
+        The system counts weights that are used where the file is mapped as available.
+        """
+        available = self.available_bytes()
+        if available is None:
+            return None
+        held = sum(each.needed_bytes for _, each in self._residents())
+        if not held or self._room_bytes is None:
+            self._room_bytes = available
+        self._room_bytes = max(self._room_bytes, available)
+        return max(0, min(available, self._room_bytes - held) - WORKING_BYTES)
+
+    async def _let_go(self, model: PooledModel, resident: Resident) -> None:
+        """Free a model once its requests have ended; it takes no more of them."""
+        model.resident = None
+        if resident.leaving is not None:
+            resident.leaving.cancel()
+        if resident.num_users:
+            await resident.is_idle.wait()
+        context = resident.context
+        del resident
+        await self._workers.run(_free, self._thread, context)
+        del context
+        await self._workers.run(_collect)
+        model.metrics.left()
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> "asyncio.Task[None]":
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _settings_of(source: ModelSource, settings: ServerSettings) -> ServerSettings:
+    return replace(
+        settings,
+        model_name=source.names[0],
+        other_names=source.names[1:],
+        is_story_model=source.is_story_model,
+    )
+
+
+def _used(resident: Resident) -> Resident:
+    """Count one more user."""
+    resident.num_users += 1
+    resident.is_idle.clear()
+    if resident.leaving is not None:
+        resident.leaving.cancel()
+        resident.leaving = None
+    return resident
+
+
+def _free(thread: EngineThread, context: ModelContext) -> None:
+    thread.remove(context.engine)
+    context.model.engine.close()
+
+
+def _collect() -> None:
+    """Give the memory of a model that nothing refers to back to the system."""
+    from powerinfer.ops.cpu.machine import release_freed_memory
+
+    gc.collect()
+    release_freed_memory()
+
+
+def _fail(model: PooledModel, error: ApiError) -> None:
+    """End the waiting of all who wait for a model."""
+    for waiter in model.waiters:
+        if not waiter.done():
+            waiter.set_exception(error)
+    model.waiters.clear()
+
+
+def _ending() -> ApiError:
+    return unavailable("the server is shutting down", "shutting_down")
+
+
+def _failed(model: PooledModel, error: PowerInferError) -> ApiError:
+    """Word an error of a load; remedies name options of the server, which clients cannot set."""
+    message = f"the model {model.name!r} cannot be loaded: {error.message or error}"
+    if isinstance(error, PromptError):
+        return ApiError(message, code="model_too_large")
+    # Another attempt of the client would end alike.
+    return ApiError(message, status=503, code="model_failed", headers={"x-should-retry": "false"})
+
+
+def _too_large(model: PooledModel, facts: ModelFacts, most: int) -> ApiError:
+    missing = facts.needed_bytes - most
+    return ApiError(
+        f"the model {model.name!r} needs {format_bytes(facts.needed_bytes)} of memory for weights, "
+        f"keys and values, but only {format_bytes(most)} can be had: "
+        f"{format_bytes(missing)} are missing",
+        code="model_too_large",
+    )

@@ -1,0 +1,389 @@
+"""Several models on one server: which one answers, when it is loaded, and when it leaves."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api_client import running_api
+from fake_engine import FakeEngine
+from fake_models import FakeModel, running_pool
+from powerinfer.engine.request import Request
+from powerinfer.errors import GGUFError, PromptError
+from powerinfer.sampling.sampling_params import SamplingParams
+from powerinfer.serve.engine_thread import EngineThread
+from powerinfer.serve.metrics import ServerMetrics
+from serving import wait_for
+
+HELLO = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> list[FakeModel]:
+    return [FakeModel(name, tmp_path / name) for name in ("one", "two", "three")]
+
+
+def _start(call: Callable[[], Any]) -> "Future[Any]":
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001  the test raises it
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+class TestChoice:
+    def test_the_model_of_a_request_answers_it(self, models: list[FakeModel]) -> None:
+        one, two, _ = models
+        with running_pool(models) as api:
+            assert api.ask(two) == "two1"
+            assert api.ask("three.gguf") == "three1"
+            assert not one.engines
+            assert api.ask() == "one1"
+            assert api.ask("") == "one1"
+            assert api.ask(two) == "two1"
+            body = {"model": "two", "messages": HELLO, "max_tokens": 1}
+            answer = api.post("/v1/chat/completions", json=body).json()
+            assert answer["model"] == "two"
+            assert answer["choices"][0]["message"]["content"].startswith("two1")
+            answer = api.post("/v1/messages", json=body).json()
+            assert answer["content"][0]["text"].startswith("two1")
+            answer = api.post("/completion", json={"model": "three", "prompt": "a"}).json()
+            assert (answer["model"], answer["content"].split()[0]) == ("three", "three1")
+            assert api.get("/props?model=two").json()["model_alias"] == "two"
+            for path, fields in (
+                ("/tokenize", {"content": "a"}),
+                ("/detokenize", {"tokens": [300]}),
+                ("/v1/messages/count_tokens", {"messages": HELLO}),
+            ):
+                assert api.post(path, json={"model": "two", **fields}).status_code == 200
+        assert [len(model.engines) for model in models] == [1, 1, 1]
+
+    @pytest.mark.parametrize(
+        ("path", "fields"),
+        [
+            ("/v1/chat/completions", {"messages": HELLO}),
+            ("/v1/completions", {"prompt": "a"}),
+            ("/v1/messages", {"messages": HELLO, "max_tokens": 1}),
+            ("/v1/messages/count_tokens", {"messages": HELLO}),
+            ("/completion", {"prompt": "a"}),
+            ("/tokenize", {"content": "a"}),
+            ("/detokenize", {"tokens": [300]}),
+        ],
+    )
+    def test_unknown_names(
+        self, models: list[FakeModel], path: str, fields: dict[str, Any]
+    ) -> None:
+        with running_pool(models) as api:
+            answer = api.post(path, json={"model": "four", **fields})
+            assert answer.status_code == 404
+            message = answer.json()["error"]["message"]
+            assert message == "there is no model 'four'; this server has 'one', 'two', 'three'"
+            if path == "/v1/messages":
+                assert answer.json()["error"]["type"] == "not_found_error"
+            answer = api.post(path, json={"model": 4, **fields})
+            assert answer.status_code == 400
+            assert "model" in answer.json()["error"]["message"]
+            for other in ("/v1/models/four", "/props?model=four", "/panel?model=four"):
+                assert api.get(other).status_code == 404
+        assert not any(model.engines for model in models)
+
+    def test_the_list_has_state_size_and_context(self, models: list[FakeModel]) -> None:
+        one, two, three = models
+        three.error = GGUFError("the file is damaged")
+        with running_pool(models) as api:
+            api.ask(two)
+            assert api.complete(three).status_code == 503
+            listed = api.get("/v1/models").json()["data"]
+            assert [each["id"] for each in listed] == ["one", "two", "three"]
+            assert [each["status"]["value"] for each in listed] == ["unloaded", "loaded", "failed"]
+            assert listed[0]["meta"] == {"n_ctx": 512, "n_ctx_train": 999, "size": 7}
+            assert listed[1]["meta"]["n_ctx"] == 512
+            assert "the file is damaged" in listed[2]["status"]["error"]
+            assert api.get("/v1/models/one.gguf").json() == listed[0]
+        assert not one.engines
+
+
+class TestLoading:
+    def test_requests_wait_for_their_model(self, models: list[FakeModel]) -> None:
+        two = models[1]
+        two.may_load.clear()
+        with running_pool(models) as api:
+            waiting = [_start(lambda: api.ask(two)) for _ in range(3)]
+            wait_for(lambda: len(api.pooled(two).waiters) == 3)
+            wait_for(lambda: api.pooled(two).progress)
+            health = api.get("/health")
+            assert health.status_code == 200
+            assert health.json() == {
+                "status": "ok",
+                "models": {
+                    "one": {"status": "unloaded"},
+                    "two": {"status": "loading", "progress": 0.5},
+                    "three": {"status": "unloaded"},
+                },
+            }
+            two.may_load.set()
+            assert [each.result() for each in waiting] == ["two1"] * 3
+            assert api.state(two) == "loaded"
+
+    def test_a_request_waits_no_longer_than_it_may(self, models: list[FakeModel]) -> None:
+        one = models[0]
+        one.may_load.clear()
+        with running_pool(models) as api:
+            api.context.models.longest_wait_s = 0.01
+            answer = api.complete(one)
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+            assert answer.json()["error"]["code"] == "loading"
+            assert "'one' is still loading" in answer.json()["error"]["message"]
+            one.may_load.set()
+            wait_for(lambda: api.state(one) == "loaded")
+            assert api.ask(one) == "one1"
+
+    def test_a_client_that_leaves_while_it_waits(self, models: list[FakeModel]) -> None:
+        one = models[0]
+        one.may_load.clear()
+        with running_pool(models, request_timeout_s=0.05) as api:
+            assert api.complete(one).status_code == 504
+            assert not api.pooled(one).waiters
+            one.may_load.set()
+            wait_for(lambda: api.state(one) == "loaded")
+            resident = api.pooled(one).resident
+            assert resident is not None
+            assert resident.num_users == 0
+
+    @pytest.mark.parametrize(
+        ("error", "status", "shown"),
+        [
+            (GGUFError("the file ends too early", remedy="{model}"), 503, "ends too early"),
+            (PromptError("keys and values do not fit"), 400, "keys and values do not fit"),
+            (ZeroDivisionError("x"), 503, "ZeroDivisionError"),
+        ],
+    )
+    def test_a_model_that_cannot_be_loaded(
+        self, models: list[FakeModel], error: Exception, status: int, shown: str
+    ) -> None:
+        one, two, _ = models
+        one.error = error
+        with running_pool(models) as api:
+            for _ in range(2):
+                answer = api.complete(one)
+                assert answer.status_code == status
+                assert shown in answer.json()["error"]["message"]
+                assert "{" not in answer.json()["error"]["message"]
+            assert api.get("/health").json()["models"]["one"]["status"] == "failed"
+            assert api.ask(two) == "two1"
+            one.error = None
+            assert api.ask(one) == "one1"
+            assert "error" not in api.get("/health").json()["models"]["one"]
+
+    def test_a_server_that_ends_answers_those_who_wait(self, models: list[FakeModel]) -> None:
+        one, two, _ = models
+        one.may_load.clear()
+        with running_pool(models) as api:
+            assert api.ask(two) == "two1"
+            waiting = _start(lambda: api.complete(one))
+            wait_for(lambda: api.pooled(one).waiters)
+            assert api.portal is not None
+            api.portal.call(api.context.drain)
+            for answer in (waiting.result(), api.complete(one), api.complete(two)):
+                assert answer.status_code == 503
+                assert answer.json()["error"]["code"] == "shutting_down"
+            one.may_load.set()
+
+    def test_a_file_that_changes_is_loaded_anew(self, models: list[FakeModel]) -> None:
+        one = models[0]
+        with running_pool(models, keep_alive_s=None) as api:
+            assert [api.ask(one), api.ask(one)] == ["one1", "one1"]
+            one.path.write_text("another text")
+            assert [api.ask(one), api.ask(one)] == ["one2", "one2"]
+            assert one.engines[0].is_closed
+            # What was loaded needs no file.
+            one.path.unlink()
+            assert api.ask(one) == "one2"
+
+
+class TestLeaving:
+    def test_an_unused_model_leaves(self, models: list[FakeModel]) -> None:
+        one = models[0]
+        with running_pool(models, keep_alive_s=0) as api:
+            assert api.ask(one) == "one1"
+            wait_for(lambda: api.state(one) == "unloaded")
+            wait_for(lambda: one.engines[0].is_closed)
+            assert api.ask(one) == "one2"
+
+    def test_a_model_that_nobody_waits_for_any_more_leaves(self, models: list[FakeModel]) -> None:
+        one = models[0]
+        one.may_load.clear()
+        with running_pool(models, keep_alive_s=0, request_timeout_s=0.02) as api:
+            assert api.complete(one).status_code == 504
+            one.may_load.set()
+            wait_for(lambda: one.engines and one.engine.is_closed)
+
+    def test_time_begins_with_the_last_request(self, models: list[FakeModel]) -> None:
+        one = models[0]
+        with running_pool(models, keep_alive_s=1000) as api:
+            api.ask(one)
+            resident = api.pooled(one).resident
+            assert resident is not None
+            first = resident.leaving
+            assert first is not None
+            api.ask(one)
+            assert first.cancelled()
+            assert resident.leaving is not first
+
+    def test_the_one_used_longest_ago_makes_room(self, models: list[FakeModel]) -> None:
+        one, two, three = models
+        with running_pool(models, memory_bytes=2) as api:
+            for model in (one, two, one, three):
+                api.ask(model)
+            assert [api.state(each) for each in models] == ["loaded", "unloaded", "loaded"]
+            assert two.engine.is_closed
+            assert api.ask(two) == "two2"
+            assert [api.state(each) for each in models] == ["unloaded", "loaded", "loaded"]
+
+    def test_running_requests_finish_first(self, models: list[FakeModel]) -> None:
+        one, two, _ = models
+        with running_pool(models, memory_bytes=1) as api:
+            api.ask(one)
+            one.engine.gate.clear()
+            running = _start(lambda: api.ask(one))
+            wait_for(lambda: one.engine.has_work)
+            waiting = _start(lambda: api.ask(two))
+            wait_for(lambda: api.pooled(one).resident is None)
+            # It takes no more requests before the other one had its turn.
+            later = _start(lambda: api.ask(one))
+            wait_for(lambda: api.pooled(one).waiters)
+            assert not two.engines
+            one.engine.gate.set()
+            assert running.result() == "one1"
+            assert waiting.result() == "two1"
+            assert later.result() == "one2"
+
+    def test_what_cannot_fit_is_refused_and_changes_nothing(self, models: list[FakeModel]) -> None:
+        one, two, three = models
+        three.needed_bytes = 5 << 20
+        with running_pool(models, memory_bytes=3 << 20) as api:
+            api.ask(one)
+            answer = api.complete(three)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["code"] == "model_too_large"
+            message = answer.json()["error"]["message"]
+            assert "5.0 MiB" in message
+            assert "2.0 MiB are missing" in message
+            assert api.state(one) == "loaded"
+            assert not three.engines
+            api.ask(two)
+
+    def test_places_are_shared(self, models: list[FakeModel]) -> None:
+        one, two, _ = models
+        with running_pool(models, parallel=1, max_queue=0) as api:
+            api.ask(one)
+            one.engine.gate.clear()
+            running = _start(lambda: api.ask(one))
+            wait_for(lambda: one.engine.has_work)
+            assert api.complete(two).status_code == 429
+            one.engine.gate.set()
+            running.result()
+
+
+class TestFigures:
+    def test_metrics_by_model(self, models: list[FakeModel]) -> None:
+        one = models[0]
+        with running_pool(models) as api:
+            text = api.get("/metrics").text
+            assert 'powerinfer_requests_running{model="two"} 0.0' in text
+            api.ask(one)
+            text = api.get("/metrics").text
+            assert 'powerinfer_generated_tokens_total{model="one"} 2.0' in text
+            assert 'powerinfer_generated_tokens_total{model="two"} 0.0' in text
+            assert 'powerinfer_model_loaded{model="one"} 1.0' in text
+            assert 'powerinfer_model_loads_total{model="one"} 1.0' in text
+            assert 'powerinfer_kv_blocks{model="one"} 64.0' in text
+
+    def test_figures_of_a_model_that_has_left(self, models: list[FakeModel]) -> None:
+        one = models[0]
+        with running_pool(models, keep_alive_s=0) as api:
+            api.ask(one)
+            api.get("/metrics")
+            wait_for(lambda: one.engine.is_closed)
+            wait_for(lambda: 'powerinfer_model_loaded{model="one"} 0.0' in api.get("/metrics").text)
+            text = api.get("/metrics").text
+            assert 'powerinfer_kv_blocks{model="one"} 0.0' in text
+            assert 'powerinfer_generated_tokens_total{model="one"} 2.0' in text
+
+    def test_the_panel_shows_a_model_without_loading_it(self, models: list[FakeModel]) -> None:
+        one, two, _ = models
+        with running_pool(models) as api:
+            figures = api.get("/panel?model=two").json()
+            assert (figures["model"], figures["running"]) == ("two", None)
+            assert not two.engines
+            api.ask(one)
+            figures = api.get("/panel").json()
+            assert (figures["model"], figures["running"]) == ("one", 0)
+
+
+class TestTurns:
+    """Which engine the thread steps next."""
+
+    @staticmethod
+    def _engines(count: int) -> list[FakeEngine]:
+        engines = [FakeEngine(["x"]) for _ in range(count)]
+        for engine in engines:
+            engine.submit(Request(prompt_ids=[1], params=SamplingParams()))
+        return engines
+
+    async def _shares(self, costs: tuple[float, float]) -> list[float]:
+        with ThreadPoolExecutor(1) as pool:
+            thread = EngineThread(pool)
+            metrics = ServerMetrics().of("model")
+            running = [thread.add(engine, metrics) for engine in self._engines(2)]
+            for _ in range(200):
+                chosen = thread._choose()
+                assert chosen is not None
+                chosen.turn_s += costs[running.index(chosen)]
+            return [each.turn_s for each in running]
+
+    @pytest.mark.parametrize("costs", [(1.0, 1.0), (1.0, 10.0), (3.0, 1.0)])
+    def test_busy_ones_have_equal_times(self, costs: tuple[float, float]) -> None:
+        first, second = asyncio.run(self._shares(costs))
+        assert abs(first - second) <= max(costs)
+
+    def test_an_idle_one_saves_no_time_up(self) -> None:
+        async def go() -> list[int]:
+            with ThreadPoolExecutor(1) as pool:
+                thread = EngineThread(pool)
+                metrics = ServerMetrics().of("model")
+                (busy,) = self._engines(1)
+                late = FakeEngine(["x"])
+                running = [thread.add(engine, metrics) for engine in (busy, late)]
+                order: list[int] = []
+                for number in range(20):
+                    if number == 10:
+                        late.submit(Request(prompt_ids=[1], params=SamplingParams()))
+                    chosen = thread._choose()
+                    assert chosen is not None
+                    chosen.turn_s += 1.0
+                    order.append(running.index(chosen))
+                return order
+
+        order = asyncio.run(go())
+        assert order[:10] == [0] * 10
+        assert 4 <= sum(order[10:]) <= 6
+
+
+def test_one_model_is_as_it_was() -> None:
+    with running_api() as api:
+        assert api.get("/health").json() == {"status": "ok"}
+        (described,) = api.get("/v1/models").json()["data"]
+        assert "status" not in described
+        # llama-server ignores the name, too.
+        assert api.post("/completion", json={"model": "x", "prompt": "a"}).status_code == 200
+        assert api.get("/panel").json()["model"] == "test-model"
