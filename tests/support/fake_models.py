@@ -64,7 +64,7 @@ class FakeModel:
         if self.error is not None:
             raise self.error
         word = f"{self.name}{len(self.engines) + 1} "
-        self.engines.append(FakeEngine([word] * 500))
+        self.engines.append(FakeEngine([word] * 20))
         tokenizer = embedded_tokenizer()
         return ServedModel(engine=self.engine, tokenizer=tokenizer, context_length=512)
 

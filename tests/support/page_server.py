@@ -4,7 +4,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from patience import PATIENCE_S
 from powerinfer.engine.request import Output, RequestHandle
 from powerinfer.serve.app import build_app
 from powerinfer.serve.context import ServerContext
+from powerinfer.serve.model_source import ModelSource
 from powerinfer.serve.served_model import ServedModel
 from powerinfer.serve.settings import ServerSettings
 
@@ -53,14 +54,17 @@ class PageServer:
 
 
 @contextmanager
-def page_server(script: Script = ("Hello", " there."), **settings: Any) -> Iterator[PageServer]:
+def page_server(
+    script: Script = ("Hello", " there."), sources: Sequence[ModelSource] = (), **settings: Any
+) -> Iterator[PageServer]:
     """Run one in a thread.
 
     Args:
         script: of the engine's texts.
+        sources: several models instead of the engine.
         **settings: of `ServerSettings`.
     """
-    context = ServerContext(ServerSettings(**{"model_name": "test-model", **settings}))
+    context = ServerContext(ServerSettings(**{"model_name": "test-model", **settings}), sources)
     fake = SlowEngine(script, context_length=100_000)
     server = uvicorn.Server(
         uvicorn.Config(build_app(context), log_level="warning", timeout_graceful_shutdown=1)
@@ -84,11 +88,12 @@ def _run(
     server: uvicorn.Server, context: ServerContext, fake: SlowEngine, listener: socket.socket
 ) -> None:
     async def serve() -> None:
-        context.start(
-            ServedModel(
-                engine=fake, tokenizer=embedded_tokenizer(), context_length=fake.context_length
+        if context.models.is_one:
+            context.start(
+                ServedModel(
+                    engine=fake, tokenizer=embedded_tokenizer(), context_length=fake.context_length
+                )
             )
-        )
         await server.serve([listener])
 
     asyncio.run(serve())

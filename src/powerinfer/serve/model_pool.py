@@ -45,6 +45,7 @@ class Resident:
         used_at: when the last one ended, on the clock of the event loop.
         is_idle: set while no request uses it.
         leaving: ends its stay, unless a request comes before.
+        has_expired: it was unused for as long as it may be, and still is.
     """
 
     context: ModelContext
@@ -54,6 +55,7 @@ class Resident:
     used_at: float = field(default_factory=time.monotonic)
     is_idle: asyncio.Event = field(default_factory=asyncio.Event)
     leaving: asyncio.TimerHandle | None = None
+    has_expired: bool = False
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -258,17 +260,21 @@ class ModelPool:
         if resident.num_users:
             return
         resident.is_idle.set()
-        if self._keep_alive_s is not None and model.source is not None:
-            loop = asyncio.get_running_loop()
-            resident.leaving = loop.call_later(self._keep_alive_s, self._expire, model, resident)
+        if self._keep_alive_s is None or model.source is None or model.resident is not resident:
+            return
+        loop = asyncio.get_running_loop()
+        resident.leaving = loop.call_later(self._keep_alive_s, self._expire, model)
 
-    def _expire(self, model: PooledModel, resident: Resident) -> None:
-        async def let_go() -> None:
-            async with self._turn:
-                if model.resident is resident and not resident.num_users:
-                    await self._let_go(model, resident)
+    def _expire(self, model: PooledModel) -> None:
+        if model.resident is not None:
+            model.resident.has_expired = True
+            self._spawn(self._end_stay(model))
 
-        self._spawn(let_go())
+    async def _end_stay(self, model: PooledModel) -> None:
+        """Let a model go, unless it was used since its time was over."""
+        async with self._turn:
+            if model.resident is not None and model.resident.has_expired:
+                await self._let_go(model)
 
     def _has_changed(self, model: PooledModel, resident: Resident) -> bool:
         """Tell whether an idle model has another file now; one that is missing changes nothing."""
@@ -302,7 +308,7 @@ class ModelPool:
 
         try:
             if model.resident is not None:
-                await self._let_go(model, model.resident)
+                await self._let_go(model)
             facts = await self._workers.run(source.facts)
             await self._make_room(model, facts)
             stamp = stamp_of(source.path)
@@ -328,10 +334,7 @@ class ModelPool:
             held = sum(each.needed_bytes for _, each in self._residents())
             if facts.needed_bytes > free + held:
                 raise _too_large(model, facts, free + held)
-            # One that is used leaves last, as it must end its requests first.
-            await self._let_go(
-                *min(self._residents(), key=lambda pair: (pair[1].num_users > 0, pair[1].used_at))
-            )
+            await self._let_go(min(self._residents(), key=_last_use)[0])
 
     def _free_bytes(self) -> int | None:
         """Estimate the memory for further models; None if nobody knows.
@@ -347,14 +350,17 @@ class ModelPool:
         self._room_bytes = max(self._room_bytes, available)
         return max(0, min(available, self._room_bytes - held) - WORKING_BYTES)
 
-    async def _let_go(self, model: PooledModel, resident: Resident) -> None:
+    async def _let_go(self, model: PooledModel) -> None:
         """Free a model once its requests have ended; it takes no more of them."""
-        model.resident = None
+        resident, model.resident = model.resident, None
+        if resident is None:
+            return
         if resident.leaving is not None:
             resident.leaving.cancel()
         if resident.num_users:
             await resident.is_idle.wait()
         context = resident.context
+        # From here on only what is freed refers to it.
         del resident
         await self._workers.run(_free, self._thread, context)
         del context
@@ -381,10 +387,17 @@ def _used(resident: Resident) -> Resident:
     """Count one more user."""
     resident.num_users += 1
     resident.is_idle.clear()
+    resident.has_expired = False
     if resident.leaving is not None:
         resident.leaving.cancel()
         resident.leaving = None
     return resident
+
+
+def _last_use(pair: tuple[PooledModel, Resident]) -> tuple[bool, float]:
+    """Order in which models leave: one that is used must end its requests first."""
+    _, resident = pair
+    return resident.num_users > 0, resident.used_at
 
 
 def _free(thread: EngineThread, context: ModelContext) -> None:

@@ -251,8 +251,10 @@ class TestLeaving:
 
     def test_running_requests_finish_first(self, models: list[FakeModel]) -> None:
         one, two, _ = models
-        with running_pool(models, memory_bytes=1) as api:
+        with running_pool(models, keep_alive_s=1000, memory_bytes=1) as api:
             api.ask(one)
+            resident = api.pooled(one).resident
+            assert resident is not None
             one.engine.gate.clear()
             running = _start(lambda: api.ask(one))
             wait_for(lambda: one.engine.has_work)
@@ -266,6 +268,8 @@ class TestLeaving:
             assert running.result() == "one1"
             assert waiting.result() == "two1"
             assert later.result() == "one2"
+            # A timer would keep its memory.
+            assert resident.leaving is None
 
     def test_what_cannot_fit_is_refused_and_changes_nothing(self, models: list[FakeModel]) -> None:
         one, two, three = models

@@ -4,6 +4,7 @@
 //   transcript.js  the open chat (turns.js: a message; markdown.js and code.js: its text)
 //   composer.js    where questions are written
 //   sidebar.js     the list of chats
+//   server.js      the model or, of several, their menu: models.js
 //   drawers.js     the panels at the right: settings_form.js, live.js
 
 import { Chats } from "./chats.js";
@@ -13,6 +14,7 @@ import { announce } from "./announcer.js";
 import { Drawer } from "./drawers.js";
 import { drawIcons } from "./icons.js";
 import { LivePanel } from "./live.js";
+import { followLoads } from "./models.js";
 import { showModel } from "./server.js";
 import { Settings } from "./settings.js";
 import { fillSettings } from "./settings_form.js";
@@ -54,6 +56,7 @@ fillSettings(settings, {
   close: () => Drawer.closeOpen(),
 });
 
+followLoads(chats);
 chats.addEventListener("show", () => writeItem(OPEN, chats.open.id, sessionStorage));
 chats.addEventListener("full", () => {
   byId("server-state").textContent = "browser storage is full: delete chats";

@@ -182,7 +182,8 @@ export class Chats extends EventTarget {
     const messages = chat.messages.map(({ role, content }) => ({ role, content }));
     const system = this.#settings.systemPrompt;
     const all = system.trim() ? [{ role: "system", content: system }, ...messages] : messages;
-    return { messages: all, ...this.#settings.sampling() };
+    const { model } = this.#settings;
+    return { ...(model && { model }), messages: all, ...this.#settings.sampling() };
   }
 
   /** @param {Chat} chat */

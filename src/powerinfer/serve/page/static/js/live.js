@@ -57,7 +57,9 @@ export class LivePanel {
 
   async #ask() {
     try {
-      this.#show(await getJson("panel", this.#settings.apiKey));
+      const { model, apiKey } = this.#settings;
+      const path = model ? `panel?model=${encodeURIComponent(model)}` : "panel";
+      this.#show(await getJson(path, apiKey));
     } catch (error) {
       const { title, detail } = describe(error);
       this.#body.replaceChildren(make("p", { class: "note" }, `${title}. ${detail}`));
@@ -92,7 +94,11 @@ export class LivePanel {
   #rate(figures) {
     const before = this.#before;
     this.#before = figures;
-    if (!before || figures.generated_tokens === null || figures.time <= before.time) return null;
+    if (before?.model !== figures.model) {
+      this.#rates = [];
+      return null;
+    }
+    if (figures.generated_tokens === null || figures.time <= before.time) return null;
     const tokens = figures.generated_tokens - before.generated_tokens;
     const rate = Math.max(0, tokens) / (figures.time - before.time);
     this.#rates = [...this.#rates, rate].slice(-REMEMBERED);

@@ -1,7 +1,8 @@
-// Which model the server runs, and whether it is ready.
+// Which models the server has, and whether it is ready.
 
 import { ApiError, getJson } from "./api.js";
 import { byId } from "./dom.js";
+import { showModels } from "./models.js";
 
 const ASK_AGAIN = 1000;
 
@@ -9,7 +10,7 @@ const ASK_AGAIN = 1000;
 const STATES = { 0: "not reachable", 401: "wrong API key", 503: "loading" };
 
 /**
- * Show the model's name, once the server has it.
+ * Show the model's name, or a menu of several, once the server has them.
  *
  * @param {import("./settings.js").Settings} settings
  * @param {boolean} needsKey
@@ -26,8 +27,7 @@ export async function showModel(settings, needsKey) {
   }
   try {
     const { data } = await getJson("v1/models", settings.apiKey);
-    byId("model-name").textContent = data[0].id;
-    document.title = `${data[0].id} – PowerInfer`;
+    showModels(data, settings);
     show("");
   } catch (error) {
     const status = error instanceof ApiError ? error.status : -1;

@@ -5,6 +5,7 @@ import { readItem, readJson, writeItem } from "./storage.js";
 const KEY = "powerinfer.settings";
 // Of this tab only, until it is closed.
 const API_KEY = "powerinfer.api-key";
+const MODEL = "powerinfer.model";
 
 /**
  * @typedef {object} NumberField
@@ -51,6 +52,15 @@ export class Settings {
 
   set apiKey(key) {
     writeItem(API_KEY, key || null, sessionStorage);
+  }
+
+  /** @returns {string} the model for questions; empty: the server's first, or only one */
+  get model() {
+    return readItem(MODEL) ?? "";
+  }
+
+  set model(name) {
+    writeItem(MODEL, name || null);
   }
 
   /**
