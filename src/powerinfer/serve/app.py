@@ -124,10 +124,8 @@ def _status_router(context: ServerContext) -> APIRouter:
 
 
 def _health_of(model: PooledModel) -> dict[str, object]:
-    """Describe the state of one of several models, and how far its load is."""
+    """Describe the state of a model, and how far its load is; why it failed is not for everyone."""
     body: dict[str, object] = {"status": model.state.value}
     if model.state is ModelState.LOADING:
         body["progress"] = round(model.progress, 3)
-    if model.problem is not None:
-        body["error"] = model.problem
     return body
