@@ -1,6 +1,6 @@
 """Two real models on one server: loads, evictions, files that change; the bits of each alone.
 
-Clients come and go for three seconds in CI, ten with `--all`; SOAK_S=600 takes ten minutes.
+Clients come and go for three seconds in CI, twenty with `--all`; SOAK_S=600 takes ten minutes.
 """
 
 import os
@@ -139,7 +139,7 @@ def test_clients_get_the_bits_of_each_model_alone(
     room: int,
 ) -> None:
     """With room for one of them, each takes the other's place, again and again."""
-    usual_s = 10 if pytestconfig.getoption("--all") else 3
+    usual_s = 10 if pytestconfig.getoption("--all") else 1.5
     soak_s = float(os.environ.get("SOAK_S", 2 * usual_s)) / 2
     options: Any = {"context_length": CONTEXT, "parallel": 4}
     needed = [facts_reader(path, options)().needed_bytes for path in paths]
@@ -192,7 +192,9 @@ def test_files_that_are_replaced_removed_and_damaged(
         assert server.stop() == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.thorough), signal.SIGKILL]
+)
 def test_a_server_that_ends_during_a_load_leaves_nothing(
     paths: list[Path], cache_folder: Path, tmp_path: Path, number: int
 ) -> None:
