@@ -107,15 +107,19 @@ class ServerContext:
         Raises:
             ApiError: 404, there is no such model; or as `ModelPool.using`.
         """
-        async with self.models.using(self._chosen(body)) as model:
+        fields = Fields({} if self.models.is_one else body)
+        async with self.models.using(self.chosen(fields.text("model"))) as model:
             yield model
 
-    def _chosen(self, body: JSONObject) -> PooledModel:
-        if self.models.is_one:
-            # Not all APIs care for its name; those that do check it when they read the body.
-            return self.models.find(None)
-        fields = Fields(body)
-        return self.models.find(fields.text("model"), fields.path("model"))
+    def chosen(self, name: str | None) -> PooledModel:
+        """Find the model that a request names; the only model of a server has any name here.
+
+        Not all APIs care for its name; those that do check it when they read the body.
+
+        Raises:
+            ApiError: 404, there is no such model.
+        """
+        return self.models.find(None if self.models.is_one else name, "model")
 
     async def run_blocking(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a slow function in the pool, so that the event loop stays responsive."""

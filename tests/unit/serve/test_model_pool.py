@@ -391,4 +391,6 @@ def test_one_model_is_as_it_was() -> None:
         assert "status" not in described
         # llama-server ignores the name, too.
         assert api.post("/completion", json={"model": "x", "prompt": "a"}).status_code == 200
-        assert api.get("/panel").json()["model"] == "test-model"
+        for path in ("/panel", "/panel?model=x"):
+            assert api.get(path).json()["model"] == "test-model"
+        assert api.get("/props?model=x").json()["model_alias"] == "test-model"

@@ -51,7 +51,7 @@ def router(context: ServerContext) -> APIRouter:
     @routes.get("/props")
     async def properties(model: str | None = None) -> dict[str, object]:
         """Describe the server, with its first model or the one that the query names."""
-        async with context.models.using(context.models.find(model)) as chosen:
+        async with context.models.using(context.chosen(model)) as chosen:
             return server_properties(chosen)
 
     return routes

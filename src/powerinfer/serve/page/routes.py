@@ -50,7 +50,7 @@ def router(context: ServerContext) -> APIRouter:
     @routes.get("/panel")
     async def panel(model: str | None = None) -> dict[str, object]:
         """Figures of the first model's engine, or of the one that the query names."""
-        chosen = context.models.find(model)
+        chosen = context.chosen(model)
         if context.models.is_one:
             context.models.check_loaded()
         return await context.run_blocking(panel_figures, chosen)
