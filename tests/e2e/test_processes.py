@@ -3,8 +3,6 @@
 import json
 import os
 import pty
-import re
-import select
 import signal
 import subprocess
 import sys
@@ -13,13 +11,14 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pytest
 
 from patience import PATIENCE_S
 from powerinfer.gguf import open_gguf, write_gguf
+from screen import Screen
 from tiny_models import TINY_MODELS, TinyModel, write_model
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -289,63 +288,6 @@ def test_ctrl_c_stops_an_answer_and_keeps_the_chat(tiny: Path, tmp_path: Path) -
         screen.wait_for(">")
         screen.type(b"/exit\r")
         assert screen.exit_code() == 0
-
-
-class Screen:
-    """A program on a pseudo-terminal, and what it has shown, without control sequences."""
-
-    def __init__(self, state_folder: Path, *arguments: str) -> None:
-        self._terminal, inner = pty.openpty()
-        self.process = subprocess.Popen(
-            [*PROGRAM, *arguments],
-            stdin=inner,
-            stdout=inner,
-            stderr=inner,
-            start_new_session=True,
-            env={**os.environ, "XDG_STATE_HOME": str(state_folder), "TERM": "xterm"},
-        )
-        os.close(inner)
-        self.text = ""
-        self._seen = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait(PATIENCE_S)
-        os.close(self._terminal)
-
-    def type(self, keys: bytes) -> None:
-        os.write(self._terminal, keys)
-
-    def wait_for(self, text: str) -> None:
-        """Read until `text` appears behind what was waited for before."""
-        while (found := self.text.find(text, self._seen)) < 0:
-            assert self._read(), f"{text!r} did not come: {self.text!r}"
-        self._seen = found + len(text)
-
-    def wait_for_more(self, count: int) -> None:
-        """Read until this many visible characters came."""
-        while len("".join(self.text[self._seen :].split())) < count:
-            assert self._read(), f"no more came: {self.text!r}"
-        self._seen = len(self.text)
-
-    def exit_code(self) -> int:
-        while self._read():
-            pass
-        return self.process.wait(PATIENCE_S)
-
-    def _read(self) -> bool:
-        assert select.select([self._terminal], [], [], PATIENCE_S)[0], self.text
-        try:
-            data = os.read(self._terminal, 4096)
-        except OSError:  # what Linux says when the other end is closed
-            return False
-        if b"\x1b[6n" in data:  # prompt_toolkit asks where the cursor is
-            self.type(b"\x1b[1;1R")
-        self.text += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", data.decode("utf-8", "replace"))
-        return bool(data)
 
 
 def test_example_runs(tiny: Path) -> None:

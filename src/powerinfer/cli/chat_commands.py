@@ -11,6 +11,7 @@ import click
 
 from powerinfer._replacing import replacing
 from powerinfer.cli.flags.flags import change_sampling, chat_flags
+from powerinfer.cli.report.tables import printable
 from powerinfer.errors import PowerInferError
 from powerinfer.options.option import options_of
 from powerinfer.sampling.sampling_params import SamplingParams
@@ -24,6 +25,8 @@ _MEANINGS = {
     "/help": "show this list",
     "/retry": "answer the last message again",
     "/undo": "remove the last message and its answer",
+    "/system [TEXT]": "show the system prompt, or set another; /system default leaves it to the "
+    "template",
     "/set NAME VALUE": "change a sampling parameter, as in /set temp 0.2 or /set temp default; "
     "/set alone shows all",
     "/save FILE": "write the conversation to a new file, as JSON if it ends in .json",
@@ -71,6 +74,8 @@ def run_command(text: str, conversation: "Conversation") -> Next:
         return _retry(conversation)
     if name == "set":
         _set(conversation, *rest.split(maxsplit=1))
+    elif name == "system":
+        _system(conversation, rest)
     elif name == "save":
         _save(conversation, rest)
     elif name == "undo":
@@ -133,6 +138,21 @@ def _set(conversation: "Conversation", name: str = "", value: str = "") -> None:
     for each, shown in chat_flags().items():
         if name in ("", each):
             _say(f"{shown} = {_value(conversation.params, each)}")
+
+
+def _system(conversation: "Conversation", text: str) -> None:
+    """Show or set what stands before the conversation."""
+    if text:
+        conversation.system = None if text == "default" else text
+    shown, where = conversation.system, "as given with --system or /system"
+    if shown is None:
+        shown = conversation.builtin_system
+        where = "of the model's chat template; /system TEXT sets another"
+    if shown is None:
+        _say("no system prompt; /system TEXT sets one")
+        return
+    _say(f"the system prompt, {where}:")
+    click.echo(printable(shown, keep="\n\t"), err=True)
 
 
 def _value(params: SamplingParams, name: str) -> str:

@@ -1,14 +1,14 @@
 """A conversation with a model: messages, its chat template, one answer at a time."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 from powerinfer.engine.llm import LLM
 from powerinfer.engine.text_stream import Generation
 from powerinfer.errors import PromptError
-from powerinfer.prompts.harmony import shown_parts
 from powerinfer.prompts.long_prompts import encode_prompt
 from powerinfer.prompts.messages import answer, message_ids
-from powerinfer.prompts.reasoning import ends_within
+from powerinfer.prompts.reasoning import ends_within, shown_answer
+from powerinfer.prompts.system_prompt import builtin_system_prompt
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.tokenizer import Tokenizer
 
@@ -58,7 +58,7 @@ class Conversation:
         self._llm = llm
         self._as_text = as_text
         self.params = params
-        self._system: list[Message] = [{"role": "system", "content": system}] if system else []
+        self.system = system
         self._drops_old = drops_old
         self.messages: list[Message] = []
         self.last: Generation | None = None
@@ -74,6 +74,20 @@ class Conversation:
     @params.setter
     def params(self, params: SamplingParams) -> None:
         self._given, self._params = params, self._llm.chat_params(params)
+
+    @property
+    def system(self) -> str | None:
+        """System message of the next answers; None if only the template may write one."""
+        return self._system[0]["content"] if self._system else None
+
+    @system.setter
+    def system(self, text: str | None) -> None:
+        self._system = [{"role": "system", "content": text}] if text else []
+
+    @property
+    def builtin_system(self) -> str | None:
+        """What the chat template says without a system message; None if nothing."""
+        return None if self._as_text is not None else builtin_system_prompt(self._tokenizer)
 
     @property
     def transcript(self) -> list[Message]:
@@ -121,14 +135,13 @@ class Conversation:
             raise
         opened = "<think>\n" if ends_within(self._tokenizer, token_ids) else ""
         try:
-            pieces = shown_parts(stream) if is_harmony else stream
-            yield from _with_beginning(opened, pieces)
+            yield from shown_answer(self._tokenizer, token_ids, stream)
         finally:
             stream.close()
             self.last = stream.generation
             self._history = list(zip(token_ids, is_prompt, strict=True))
             self._history += [(token_id, False) for token_id in self.last.token_ids]
-            content = "".join(_with_beginning(opened, [self.last.text])).strip()
+            content = (opened + self.last.text if self.last.text else "").strip()
             said = answer({"role": "assistant", "content": content}, is_harmony=is_harmony)
             self.messages.append({key: str(value) for key, value in said.items()})
 
@@ -189,10 +202,3 @@ class Conversation:
         if self._as_text is None:
             return message_ids(self._tokenizer, shown, self._context_length)
         return encode_prompt(self._tokenizer, self._as_text(shown), self._context_length)
-
-
-def _with_beginning(beginning: str, pieces: Iterable[str]) -> Iterator[str]:
-    """Prefix the first piece that is not empty with `beginning`."""
-    for piece in filter(None, pieces):
-        yield beginning + piece
-        beginning = ""

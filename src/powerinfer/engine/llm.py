@@ -281,6 +281,36 @@ class LLM:
         prompt = self.chat_prompt(messages)
         return self._generate([text_request(self.loaded, prompt, self.chat_params(params))])[0]
 
+    def stream_chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None
+    ) -> TextStream:
+        """Answer the last of the messages piece by piece; see `chat` and `stream`.
+
+        Args:
+            messages: as for `chat`.
+            params: as for `chat`.
+
+        Raises:
+            PromptError: as for `chat`.
+        """
+        return self.stream(self.chat_prompt(messages), self.chat_params(params))
+
+    def astream_chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None
+    ) -> AsyncTextStream:
+        """Answer the last of the messages for asyncio; see `chat` and `astream`.
+
+        The messages become a prompt at once; only computing leaves the event loop free.
+
+        Args:
+            messages: as for `chat`.
+            params: as for `chat`.
+
+        Raises:
+            PromptError: as for `chat`.
+        """
+        return self.astream(self.chat_prompt(messages), self.chat_params(params))
+
     def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Write the messages as a prompt by the model's chat template; return its token ids.
 

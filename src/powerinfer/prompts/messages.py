@@ -10,7 +10,14 @@ from powerinfer.prompts.long_prompts import encode_prompt
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.tokenizer import Tokenizer
 
-__all__ = ["FALLBACK_STOP", "Message", "message_ends", "message_ids", "with_chat_stop"]
+__all__ = [
+    "FALLBACK_STOP",
+    "Message",
+    "chat_text",
+    "message_ends",
+    "message_ids",
+    "with_chat_stop",
+]
 
 Message = Mapping[str, object]
 """`role` (system, user, assistant or others that the template knows) and `content`, both texts."""
@@ -35,7 +42,7 @@ def message_ids(
         PromptError: the messages are malformed, the template refuses them, or they are too long.
     """
     _check_contents(messages)
-    text = _rendered(tokenizer, messages, variables, begins_answer=True)
+    text = chat_text(tokenizer, messages, variables)
     token_ids = encode_prompt(tokenizer, text, context_length, add_bos=False)
     if not token_ids:
         raise PromptError("the prompt is empty: the chat template wrote nothing for the messages")
@@ -69,20 +76,25 @@ def message_ends(
             end += 1
         ends.add(end)
     if messages and length - max(ends, default=0) > _FEW_TOKENS:
-        text = _rendered(tokenizer, messages, variables, begins_answer=False)
+        text = chat_text(tokenizer, messages, variables, begins_answer=False)
         asked = tokenizer.encode(text, add_bos=False, parse_special=True)
         alike = (one == other for one, other in zip(asked, token_ids, strict=False))
         ends.add(sum(takewhile(bool, alike)))
     return tuple(sorted(end for end in ends if 0 < end < length))
 
 
-def _rendered(
+def chat_text(
     tokenizer: Tokenizer,
     messages: Sequence[Message],
-    variables: Mapping[str, object],
+    variables: Mapping[str, object] | None = None,
     *,
-    begins_answer: bool,
+    begins_answer: bool = True,
 ) -> str:
+    """The text of the prompt of `message_ids`.
+
+    Raises:
+        PromptError: the template refuses the messages.
+    """
     from powerinfer.tokenizer.chat import FALLBACK_TEMPLATE, render_chat
 
     return render_chat(
@@ -91,7 +103,7 @@ def _rendered(
         bos_token=_piece(tokenizer.bos_id, tokenizer),
         eos_token=_piece(tokenizer.eos_id, tokenizer),
         add_generation_prompt=begins_answer,
-        **variables,
+        **(variables or {}),
     )
 
 

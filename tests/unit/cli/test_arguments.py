@@ -23,7 +23,7 @@ from powerinfer.cli.main import main
         (["-ub", "64"], ["batches of 512"]),
         (["-ctk", "q8_0"], ["--kv-type"]),
         (["--mlock"], ["--no-mmap"]),
-        (["--temp", "0", "-sys", "Be brief."], ["chat --system"]),
+        (["--temp", "0", "-sys", "Be brief."], ["--system TEXT", "run --chat"]),
     ],
     ids=lambda value: value[0],
 )
@@ -35,7 +35,7 @@ def test_flags_of_llama_cpp_get_advice(arguments: list[str], parts: list[str]) -
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["run", "--system", "Be brief."], "chat --system"),
+        (["run", "-p", "a", "--system", "Be brief."], "give --chat too"),
         (["run", "--grammar-file", "x"], "--grammar FILE"),
         (["run", "--lora", "x"], "nothing like it"),
         (["run", "--repeat_penalty", "1.1"], "Did you mean --repeat-penalty?"),

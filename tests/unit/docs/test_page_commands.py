@@ -26,6 +26,7 @@ NOT_RUN = {
     "powerinfer calibrate -f train-stories.txt": "takes long",
     "powerinfer convert": "reads a checkpoint; e2e/test_convert.py runs it",
     "powerinfer eval": "reads files of tasks; cli/test_eval.py runs it",
+    "powerinfer inspect --chat-template": "needs a template; cli/test_chat_manners.py runs it",
     "powerinfer run -m MODEL.gguf -p Hello --vram-budget": "needs a GPU",
     "powerinfer run -m model.gguf -p Hi --vram-budget": "needs a GPU",
     "powerinfer run -m model.gguf --gpu-index": "needs a GPU",

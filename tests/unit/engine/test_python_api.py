@@ -1,5 +1,6 @@
 """What an application calls: prompts and parameters, n texts, chat, encode and decode."""
 
+import asyncio
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -159,6 +160,19 @@ def test_chat_without_a_template_does_not_speak_for_the_user(llm: LLM) -> None:
     )
 
 
+def test_an_answer_can_be_streamed(llm: LLM) -> None:
+    answer = llm.chat(TALK, RANDOM)
+    with llm.stream_chat(TALK, RANDOM) as stream:
+        assert "".join(stream) == answer.text
+    assert stream.generation.token_ids == answer.token_ids
+
+    async def streamed() -> str:
+        async with llm.astream_chat(TALK, RANDOM) as stream:
+            return "".join([piece async for piece in stream])
+
+    assert asyncio.run(streamed()) == answer.text
+
+
 @pytest.mark.parametrize(
     ("messages", "error"),
     [
@@ -173,7 +187,7 @@ def test_chat_without_a_template_does_not_speak_for_the_user(llm: LLM) -> None:
     ],
 )
 def test_bad_messages_are_one_clear_error(llm: LLM, messages: Any, error: str) -> None:
-    for use in (llm.chat, llm.chat_prompt):
+    for use in (llm.chat, llm.chat_prompt, llm.stream_chat, llm.astream_chat):
         with pytest.raises(PromptError, match=error):
             use(messages)
 

@@ -71,7 +71,8 @@ def test_a_bar_never_shares_a_line_with_the_prompt(
     bar = progress.ProgressBar("reading the prompt", unit="tokens")
     with bar, models.open_llm(path, {}, bar) as llm:
         params = SamplingParams(max_tokens=3, seed=1, ignore_eos=True)
-        run_command._stream(llm, b"hello there", params, displays_prompt=True)
+        text = run_command._completion(llm, b"hello there", params, displays_prompt=True)
+        run_command._print_text(llm, text)
     assert "reading the prompt" in terminal.getvalue()
     assert shown_lines(terminal.getvalue())[0].startswith("hello there")
     assert "reading" not in "".join(shown_lines(terminal.getvalue()))

@@ -3,6 +3,7 @@
 Reads only the header, so large files open at once; files that cannot run are shown too.
 """
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import click
 from powerinfer.cli.files import ModelPath, model_file
 from powerinfer.cli.flags.flags import flag
 from powerinfer.cli.flags.options import json_option, model_option, option, print_json
-from powerinfer.cli.report.tables import line_width, print_paragraph, print_table
+from powerinfer.cli.report.tables import line_width, print_paragraph, print_table, printable
 
 if TYPE_CHECKING:
     from powerinfer.cli.report.summary import FFNSummary, Summary
@@ -25,6 +26,7 @@ Examples:
   powerinfer inspect                      the bundled model
   powerinfer inspect model.gguf --tensors
   powerinfer inspect model.gguf --json
+  powerinfer inspect --chat-template model.gguf > template.jinja
   powerinfer inspect --machine            CPU, kernels in use, read bandwidth, GPUs
 
 -m MODEL works too, as in the other commands.
@@ -36,6 +38,7 @@ _LONGEST_VALUE = 60
 @click.argument("path", metavar="[MODEL]", type=ModelPath(), required=False)
 @model_option
 @option("--tensors", "List every tensor: name, shape, format, bytes.")
+@option("--chat-template", "Print the chat template, whole, and nothing else.")
 @option("--machine", "Show CPU features, kernels, read bandwidth and GPUs instead.")
 @flag("kernels")
 @json_option
@@ -43,6 +46,7 @@ def inspect(
     path: Path | None,
     model: Path | None,
     tensors: bool,
+    chat_template: bool,
     machine: bool,
     kernels: str | None,
     as_json: bool,
@@ -52,17 +56,25 @@ def inspect(
         raise click.UsageError("MODEL and -m both name a model; give one of them")
     model = path or model
     if machine:
-        if model is not None or tensors:
-            what = "--tensors" if model is None else "a model"
+        if model is not None or tensors or chat_template:
+            what = "--tensors" if tensors else "--chat-template" if chat_template else "a model"
             raise click.UsageError(f"--machine describes this machine: leave it or {what} out")
         from powerinfer.cli.report.machine import machine_report
 
         _show(machine_report(kernels, as_json=as_json), as_json=as_json)
         return
+    if chat_template and (tensors or as_json):
+        raise click.UsageError(
+            "--chat-template prints the template alone: leave out --tensors and --json, which has "
+            "it among the metadata"
+        )
     from powerinfer.cli.report.summary import summarize, tensor_rows
     from powerinfer.gguf import open_gguf
 
     file = open_gguf(model_file(model))
+    if chat_template:
+        _print_template(file)
+        return
     summary = summarize(file)
     if as_json:
         print_json({**summary, "tensors": tensor_rows(file)} if tensors else summary)
@@ -71,6 +83,21 @@ def inspect(
     _print_metadata(summary["metadata"])
     if tensors:
         _print_tensors(file)
+
+
+def _print_template(file: "GGUFFile") -> None:
+    """Print the template as it is; on a terminal without control characters."""
+    from powerinfer.gguf import keys
+
+    template = file.metadata.get(keys.CHAT_TEMPLATE)
+    if not isinstance(template, str) or not template:
+        raise click.ClickException(
+            f"{file.path.name} has no chat template ({keys.CHAT_TEMPLATE}); "
+            "`powerinfer chat` writes a plain dialogue for it"
+        )
+    shown = printable(template, keep="\n\t") if sys.stdout.isatty() else template
+    # Templates are read without the line end that ends their file.
+    click.echo(shown, nl=not template.endswith("\n"))
 
 
 def _report(summary: "Summary") -> dict[str, object]:
@@ -141,7 +168,7 @@ def _show(rows: dict[str, object], *, as_json: bool) -> None:
     for name, value in rows.items():
         texts = value if isinstance(value, Lines) else (_text(value),)
         for label, text in zip((name, *[""] * (len(texts) - 1)), texts, strict=True):
-            shown = _printable(text)
+            shown = printable(text)
             longest_word = max(map(len, shown.split()), default=0)
             # A path that does not fit next to the names gets a line of its own.
             is_beside = line is None or width + 2 + longest_word <= line
@@ -158,16 +185,16 @@ def _print_metadata(metadata: "dict[str, JSON]") -> None:
         if isinstance(value, dict):
             text = f"array of {value['length']} {value['type']}"
         else:
-            text = _printable(str(value))
+            text = printable(str(value))
         short = text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
-        print_paragraph(f"{_printable(key)} = {short}", indent=2, hanging=4)
+        print_paragraph(f"{printable(key)} = {short}", indent=2, hanging=4)
 
 
 def _print_tensors(file: "GGUFFile") -> None:
     click.echo("\ntensors")
     rows = [
         (
-            _printable(tensor.name),
+            printable(tensor.name),
             tensor.format,
             f"{tensor.num_bytes:,}",
             " x ".join(map(str, tensor.shape)) or "scalar",
@@ -176,11 +203,6 @@ def _print_tensors(file: "GGUFFile") -> None:
     ]
     if rows:
         print_table(rows, left=(0, 1, 3), indent=2)
-
-
-def _printable(text: str) -> str:
-    """Escape control characters: a file must not steer the terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 COMMAND = inspect

@@ -5,6 +5,8 @@ made, everything else to stderr.
 """
 
 import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +27,8 @@ from powerinfer.sampling.sampling_params import FORMS
 
 if TYPE_CHECKING:
     from powerinfer import LLM, Generation, SamplingParams
+    from powerinfer.cli.chat_answers import Advice
+    from powerinfer.engine.text_stream import TextStream
 
 __all__ = ["COMMAND"]
 
@@ -33,6 +37,7 @@ Examples:
   powerinfer run 'Once upon a time'                   the bundled model
   powerinfer run -m model.gguf -f prompt.txt -n 256   a prompt from a file
   echo 'A haiku:' | powerinfer run -m model.gguf      a prompt from a pipe
+  powerinfer run -m model.gguf --chat 'What is rain?' an answer by the chat template
   powerinfer run -p 'Q: 2+2?' --stop Q: --temp 0      greedy, up to a stop text
   powerinfer run -p 'Hello' --seed 7 --json           figures for a script
   powerinfer run -p 'Hello' --sparsity lowbit:3       a predictor picks the neurons
@@ -43,6 +48,8 @@ Examples:
 Use -n -1 to generate until the model ends the text or the context is full. A full
 context ends the text; with --context-shift old text is dropped instead.
 Special tokens may be written in the prompt by name.
+Text is completed as it stands. With --chat the prompt is a message instead: it goes
+through the model's chat template, and only the answer is printed.
 PROMPT is the same as -p PROMPT; quote several words, and use -p for a prompt that
 begins with a hyphen.
 """
@@ -52,6 +59,8 @@ begins with a hyphen.
 @click.argument("words", metavar="[PROMPT]", nargs=-1)
 @option("-p --prompt TEXT", "Prompt; '' starts from nothing.")
 @option("-f --file PATH", "Read the prompt from a file or pipe; - is stdin.", PathType())
+@option("--chat", "Answer the prompt as a message, by the model's chat template.")
+@option("--system TEXT", "System message for --chat.")
 @flag("max_tokens")
 @engine_options
 @sampling_options
@@ -65,12 +74,16 @@ def run(
     model: Path | None,
     prompt: str | None,
     file: Path | None,
+    chat: bool,
+    system: str | None,
     escape: bool,
     no_display_prompt: bool,
     as_json: bool,
     **flags: object,
 ) -> None:
     """Generate text from a prompt with a GGUF model."""
+    if system is not None and not chat:
+        raise click.UsageError("--system is for messages: give --chat too")
     content = _prompt(words, prompt, file)
     if words and model is None:
         _say_if_model(words[0])
@@ -88,10 +101,12 @@ def run(
     options = llm_options(flags)
     with reading_bar() as reading, open_llm(model, options, reading) as llm:
         announce(llm.loaded)
-        if as_json:
-            _print_report(llm, content, params)
-            return
-        _stream(llm, content, params, displays_prompt=not no_display_prompt)
+        if chat:
+            text = _answer(llm, content, params, system, is_embedded=model is None)
+        else:
+            _say_if_raw(llm)
+            text = _completion(llm, content, params, displays_prompt=not no_display_prompt)
+        (_print_report if as_json else _print_text)(llm, text)
 
 
 def _prompt(words: tuple[str, ...], prompt: str | None, file: Path | None) -> bytes:
@@ -137,26 +152,78 @@ def _say_if_model(word: str) -> None:
         click.echo(f"{word!r} is taken as the prompt; models are named with -m", err=True)
 
 
-def _stream(llm: "LLM", prompt: bytes, params: "SamplingParams", *, displays_prompt: bool) -> None:
+@dataclass(frozen=True)
+class _Text:
+    """A text that is to be generated.
+
+    Attributes:
+        params: how it is generated.
+        stream: generates it; a prompt that does not fit is refused before there is one.
+        pieces: of `stream`, as they are shown.
+        unseen: what is shown before the first piece, since progress bars need their own line.
+        advice: for the end of an answer; None for a text that is completed.
+    """
+
+    params: "SamplingParams"
+    stream: "TextStream"
+    pieces: Iterable[str]
+    unseen: str = ""
+    advice: "Advice | None" = None
+
+
+def _completion(
+    llm: "LLM", prompt: bytes, params: "SamplingParams", *, displays_prompt: bool
+) -> _Text:
+    stream = llm.stream(prompt, params)
+    unseen = prompt.decode("utf-8", "replace") if displays_prompt else ""
+    return _Text(params, stream, stream, unseen)
+
+
+def _answer(
+    llm: "LLM", prompt: bytes, params: "SamplingParams", system: str | None, *, is_embedded: bool
+) -> _Text:
+    """The answer to a prompt as the only message, which is not shown again."""
+    from powerinfer.cli.chat_answers import IN_RUN, announce_template, without_blank_start
+    from powerinfer.prompts.reasoning import shown_answer
+    from powerinfer.store.default_model import story_text
+
+    announce_template(llm, is_embedded=is_embedded)
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": prompt.decode("utf-8", "replace")})
+    ids = llm.encode(story_text(messages)) if is_embedded else llm.chat_prompt(messages)
+    params = llm.chat_params(params)
+    stream = llm.stream(ids, params)
+    pieces = without_blank_start(shown_answer(llm.loaded.tokenizer, ids, stream))
+    return _Text(params, stream, pieces, advice=IN_RUN)
+
+
+def _say_if_raw(llm: "LLM") -> None:
+    """Tell users of a model for chats that its template is not applied."""
+    if llm.loaded.tokenizer.chat_template is not None:
+        click.echo(
+            "note: `run` completes raw text; `run --chat` or `powerinfer chat` applies this "
+            "model's chat template",
+            err=True,
+        )
+
+
+def _print_text(llm: "LLM", text: _Text) -> None:
     """Print pieces as they come; whatever ends the text, figures follow on stderr."""
-    from powerinfer.cli.model import print_speed, say_if_full, summary
+    from powerinfer.cli.model import print_speed, summary
     from powerinfer.cli.report.sparsity import print_recall
 
-    # Refuses a prompt that does not fit before any of it is shown.
-    stream = llm.stream(prompt, params)
-    # Shown with the first piece, because the progress bar needs a line of its own until then.
-    unseen = prompt.decode("utf-8", "replace") if displays_prompt else ""
+    unseen, params = text.unseen, text.params
     try:
-        for piece in stream:
+        for piece in text.pieces:
             click.echo(unseen + piece, nl=False)
             unseen = ""
     finally:
         clear_line()
         click.echo(unseen, nl=False)
-        generation = stream.generation
+        generation = text.stream.generation
         # Not on stdout: what a pipe receives is the text and nothing else.
         click.echo(err=True)
-        say_if_full(llm, generation, params)
+        _say_end(llm, text, generation)
         click.echo(summary(generation.metrics), err=True)
         print_speed(generation.metrics)
         print_recall(llm.loaded.model)
@@ -164,12 +231,11 @@ def _stream(llm: "LLM", prompt: bytes, params: "SamplingParams", *, displays_pro
             click.echo(f"seed {generation.seed}", err=True)
 
 
-def _print_report(llm: "LLM", prompt: bytes, params: "SamplingParams") -> None:
+def _print_report(llm: "LLM", text: _Text) -> None:
     """Print one JSON object at the end, also when Ctrl-C or a signal is what ended the text."""
-    from powerinfer.cli.model import say_if_full
     from powerinfer.cli.signals import TerminatedError
 
-    stream = llm.stream(prompt, params)
+    stream = text.stream
     try:
         for _ in stream:
             pass
@@ -178,8 +244,19 @@ def _print_report(llm: "LLM", prompt: bytes, params: "SamplingParams") -> None:
         stream.close()
         print_json(report(llm, stream.generation))
         raise
-    say_if_full(llm, stream.generation, params)
+    _say_end(llm, text, stream.generation)
     print_json(report(llm, stream.generation))
+
+
+def _say_end(llm: "LLM", text: _Text, generation: "Generation") -> None:
+    """Tell on stderr what ended a text before its time."""
+    from powerinfer.cli.chat_answers import explain_end
+    from powerinfer.cli.model import say_if_full
+
+    if text.advice is None:
+        say_if_full(llm, generation, text.params)
+    else:
+        explain_end(generation, text.params, text.advice)
 
 
 def report(llm: "LLM", generation: "Generation") -> dict[str, object]:

@@ -21,6 +21,7 @@ from powerinfer.sampling.grammar.option_kinds import read_grammar, read_json_sch
 from powerinfer.sampling.sampling_params import FORMS, SamplingParams
 
 __all__ = [
+    "CHAT_DEFAULTS",
     "Command",
     "change_sampling",
     "chat_flags",
@@ -40,6 +41,9 @@ _DEFAULTS: dict[str, object] = {
     for table in (EngineOptions, SamplingParams)
     for field in fields(table)
 }
+
+CHAT_DEFAULTS = SamplingParams(max_tokens=1024)
+"""Sampling parameters of a chat: its answers end before a loop fills the context."""
 
 # Larger limits are checked, but not shown in the help.
 _LARGEST_LIMIT_SHOWN = 1 << 20
@@ -135,8 +139,8 @@ def change_sampling(params: SamplingParams, name: str, text: str) -> tuple[str, 
     Args:
         params: parameters to start from, not changed.
         name: a flag with or without its hyphens, or the field's name.
-        text: the value as the command line takes it; `default` restores the default. Several texts
-            are in quotation marks, separated by spaces.
+        text: the value as the command line takes it; `default` restores that of `CHAT_DEFAULTS`.
+            Several texts are in quotation marks, separated by spaces.
 
     Returns:
         The field's name, and the new parameters.
@@ -164,7 +168,7 @@ def _bare(name: str) -> str:
 def _parse_value(name: str, text: str, shown: str) -> object:
     option = _OPTIONS[name]
     if text == "default":
-        return _DEFAULTS[name]
+        return getattr(CHAT_DEFAULTS, name)
     if text.startswith(('"', "'")) and option.check is kinds.read_texts:
         return _quoted_texts(text)
     try:

@@ -25,12 +25,12 @@ _ADVICE: dict[str, str] = {
     "--offline": "set HF_HUB_OFFLINE=1; a fetched model needs no request anyway",
     "-cnv --conversation run:-i chat:-i --interactive -if --interactive-first": _CHAT,
     "-ins --instruct": _CHAT,
-    "-no-cnv --no-conversation -st --single-turn": "`powerinfer run` writes one text and ends; "
-    "leave it out",
-    "-sys --system-prompt run:--system": "use `powerinfer chat --system TEXT`",
-    "-sysf --system-prompt-file": 'use `powerinfer chat --system "$(cat FILE)"`',
-    "--chat-template --chat-template-file --jinja": "`powerinfer chat` uses the template of the "
-    "model file; leave it out",
+    "-st --single-turn": "use `powerinfer run --chat`, which answers one message",
+    "-no-cnv --no-conversation": "`powerinfer run` completes raw text; leave it out",
+    "-sys --system-prompt": "use --system TEXT, of `powerinfer chat` and `powerinfer run --chat`",
+    "-sysf --system-prompt-file": 'use --system "$(cat FILE)" with `powerinfer chat`',
+    "run:--chat-template chat:--chat-template --chat-template-file --jinja": "`powerinfer chat` "
+    "and `powerinfer run --chat` use the template of the model file; leave it out",
     "-r --reverse-prompt": "use --stop TEXT",
     "-fa --flash-attn": _LEAVE_OUT,
     "-b --batch-size -ub --ubatch-size": "prompts are computed in batches of 512 tokens; leave it "

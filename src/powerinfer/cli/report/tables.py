@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-__all__ = ["line_width", "percent", "print_paragraph", "print_table"]
+__all__ = ["line_width", "percent", "print_paragraph", "print_table", "printable"]
 
 _GAP = "  "
 
@@ -74,6 +74,13 @@ def print_paragraph(text: str, *, indent: int = 0, hanging: int = 0, err: bool =
 def percent(share: float | None, digits: int = 1) -> str:
     """A share as a cell; `-` for None."""
     return "-" if share is None else f"{100 * share:.{digits}f} %"
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Escape control characters but those to keep: a file must not steer the terminal."""
+    return "".join(
+        c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
+    )
 
 
 def _fitting(widths: Sequence[int], width: int | None) -> list[list[int]]:
