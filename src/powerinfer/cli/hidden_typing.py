@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -46,6 +47,7 @@ class _Terminal:
 
         self._set, self._error = termios.tcsetattr, termios.error
         self._now, self._descriptor = termios.TCSANOW, descriptor
+        self._drop_typed = partial(termios.tcflush, descriptor, termios.TCIFLUSH)
         try:
             self._shown = termios.tcgetattr(descriptor)
         except termios.error as error:
@@ -70,6 +72,9 @@ class _Terminal:
     def stop(self, number: int, _frame: FrameType | None) -> None:
         """Show what is typed while a signal does what it does by default."""
         handler = signal.signal(number, signal.SIG_DFL)
+        # What was meant for the program must not become a command of the shell.
+        with suppress(self._error):
+            self._drop_typed()
         self.show()
         signal.raise_signal(number)
         # Here after Ctrl-Z, when the process goes on; only in the foreground it may set anything.

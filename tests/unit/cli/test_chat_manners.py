@@ -3,6 +3,7 @@
 import errno
 import os
 import pty
+import select
 import signal
 import termios
 from collections.abc import Iterator
@@ -117,11 +118,17 @@ def test_inspect_prints_the_whole_template(with_template: Path, tiny: Path) -> N
 
 
 @pytest.fixture
-def terminal() -> Iterator[int]:
-    ours, theirs = pty.openpty()
-    yield theirs
-    os.close(ours)
-    os.close(theirs)
+def keyboard() -> Iterator[tuple[int, int]]:
+    """Two ends of a terminal: where keys are typed, and where a program reads them."""
+    ends = pty.openpty()
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+@pytest.fixture
+def terminal(keyboard: tuple[int, int]) -> int:
+    return keyboard[1]
 
 
 def _shows(terminal: int) -> bool:
@@ -138,18 +145,25 @@ def test_a_terminal_shows_what_is_typed_after_an_error(terminal: int) -> None:
 
 
 def test_a_stopped_program_shows_what_is_typed(
-    terminal: int, monkeypatch: pytest.MonkeyPatch
+    keyboard: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Ctrl-Z stops it; in the foreground again, it hides that again."""
-    seen = []
+    """As Ctrl-Z stops it; in the foreground again, it hides that again.
+
+    What was typed before is gone: the shell would take it for a command.
+    """
+    outer, terminal = keyboard
+    seen: list[object] = []
     send = signal.raise_signal
 
     def stopped(number: int) -> None:
+        assert not select.select([terminal], [], [], 0)[0]
         seen.append((number, _shows(terminal), signal.getsignal(number)))
 
     with hidden_typing(terminal):
         monkeypatch.setattr(signal, "raise_signal", stopped)
         monkeypatch.setattr(os, "tcgetpgrp", lambda _: os.getpgrp())
+        os.write(outer, b"typed")
+        select.select([terminal], [], [])
         send(signal.SIGTSTP)
         assert not _shows(terminal)
         monkeypatch.setattr(os, "tcgetpgrp", lambda _: os.getpgrp() + 1)
