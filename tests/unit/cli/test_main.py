@@ -17,6 +17,7 @@ from patience import PATIENCE_S
 from powerinfer import PowerInferError, __version__
 from powerinfer.cli.files import strip_final_newline
 from powerinfer.cli.flags.options import decode_escapes
+from powerinfer.cli.flags.sections import SectionedCommand
 from powerinfer.cli.main import command_names, main
 from powerinfer.engine.engine import Engine
 from powerinfer.gguf import open_gguf, write_gguf
@@ -55,6 +56,28 @@ def test_every_command_has_examples_and_a_short_help(name: str) -> None:
 @pytest.mark.parametrize("name", ["tokenize", "inspect", "perplexity", "bench", "run"])
 def test_commands_that_report_figures_take_json(name: str) -> None:
     assert "--json" in invoke(name, "--help").stdout
+
+
+@pytest.mark.parametrize("name", ["run", "chat", "serve"])
+def test_help_begins_with_what_people_need(name: str) -> None:
+    """Ten options and help; the others below by subject, and each once."""
+    command = main.get_command(click.Context(main), name)
+    assert isinstance(command, SectionedCommand)
+    context = click.Context(command, info_name=name, help_option_names=["-h", "--help"])
+    options = [each for each in command.get_params(context) if isinstance(each, click.Option)]
+    known = {each.name for each in options}
+    assert len(command.first) == len(known & set(command.first)) == 10
+    text = command.get_help(context).partition("Examples:")[0]
+    sections = re.findall(r"^(\w[\w ]+):$", text, re.MULTILINE)
+    subjects = ["Sampling", "Sparsity", "GPU", "Memory and processor"]
+    assert sections[0] == "Options"
+    assert [each for each in sections if each in subjects] == subjects
+    shown = re.findall(r"^  (-\S+)", text, re.MULTILINE)
+    records = [each.get_help_record(context) for each in options]
+    assert sorted(word.rstrip(",") for word in shown) == sorted(
+        record[0].split()[0].rstrip(",") for record in records if record is not None
+    )
+    assert shown.index("-h,") == 10
 
 
 def test_help_imports_neither_numpy_nor_a_command() -> None:

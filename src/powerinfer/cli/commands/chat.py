@@ -21,6 +21,7 @@ from powerinfer.cli.flags.flags import (
     sampling_params,
 )
 from powerinfer.cli.flags.options import STATE_FLAGS, engine_options, option, sampling_options
+from powerinfer.cli.flags.sections import SectionedCommand
 from powerinfer.cli.report.progress import clear_line
 from powerinfer.errors import PowerInferError, PromptError
 
@@ -54,7 +55,14 @@ half of it is free.
 """
 
 
-@click.command(epilog=_EPILOG)
+# What people need, first in the help.
+_FIRST = (
+    *("model", "system", "max_tokens", "context_length", "threads", "temperature"),
+    *("repeat_penalty", "seed", "stop", "device"),
+)
+
+
+@click.command(cls=SectionedCommand, first=_FIRST, epilog=_EPILOG)
 @click.argument("name", metavar="[MODEL]", required=False, type=ModelPath())
 @option("--system TEXT", "System message: an instruction before the conversation.")
 @flag(

@@ -22,6 +22,7 @@ from powerinfer.cli.flags.options import (
     print_json,
     sampling_options,
 )
+from powerinfer.cli.flags.sections import SectionedCommand
 from powerinfer.cli.report.progress import clear_line
 from powerinfer.sampling.sampling_params import FORMS
 
@@ -55,7 +56,14 @@ begins with a hyphen.
 """
 
 
-@click.command(epilog=_EPILOG)
+# What people need, first in the help.
+_FIRST = (
+    *("model", "prompt", "file", "chat", "system", "max_tokens", "context_length"),
+    *("temperature", "seed", "as_json"),
+)
+
+
+@click.command(cls=SectionedCommand, first=_FIRST, rest="Prompt and output", epilog=_EPILOG)
 @click.argument("words", metavar="[PROMPT]", nargs=-1)
 @option("-p --prompt TEXT", "Prompt; '' starts from nothing.")
 @option("-f --file PATH", "Read the prompt from a file or pipe; - is stdin.", PathType())

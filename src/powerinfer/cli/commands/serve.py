@@ -31,6 +31,7 @@ from powerinfer.cli.served_models import (
     find_served_models,
     model_source,
 )
+from powerinfer.cli.flags.sections import SectionedCommand
 
 if TYPE_CHECKING:
     import socket
@@ -63,7 +64,14 @@ accepted and listed.
 """
 
 
-@click.command(epilog=_EPILOG)
+# What people need, first in the help.
+_FIRST = (
+    *("models", "host", "port", "alias", "api_keys", "api_key_file", "parallel"),
+    *("context_length", "max_tokens", "threads"),
+)
+
+
+@click.command(cls=SectionedCommand, first=_FIRST, rest="Server", epilog=_EPILOG)
 @option("--host TEXT", "Address to listen on.", default="127.0.0.1")
 @option(
     "--port",
