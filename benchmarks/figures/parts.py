@@ -21,6 +21,7 @@ __all__ = [
     "load_model",
     "part",
     "ratio_text",
+    "signed",
     "table",
 ]
 
@@ -75,6 +76,11 @@ def table(
         return part(name)(write)
 
     return register
+
+
+def signed(share: float, digits: int = 2) -> str:
+    """A difference in percent with its sign; what rounds to zero has a plus."""
+    return f"{round(100 * share, digits) + 0.0:+.{digits}f} %"
 
 
 def load(name: str) -> Json:

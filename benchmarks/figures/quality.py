@@ -6,7 +6,7 @@ machine where nothing else ran, without tasks.
 
 from collections.abc import Iterator
 
-from figures.parts import Json, Row, load, table
+from figures.parts import Json, Row, load, signed, table
 
 _KIB = 1024
 _DIALS = {"0.005": "0.005", "0.01": "0.01", "0.02": "0.02", "default": "its own threshold"}
@@ -46,7 +46,7 @@ def _text() -> Iterator[Row]:
             _percent(min(value for value in row["recall"] if value is not None)),
             f"{max(value for value in row['ffn_error'] if value is not None):.4f}",
             f"{row['perplexity']:.4f}",
-            f"{100 * (row['perplexity_ratio'] - 1):+.2f} %",
+            signed(row["perplexity_ratio"] - 1),
             _percent(row["agreement"], 2),
             *_speed(speeds.get(row["setting"])),
         )
@@ -69,10 +69,10 @@ def _tasks() -> Iterator[Row]:
     for row in rows:
         cells: list[str] = []
         for task in (row["tasks"][name] for name in names):
-            change, error = task["difference"], task["difference_standard_error"]
+            difference, error = task["difference"], task["difference_standard_error"]
             cells.append(_percent(task["accuracy"]))
-            is_known = change is not None and error is not None
-            cells.append(f"{100 * change:+.1f} ± {100 * error:.1f}" if is_known else "-")
+            is_known = difference is not None and error is not None
+            cells.append(f"{100 * difference:+.1f} ± {100 * error:.1f}" if is_known else "-")
             cells.append(_percent(task["equal_answers"], 0))
         yield _setting(row), *cells
 

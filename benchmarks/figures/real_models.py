@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from figures.parts import RESULTS, Json, Row, load, ratio_text, table
+from figures.parts import RESULTS, Json, Row, load, ratio_text, signed, table
 
 GOLDEN = Path(__file__).parents[2] / "tests" / "golden" / "real_models" / "smollm2.json"
 _FOLDER = "intel-xeon-avx512/real-models"
@@ -37,7 +37,7 @@ def _perplexity() -> Iterator[Row]:
     }
     exact = stored["perplexity"]["reference"]
     for name, value in found.items():
-        change = "" if value == exact else f"{100 * (value / exact - 1):+.2f} %"
+        change = "" if value == exact else signed(value / exact - 1)
         yield name, f"{value:.4f}", change
 
 
@@ -47,12 +47,11 @@ def _quantizers() -> Iterator[Row]:
         exact, *rows = result["rows"]
         yield "F16", f"{exact['bytes'] / 1e6:.0f}", f"{exact['perplexity']:.3f}", "", ""
         for row in rows:
-            change = 100 * (row["perplexity"] / exact["perplexity"] - 1)
             yield (
                 row["type"],
                 f"{row['bytes'] / 1e6:.0f}",
                 f"{row['perplexity']:.3f}",
-                f"{change:+.2f} %",
+                signed(row["perplexity"] / exact["perplexity"] - 1),
                 f"{row['kl']:.5f} ± {row['kl_error']:.5f}",
             )
 

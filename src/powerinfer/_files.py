@@ -10,7 +10,14 @@ from pathlib import Path
 from powerinfer._replacing import make_folder_of, replacing
 from powerinfer.errors import PowerInferError
 
-__all__ = ["cache_folder", "cache_root", "format_bytes", "read_small_file", "write_atomically"]
+__all__ = [
+    "cache_folder",
+    "cache_root",
+    "decimal_bytes",
+    "format_bytes",
+    "read_small_file",
+    "write_atomically",
+]
 
 
 def cache_folder(name: str) -> Path:
@@ -77,6 +84,11 @@ def write_atomically(path: Path, data: bytes, *, error: type[PowerInferError]) -
     with replacing(path, error=error) as file:
         file.write(data)
     return path
+
+
+def decimal_bytes(count: float) -> str:
+    """Format the size of a file in powers of 1000, as shops and speeds have them: MB or GB."""
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
 def format_bytes(count: float) -> str:

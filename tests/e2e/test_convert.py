@@ -46,7 +46,7 @@ def test_a_converted_model_runs(tmp_path: Path) -> None:
     folder, output = write(tmp_path / "my-model"), tmp_path / "new" / "m.gguf"
     result = invoke("convert", folder, "-o", output)
     assert result.exit_code == 0, result.output
-    assert result.stdout.startswith(f"{output}: llama, 21 tensors, f32, 0.00 GB, ")
+    assert result.stdout.startswith(f"{output}: llama, 21 tensors, f32, 0.5 MB, ")
     assert result.stderr == ""
     file = open_gguf(output)
     assert file.get_str("general.name") == "my-model"

@@ -30,7 +30,7 @@ def test_output_and_the_file(model: Path, tmp_path: Path) -> None:
     assert [line.split(",")[0] for line in formats] == ["q8_0: 16 tensors", "f32: 5 tensors"]
     assert "relative error up to 3." in formats[0]
     assert last.startswith(f"{output}: Q8_0, ")
-    assert last.endswith("GB/s")
+    assert last.endswith("B/s")
     assert result.stderr == ""
     text = invoke("run", "-m", output, "-p", "ab", "-n", "2", "--temp", "0", "--ignore-eos")
     assert text.exit_code == 0, text.output

@@ -14,7 +14,7 @@ from powerinfer.cli.report.ffn_storage import (
 )
 from powerinfer.cli.report.progress import ProgressBar
 from powerinfer.cli.report.sparsity import describe_shares, describe_sparsity
-from powerinfer.cli.report.tables import print_paragraph
+from powerinfer.cli.report.tables import change, print_paragraph
 from powerinfer.store.memory import format_bytes
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def print_speed(metrics: "Metrics") -> None:
         return
     click.echo(
         f"decode measured {measured:.1f} tokens/s, predicted {predicted:.1f} "
-        f"({100 * (measured / predicted - 1):+.0f} %)",
+        f"({change(measured / predicted - 1, 0)})",
         err=True,
     )
 

@@ -9,7 +9,8 @@ import pytest
 
 from powerinfer.cli import main as program
 from powerinfer.cli import model
-from powerinfer.cli.report.progress import ProgressBar
+from powerinfer.cli.report.progress import ProgressBar, when_stopped
+from powerinfer.cli.signals import TerminatedError
 from terminal import run_on_terminal, shown_lines, terminal_as_stderr
 from tiny_models import TINY_MODELS, write_model
 
@@ -21,6 +22,45 @@ def test_progress_is_for_terminals(capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressBar("calibrating") as bar:
         bar(1, 2)
     assert capsys.readouterr().err == ""
+
+
+def test_elsewhere_a_line_a_minute_tells_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whichever bar reports; the first after a minute."""
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr(ProgressBar, "_told_at", None)
+    with ProgressBar("reading", unit="tokens") as reading, ProgressBar("training") as training:
+        written = []
+        for seconds, bar, done, what in (
+            *((0, reading, 1, None), (59, reading, 40, None), (1, reading, 50, None)),
+            *(
+                (59, training, 1, "layer 3"),
+                (1, training, 99, "layer 3"),
+                (60, training, 100, None),
+            ),
+        ):
+            now[0] += seconds
+            bar(done, 100, what)
+            written.append(capsys.readouterr().err)
+    assert written == [
+        *("", "", "reading: 50 of 100 tokens, 50 %\n"),
+        *("", "layer 3: 99 %\n", "training: 100 %\n"),
+    ]
+    with ProgressBar("loading", unit="bytes") as bar:
+        now[0] += 60
+        bar(1 << 20, 1 << 30)
+    assert capsys.readouterr().err == "loading: 1.0 MiB of 1.00 GiB, 0 %\n"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), TerminatedError(15)])
+def test_who_stops_a_command_reads_how_to_go_on(
+    error: BaseException, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(type(error)), when_stopped("the same command resumes"):
+        raise error
+    assert capsys.readouterr().err == "the same command resumes\n"
 
 
 def test_progress_is_shown_for_large_models(monkeypatch: pytest.MonkeyPatch) -> None:

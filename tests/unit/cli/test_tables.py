@@ -10,13 +10,14 @@ import pytest
 
 from command_line import invoke
 from placement_cases import model_shape
+from powerinfer._files import decimal_bytes
 from powerinfer.bench.read_bandwidth import PLAIN_READ_SETTINGS, PlainReader
 from powerinfer.calibration.recall import LayerRecall
 from powerinfer.cli.report import machine
 from powerinfer.cli.report.calibration import print_report
 from powerinfer.cli.report.placement import print_budgets, print_layers, print_parts
 from powerinfer.cli.report.sparsity import print_recall
-from powerinfer.cli.report.tables import print_paragraph, print_table
+from powerinfer.cli.report.tables import change, print_paragraph, print_table
 from powerinfer.offload import devices
 from powerinfer.ops.cpu.prefetch_settings import PlainReadSettings
 from powerinfer.placement.plan import LayerPlacement, PlacementPlan
@@ -83,6 +84,19 @@ def test_a_table_that_fits_stays_one(
     monkeypatch.delenv("COLUMNS")
     print_table([["cell" * 5] * 20])
     assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_a_difference_has_a_sign_and_zero_a_plus() -> None:
+    assert [change(share) for share in (-4e-5, 4e-5, -1e-4, 0.5, None)] == [
+        *("+0.00 %", "+0.00 %", "-0.01 %", "+50.00 %", "-"),
+    ]
+    assert change(-0.004, 0) == "+0 %"
+
+
+def test_sizes_of_small_files_are_told_in_megabytes() -> None:
+    assert [decimal_bytes(count) for count in (0, 93.8e6, 999.9e6, 1e9, 13.5e9)] == [
+        *("0.0 MB", "93.8 MB", "999.9 MB", "1.00 GB", "13.50 GB"),
+    ]
 
 
 def test_paragraphs_break_between_words(capsys: pytest.CaptureFixture[str]) -> None:

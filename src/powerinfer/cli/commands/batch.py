@@ -16,7 +16,7 @@ from powerinfer.cli.flags.options import (
     print_json,
     sampling_options,
 )
-from powerinfer.cli.report.progress import ProgressBar
+from powerinfer.cli.report.progress import ProgressBar, when_stopped
 
 if TYPE_CHECKING:
     from powerinfer.options.llm_options import LLMOptions
@@ -85,7 +85,10 @@ def batch(model: Path | None, source: Path, target: Path, as_json: bool, **flags
     options = llm_options(flags)
     with AnswerFile(target) as answers:
         num_before = sum(map(answers.has, requests))
-        with ProgressBar("answering", unit="requests") as bar:
+        with (
+            when_stopped(f"stopped; the same command resumes behind the answers in {answers.path}"),
+            ProgressBar("answering", unit="requests") as bar,
+        ):
             run_batch(requests, answers, settings, lambda: _load(model, options), bar)
         _report(requests, answers, num_before, as_json=as_json)
 

@@ -18,7 +18,7 @@ from powerinfer.cli.files import (
 )
 from powerinfer.cli.flags.flags import flag, flags, in_flags, llm_options
 from powerinfer.cli.flags.options import json_option, model_option, option, print_json
-from powerinfer.cli.report.progress import ProgressBar
+from powerinfer.cli.report.progress import BEGINS_AGAIN, ProgressBar, when_stopped
 from powerinfer.errors import CalibrationError
 from powerinfer.options.options import check_dials
 
@@ -306,7 +306,7 @@ def _measure(
     from powerinfer.calibration.calibrate import calibrate as calibrate_model
     from powerinfer.gguf import model_identity
 
-    with ProgressBar("calibrating", unit="layers") as progress:
+    with when_stopped(BEGINS_AGAIN), ProgressBar("calibrating", unit="layers") as progress:
         return calibrate_model(
             llm.loaded.model,
             text,

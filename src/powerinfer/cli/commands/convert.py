@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from powerinfer._files import decimal_bytes
 from powerinfer.cli.files import PathType, check_folder
 from powerinfer.cli.flags.options import json_option, option, predictors_option, print_json
-from powerinfer.cli.report.progress import ProgressBar
+from powerinfer.cli.report.progress import BEGINS_AGAIN, ProgressBar, when_stopped
 
 if TYPE_CHECKING:
     from powerinfer.convert.convert import ConvertReport
@@ -62,7 +63,7 @@ def convert(
     check_folder(output.parent)
     with ProgressBar("downloading", unit="bytes") as fetching:
         folder = checkpoint_folder(source, fetching)
-    with ProgressBar("converting", unit="bytes") as progress:
+    with when_stopped(BEGINS_AGAIN), ProgressBar("converting", unit="bytes") as progress:
         report = convert_checkpoint(
             folder,
             output,
@@ -83,7 +84,7 @@ def _summary(report: "ConvertReport") -> str:
     kind = "PowerInfer " if report.magic == "PWRI" else ""
     return (
         f"{kind}{report.architecture}, {report.num_tensors} tensors, {report.outtype}, "
-        f"{report.num_bytes / 1e9:.2f} GB, {report.gb_per_s:.2f} GB/s"
+        f"{decimal_bytes(report.num_bytes)}, {decimal_bytes(1e9 * report.gb_per_s)}/s"
     )
 
 

@@ -12,7 +12,7 @@ import click
 from powerinfer.cli.files import PathType, check_folder, read_text, text_name
 from powerinfer.cli.flags.flags import flag, flags, llm_options
 from powerinfer.cli.flags.options import json_option, model_option, option, print_json
-from powerinfer.cli.report.progress import ProgressBar
+from powerinfer.cli.report.progress import BEGINS_AGAIN, ProgressBar, when_stopped
 
 if TYPE_CHECKING:
     from powerinfer import LLM
@@ -102,7 +102,7 @@ def _measure(llm: "LLM", content: bytes, name: str, chunks: int | None) -> "Impo
     token_ids = loaded.tokenizer.encode(content)
     count = min(count_windows(token_ids, window), chunks or len(token_ids))
     token_ids = token_ids[: count * window]
-    with ProgressBar("measuring", unit="tokens", delay_s=0.5) as bar:
+    with when_stopped(BEGINS_AGAIN), ProgressBar("measuring", unit="tokens", delay_s=0.5) as bar:
         squares = measure_inputs(
             loaded.model,
             loaded.file.tensors,

@@ -13,7 +13,7 @@ import click
 from powerinfer.cli.files import ModelPath, PathType, check_folder, model_file
 from powerinfer.cli.flags.flags import flag
 from powerinfer.cli.flags.options import json_option, option, predictors_option, print_json
-from powerinfer.cli.report.progress import ProgressBar
+from powerinfer.cli.report.progress import BEGINS_AGAIN, ProgressBar, when_stopped
 
 if TYPE_CHECKING:
     from powerinfer.convert.pack import PackedPredictors, PackReport
@@ -80,7 +80,7 @@ def pack(
     read_config(file, architecture_of(file), activation)
     metadata = activation_metadata(parse_activation(activation)) if activation else {}
     check_folder(output.parent)
-    with ProgressBar("packing", unit="bytes") as progress:
+    with when_stopped(BEGINS_AGAIN), ProgressBar("packing", unit="bytes") as progress:
         report = (
             pack_model(file, output, layout=layout, metadata=metadata, progress=progress)
             if predictors is None

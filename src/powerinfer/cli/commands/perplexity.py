@@ -18,7 +18,7 @@ from powerinfer.cli.flags.options import (
     other_engine_options,
     print_json,
 )
-from powerinfer.cli.report.progress import ProgressBar
+from powerinfer.cli.report.progress import BEGINS_AGAIN, ProgressBar, when_stopped
 
 if TYPE_CHECKING:
     from powerinfer import LLM
@@ -70,7 +70,7 @@ def perplexity(
         announce(llm.loaded)
         neurons = NeuronTally(llm.loaded.model)
         started = time.perf_counter()
-        with neurons.counting():
+        with neurons.counting(), when_stopped(BEGINS_AGAIN):
             estimate = _measure(llm, content, context_length, reading)
         elapsed_s = time.perf_counter() - started
         if as_json:

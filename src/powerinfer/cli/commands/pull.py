@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from powerinfer.cli.flags.options import json_option, print_json
-from powerinfer.cli.report.progress import ProgressBar
+from powerinfer.cli.report.progress import ProgressBar, when_stopped
 
 if TYPE_CHECKING:
     from powerinfer.hub.fetch import FetchedModel
@@ -50,7 +50,10 @@ def pull(model: str, as_json: bool) -> None:
     from powerinfer.hub.catalogue import catalogue
     from powerinfer.hub.sources import fetch_named
 
-    with ProgressBar("downloading", unit="bytes") as progress:
+    with (
+        when_stopped("stopped; the same command resumes the download"),
+        ProgressBar("downloading", unit="bytes") as progress,
+    ):
         fetched = fetch_named(model, progress=progress, renews=True)
     if (entry := catalogue().get(model)) and entry.flags:
         click.echo(f"note: {model} needs {entry.flags}", err=True)

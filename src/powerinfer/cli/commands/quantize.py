@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from powerinfer._files import decimal_bytes
 from powerinfer.cli.files import ModelPath, PathType, check_folder, model_file
 from powerinfer.cli.flags.flags import flag
 from powerinfer.cli.flags.options import json_option, option, print_json
-from powerinfer.cli.report.progress import ProgressBar
+from powerinfer.cli.report.progress import BEGINS_AGAIN, ProgressBar, when_stopped
 
 if TYPE_CHECKING:
     from powerinfer.convert.quantize.mixture import KeptFormat
@@ -101,7 +102,7 @@ def quantize(
         importance,
         kernels,
     )
-    with ProgressBar("quantizing", unit="bytes") as progress:
+    with when_stopped(BEGINS_AGAIN), ProgressBar("quantizing", unit="bytes") as progress:
         report = quantize_model(file, output, options, progress)
     if as_json:
         print_json(_as_json(report))
@@ -172,7 +173,7 @@ def _print(report: "QuantizeReport") -> None:
     size = report.num_bytes / 2**20
     click.echo(
         f"{report.path}: {report.file_type.name}, {size:.1f} MiB of "
-        f"{report.source_bytes / 2**20:.1f}, {report.gb_per_s:.2f} GB/s"
+        f"{report.source_bytes / 2**20:.1f}, {decimal_bytes(1e9 * report.gb_per_s)}/s"
     )
 
 

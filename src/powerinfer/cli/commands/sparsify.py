@@ -19,8 +19,8 @@ from powerinfer.cli.flags.options import (
     resumed_output_option,
     texts_option,
 )
-from powerinfer.cli.report.progress import ProgressBar
-from powerinfer.cli.report.tables import percent
+from powerinfer.cli.report.progress import ProgressBar, when_stopped
+from powerinfer.cli.report.tables import change, percent
 
 if TYPE_CHECKING:
     from powerinfer.train.sparsify.recipe import Recipe
@@ -123,12 +123,11 @@ def sparsify(
     check_folder(output)
     path = _path_of(checkpoint)
     plan = SparsifyPlan(path, files, output, recipe, activation, found, fit_tokens)
-    try:
-        with ProgressBar("training") as bar:
-            report = train(plan, bar)
-    except KeyboardInterrupt:
-        click.echo("stopped; the same command resumes from the last save", err=True)
-        raise
+    with (
+        when_stopped("stopped; the same command resumes from the last save"),
+        ProgressBar("training") as bar,
+    ):
+        report = train(plan, bar)
     if as_json:
         print_json({key: value for key, value in report.items() if key != "run"})
     else:
@@ -171,7 +170,7 @@ def _print(report: dict[str, object]) -> None:
         )
     click.echo(
         f"perplexity on {values['held_out_tokens']} held-out tokens: {before:.3f} before, "
-        f"{after:.3f} now ({after / before - 1:+.1%})"
+        f"{after:.3f} now ({change(after / before - 1, 1)})"
     )
     shares = ", ".join(percent(share) for share in zeros)
     click.echo(f"neurons that are zero: {percent(values['zeros'])} (by layer: {shares})")

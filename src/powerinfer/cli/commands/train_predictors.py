@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from powerinfer._files import decimal_bytes
 from powerinfer.cli.files import PathType, check_folder, model_file
 from powerinfer.cli.flags.flags import flag, flags, llm_options
 from powerinfer.cli.flags.options import (
@@ -20,7 +21,7 @@ from powerinfer.cli.flags.options import (
     resumed_output_option,
     texts_option,
 )
-from powerinfer.cli.report.progress import ProgressBar
+from powerinfer.cli.report.progress import ProgressBar, when_stopped
 from powerinfer.cli.report.tables import percent, print_paragraph, print_table
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ def print_packed(report: "PackReport") -> None:
     """Print the packed file and the notes on it."""
     for note in report.notes:
         click.echo(f"note: {note}", err=True)
-    click.echo(f"{report.path}: the model with its predictors, {report.num_bytes / 1e6:.1f} MB")
+    click.echo(f"{report.path}: the model with its predictors, {decimal_bytes(report.num_bytes)}")
 
 
 def _check_before(model: Path | None, packed: Path | None, flags: dict[str, object]) -> None:
@@ -253,18 +254,18 @@ def _pack(
 def _train(
     model: Path | None, plan: "TrainingPlan", flags: dict[str, object]
 ) -> "TrainedPredictors":
-    """Train with a progress bar; Ctrl-C prints how to resume."""
+    """Train with a progress bar; an early end prints how to resume."""
     from powerinfer.cli.model import open_llm
     from powerinfer.train.predictors.run import train_predictors as train
 
     options = llm_options(flags)
     options["sparsity"], options["device"] = "exact", "cpu"
-    try:
-        with open_llm(model, options) as llm, ProgressBar("training") as bar:
-            return train(llm.loaded, plan, bar)
-    except KeyboardInterrupt:
-        click.echo("stopped; the same command resumes from here", err=True)
-        raise
+    with (
+        open_llm(model, options) as llm,
+        when_stopped("stopped; the same command resumes from here"),
+        ProgressBar("training") as bar,
+    ):
+        return train(llm.loaded, plan, bar)
 
 
 COMMAND = train_predictors

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from powerinfer.cli.flags.options import print_json
-from powerinfer.cli.report.progress import ProgressBar
-from powerinfer.cli.report.tables import percent, print_paragraph, print_table
+from powerinfer.cli.report.progress import BEGINS_AGAIN, ProgressBar, when_stopped
+from powerinfer.cli.report.tables import change, percent, print_paragraph, print_table
 
 if TYPE_CHECKING:
     from powerinfer.evaluation.answers import TaskRow
@@ -50,7 +50,7 @@ def run_evaluation(
     from powerinfer.evaluation.evaluate import EvalPlan, evaluate_settings
 
     plan = EvalPlan(tuple(tasks), tuple(settings), text)
-    with ProgressBar("loading") as bar:
+    with when_stopped(BEGINS_AGAIN), ProgressBar("loading") as bar:
 
         def show(what: str, done: int, total: int) -> None:
             bar(done, total, what)
@@ -107,7 +107,7 @@ def _cells(name: str, row: "TaskRow") -> tuple[str, ...]:
         name,
         percent(row.accuracy, 2),
         percent(row.standard_error, 2),
-        "-" if row.difference is None else f"{100 * row.difference:+.2f} %",
+        change(row.difference),
         percent(row.difference_standard_error, 2),
         percent(row.equal_answers, 2),
     )
@@ -141,7 +141,7 @@ def _text_cells(result: "SettingResult", text: "TextRow") -> tuple[str, ...]:
         shown_setting(result.setting, result.sparsity),
         f"{text.perplexity:.4f}",
         f"{text.standard_error:.4f}",
-        "-" if ratio is None else f"{100 * (ratio - 1):+.2f} %",
+        change(None if ratio is None else ratio - 1),
     )
 
 

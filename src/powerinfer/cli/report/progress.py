@@ -1,16 +1,25 @@
-"""Progress bars on stderr; nothing if it is not a terminal."""
+"""Progress on stderr: bars on a terminal, elsewhere a line a minute."""
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Self
+
+import click
+
+from powerinfer._files import format_bytes
+from powerinfer.cli.signals import TerminatedError
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-__all__ = ["ProgressBar", "clear_line"]
+__all__ = ["BEGINS_AGAIN", "ProgressBar", "clear_line", "when_stopped"]
 
 _INTERVAL_S = 0.1
+_LINE_EVERY_S = 60.0
+BEGINS_AGAIN = "stopped; nothing was kept: the same command begins again"
 
 
 class ProgressBar:
@@ -18,11 +27,14 @@ class ProgressBar:
 
     Call it with (done, total), also for several tasks in a row. As a context manager it disappears
     in any case, so that an error gets a line of its own. A terminal shows one bar at a time: a new
-    one replaces the one before.
+    one replaces the one before. Where stderr is no terminal, there is a line a minute, of whichever
+    bar reports then.
     """
 
     # The bar that is on the terminal now.
     _shown: ClassVar["ProgressBar | None"] = None
+    # When the last line was written, or the first bar reported.
+    _told_at: ClassVar[float | None] = None
 
     def __init__(
         self, what: str, *, unit: str = "", shown_from: int = 0, delay_s: float = 0.0
@@ -54,7 +66,10 @@ class ProgressBar:
 
     def __call__(self, done: int, total: int, what: str | None = None) -> None:
         """Show progress; `what` replaces the text before the bar."""
-        if total < self._shown_from or not sys.stderr.isatty():
+        if total < self._shown_from:
+            return
+        if not sys.stderr.isatty():
+            self._tell(done, total, what or self._what)
             return
         if done >= total:
             self.close()
@@ -87,6 +102,19 @@ class ProgressBar:
             ProgressBar._shown = None
         self._bar = self._task = self._began_at = None
 
+    def _tell(self, done: int, total: int, what: str) -> None:
+        """Write a line if a minute has passed."""
+        now = time.monotonic()
+        if ProgressBar._told_at is None:
+            ProgressBar._told_at = now
+        if now - ProgressBar._told_at < _LINE_EVERY_S:
+            return
+        ProgressBar._told_at = now
+        numbers = f"{done} of {total} {self._unit}, " if self._unit else ""
+        if self._unit == "bytes":
+            numbers = f"{format_bytes(done)} of {format_bytes(total)}, "
+        click.echo(f"{what}: {numbers}{100 * done // max(total, 1)} %", err=True)
+
     def _new_bar(self) -> "Progress":
         from rich import progress
         from rich.console import Console
@@ -113,3 +141,14 @@ def clear_line() -> None:
     """Remove the bar that is shown, if any, before something else is written to stderr."""
     if ProgressBar._shown is not None:
         ProgressBar._shown.close()
+
+
+@contextmanager
+def when_stopped(advice: str) -> Iterator[None]:
+    """Say on stderr how to go on when Ctrl-C or a signal ends what is inside."""
+    try:
+        yield
+    except (KeyboardInterrupt, TerminatedError):
+        clear_line()
+        click.echo(advice, err=True)
+        raise

@@ -20,7 +20,7 @@ from powerinfer.cli.report.quality_results import (
     load_results,
     save_results,
 )
-from powerinfer.cli.report.tables import percent, print_paragraph, print_table
+from powerinfer.cli.report.tables import change, percent, print_paragraph, print_table
 from powerinfer.errors import MeasurementError
 from powerinfer.options.llm_options import LLMOptions
 from powerinfer.options.options import CPU, EngineOptions, engine_options
@@ -304,6 +304,6 @@ def _cells(row: "QualityRow") -> tuple[str, ...]:
         percent(row.worst_recall, 2),
         "-" if row.worst_ffn_error is None else f"{row.worst_ffn_error:.4f}",
         f"{row.perplexity:.4f}",
-        f"{100 * (row.perplexity_ratio - 1):+.2f} %",
+        change(row.perplexity_ratio - 1),
         percent(row.agreement, 2),
     )

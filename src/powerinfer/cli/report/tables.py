@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-__all__ = ["line_width", "percent", "print_paragraph", "print_table", "printable"]
+__all__ = ["change", "line_width", "percent", "print_paragraph", "print_table", "printable"]
 
 _GAP = "  "
 
@@ -74,6 +74,12 @@ def print_paragraph(text: str, *, indent: int = 0, hanging: int = 0, err: bool =
 def percent(share: float | None, digits: int = 1) -> str:
     """A share as a cell; `-` for None."""
     return "-" if share is None else f"{100 * share:.{digits}f} %"
+
+
+def change(share: float | None, digits: int = 2) -> str:
+    """A difference as a cell, with its sign; what rounds to zero is `+0.00 %`. `-` for None."""
+    # Adding zero turns minus zero into zero.
+    return "-" if share is None else f"{round(100 * share, digits) + 0.0:+.{digits}f} %"
 
 
 def printable(text: str, keep: str = "") -> str:
