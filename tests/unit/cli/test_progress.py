@@ -27,31 +27,31 @@ def test_progress_is_for_terminals(capsys: pytest.CaptureFixture[str]) -> None:
 def test_elsewhere_a_line_a_minute_tells_how_far_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whichever bar reports; the first after a minute."""
+    """Of several bars, too; the first comes a minute after a bar's first report."""
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    monkeypatch.setattr(ProgressBar, "_told_at", None)
+    monkeypatch.setattr(ProgressBar, "_told_at", 0.0)
+
+    def told(bar: ProgressBar, seconds: int, done: int, what: str | None = None) -> str:
+        now[0] += seconds
+        bar(done, 100, what)
+        return capsys.readouterr().err
+
     with ProgressBar("reading", unit="tokens") as reading, ProgressBar("training") as training:
-        written = []
-        for seconds, bar, done, what in (
-            *((0, reading, 1, None), (59, reading, 40, None), (1, reading, 50, None)),
-            *(
-                (59, training, 1, "layer 3"),
-                (1, training, 99, "layer 3"),
-                (60, training, 100, None),
-            ),
-        ):
-            now[0] += seconds
-            bar(done, 100, what)
-            written.append(capsys.readouterr().err)
-    assert written == [
-        *("", "", "reading: 50 of 100 tokens, 50 %\n"),
-        *("", "layer 3: 99 %\n", "training: 100 %\n"),
-    ]
-    with ProgressBar("loading", unit="bytes") as bar:
-        now[0] += 60
-        bar(1 << 20, 1 << 30)
-    assert capsys.readouterr().err == "loading: 1.0 MiB of 1.00 GiB, 0 %\n"
+        assert told(reading, 0, 1) == ""
+        assert told(reading, 59, 40) == ""
+        assert told(reading, 1, 50) == "reading: 50 of 100 tokens, 50 %\n"
+        assert told(training, 0, 1) == ""
+        assert told(training, 60, 9, "layer 3") == "layer 3: 9 %\n"
+        assert told(reading, 30, 70) == ""
+        assert told(reading, 30, 99) == "reading: 99 of 100 tokens, 99 %\n"
+        assert told(training, 300, 100, "measuring") == "measuring: 100 %\n"
+    with ProgressBar("loading", unit="bytes", delay_s=1.0) as bar:
+        assert told(bar, 0, 0) == ""
+        assert told(bar, 60, 50) == "loading: 50 B of 100 B, 50 %\n"
+        assert told(bar, 1, 100) == ""
+        # A task of its own.
+        assert told(bar, 600, 0) == ""
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), TerminatedError(15)])

@@ -1,5 +1,6 @@
 """Progress on stderr: bars on a terminal, elsewhere a line a minute."""
 
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -27,14 +28,13 @@ class ProgressBar:
 
     Call it with (done, total), also for several tasks in a row. As a context manager it disappears
     in any case, so that an error gets a line of its own. A terminal shows one bar at a time: a new
-    one replaces the one before. Where stderr is no terminal, there is a line a minute, of whichever
-    bar reports then.
+    one replaces the one before. Where stderr is no terminal, there is at most a line a minute.
     """
 
     # The bar that is on the terminal now.
     _shown: ClassVar["ProgressBar | None"] = None
-    # When the last line was written, or the first bar reported.
-    _told_at: ClassVar[float | None] = None
+    # When the last line was written.
+    _told_at: ClassVar[float] = -math.inf
 
     def __init__(
         self, what: str, *, unit: str = "", shown_from: int = 0, delay_s: float = 0.0
@@ -103,11 +103,12 @@ class ProgressBar:
         self._bar = self._task = self._began_at = None
 
     def _tell(self, done: int, total: int, what: str) -> None:
-        """Write a line if a minute has passed."""
+        """Write a line if a minute has passed since the first report and since the last line."""
         now = time.monotonic()
-        if ProgressBar._told_at is None:
-            ProgressBar._told_at = now
-        if now - ProgressBar._told_at < _LINE_EVERY_S:
+        began = now if self._began_at is None else self._began_at
+        # What shows no bar for a moment is done often, and each time begins anew.
+        self._began_at = None if self._delay_s and done >= total else began
+        if now - max(began, ProgressBar._told_at) < _LINE_EVERY_S:
             return
         ProgressBar._told_at = now
         numbers = f"{done} of {total} {self._unit}, " if self._unit else ""
