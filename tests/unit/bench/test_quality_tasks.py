@@ -105,6 +105,18 @@ def expected(common: tuple[str | Path, ...]) -> list[dict[str, Any]]:
     return rows
 
 
+def test_ctrl_c_before_the_first_setting_says_that_nothing_was_kept(
+    common: tuple[str | Path, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("powerinfer.cli.report.quality._measure", interrupted)
+    result = invoke(*common, *SETTINGS)
+    assert result.exit_code == 130
+    assert "stopped; nothing was kept: the same command begins again" in result.stderr
+
+
 @needs_lm_eval
 @pytest.mark.parametrize(("stops_after", "is_json"), [(1, False), (2, True), (4, False)])
 def test_rows_survive_ctrl_c_and_are_not_measured_again(

@@ -12,7 +12,7 @@ import click
 from powerinfer.cli.files import check_folder, model_file, read_text
 from powerinfer.cli.flags.options import print_json
 from powerinfer.cli.report.evaluation import print_task, print_task_legend, shown_setting
-from powerinfer.cli.report.progress import ProgressBar
+from powerinfer.cli.report.progress import BEGINS_AGAIN, ProgressBar
 from powerinfer.cli.report.quality_results import (
     QualityResults,
     SettingFigures,
@@ -21,6 +21,7 @@ from powerinfer.cli.report.quality_results import (
     save_results,
 )
 from powerinfer.cli.report.tables import change, percent, print_paragraph, print_table
+from powerinfer.cli.signals import TerminatedError
 from powerinfer.errors import MeasurementError
 from powerinfer.options.llm_options import LLMOptions
 from powerinfer.options.options import CPU, EngineOptions, engine_options
@@ -105,6 +106,10 @@ def run_quality(
     try:
         _measure(path, job, text, options, results)
         is_complete = True
+    except (KeyboardInterrupt, TerminatedError):
+        if not results.settings:
+            click.echo(BEGINS_AGAIN, err=True)
+        raise
     finally:
         if results.settings and as_json:
             facts = {"machine": describe_machine(), "lm_eval": version, "is_complete": is_complete}
