@@ -102,10 +102,10 @@ class Densities:
 def bytes_of_file(file: GGUFFile) -> ModelBytes:
     """Sum a file's tensors by role, of experts those that a token uses."""
     names = {
-        "gate": (".ffn_gate.weight", ".ffn_gate_exps.weight"),
-        "up": (".ffn_up.weight", ".ffn_up_exps.weight"),
-        "down": tuple(f".ffn_down{end}.weight" for end in ("", "_t", "_exps", "_exps_t")),
-        "predictor": tuple(f".fc{n}{end}.weight" for n in (1, 2) for end in ("", "_exps")),
+        "gate": _ends("ffn_gate", "", "_exps", "_shexp"),
+        "up": _ends("ffn_up", "", "_exps", "_shexp"),
+        "down": _ends("ffn_down", "", "_t", "_exps", "_exps_t", "_shexp", "_shexp_t"),
+        "predictor": _ends("fc1", "", "_exps") + _ends("fc2", "", "_exps"),
     }
     used = _used_share(file)
     has_head = "output.weight" in file.tensors
@@ -130,6 +130,10 @@ def bytes_of_file(file: GGUFFile) -> ModelBytes:
         neuron_weights=neuron_weights,
         is_drelu=is_drelu,
     )
+
+
+def _ends(name: str, *ends: str) -> tuple[str, ...]:
+    return tuple(f".{name}{end}.weight" for end in ends)
 
 
 def _used_share(file: GGUFFile) -> float:
@@ -222,8 +226,9 @@ def _bytes_per_weight(name: str) -> float:
 def planted_densities(file: GGUFFile, kind: str, predicted: float | None = None) -> Densities:
     """Densities of a file of planted.py; `predicted` as measured, or what planted rows need."""
     fires = file.get_float("powerinfer.synthetic.density")
-    gate_fires = file.get_float("powerinfer.synthetic.gate_density")
-    if predicted is None and kind.startswith("mlp"):
+    gate_fires = file.get_float("powerinfer.synthetic.gate_density", fires)
+    has_mlp = "powerinfer.synthetic.predicted_density" in file.metadata
+    if predicted is None and kind.startswith("mlp") and has_mlp:
         predicted = file.get_float("powerinfer.synthetic.predicted_density")
     return densities(kind, fires, gate_fires, predicted)
 

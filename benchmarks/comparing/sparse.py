@@ -184,9 +184,9 @@ def print_sparse(result: dict[str, Any]) -> None:
             f"FFN error {planted['ffn_error']:.4f}"
         )
     elif planted:
-        print(
-            f"  planted: density {planted['density']:.3f}, of gates {planted['gate_density']:.3f}"
-        )
+        gates = planted.get("gate_density")
+        of_gates = "" if gates is None else f", of gates {gates:.3f}"
+        print(f"  planted: density {planted['density']:.3f}{of_gates}")
     if result["plain"] and result["caveat"]:
         print(f"  {result['caveat']}")
     for kind, row in result["kinds"].items():

@@ -7,10 +7,11 @@ experts in `amd-zen5` (`scripts/bench experts`). Which program of benchmarks/ wr
     relullama-*                             compare.py --sparsity, decode
     prompts-*                               compare.py --sparsity --no-peer, prompts
     steps-*, loaded                         step_rows.py, loaded.py
+    families/                               compare.py, --sparsity where its name says so
 """
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from figures.parts import FORMATS, Json, Row, load, load_all, load_model, part, ratio_text, table
 
@@ -135,13 +136,24 @@ def _loaded() -> str:
     )
 
 
-@table(
-    "experts_sparse",
+_SPARSE_COLUMNS = (
     "model | kind | what | active | GB/s (plain read) | ours, tokens/s | llama.cpp "
-    "| / llama.cpp | / our dense | byte bound",
+    "| / llama.cpp | / our dense | byte bound"
 )
+
+
+@table("experts_sparse", _SPARSE_COLUMNS)
 def _experts_sparse() -> Iterator[Row]:
-    for name, result in _experts():
+    return _sparse_rows(_experts())
+
+
+@table("families_sparse", _SPARSE_COLUMNS)
+def _families_sparse() -> Iterator[Row]:
+    return _sparse_rows(load_all("*/families/*-sparse.json"))
+
+
+def _sparse_rows(results: Iterable[tuple[str, Json]]) -> Iterator[Row]:
+    for name, result in results:
         for kind, row in result.get("kinds", {}).items():
             for what, found in row["against"].get("llama.cpp", {}).items():
                 active = rate = bound = ""
@@ -149,7 +161,7 @@ def _experts_sparse() -> Iterator[Row]:
                     active, bound = _text(row["active_share"]), _text(row["bound"])
                     rate = f"{row['gb_per_s']:.1f} ({row['read_gb_per_s']:.1f})"
                 dense = row["against"].get("dense", {}).get(what, {}).get("ratio")
-                cells = (name, f"`{kind}`", what.replace("prefill", "prompt of"), active, rate)
+                cells = (name.removesuffix("-sparse"), f"`{kind}`", what.replace("prefill", "prompt of"), active, rate)
                 yield *cells, *_speeds(found), ratio_text(found), _text(dense), bound
 
 
@@ -166,3 +178,19 @@ def _experts_dense() -> Iterator[Row]:
                 rate = "{:.1f} ({:.1f})".format(*_medians(result, "gb_per_s", "read_gb_per_s"))
             peer = f"{ik['peer']:.1f}" if ik else ""
             yield name, what, rate, *_speeds(found), peer, ratio_text(found), ratio_text(ik)
+
+
+@table(
+    "families_dense",
+    "model | what | ours, tokens/s | llama.cpp | / llama.cpp | GB per token | GB/s (plain read)",
+)
+def _families_dense() -> Iterator[Row]:
+    for name, result in load_all("*/families/*.json"):
+        for what, found, _, _ in _against_peers(result):
+            size = rate = ""
+            if what == "decode":
+                moved, reached, read = _medians(
+                    result, "bytes_per_token", "gb_per_s", "read_gb_per_s"
+                )
+                size, rate = f"{moved / 1e9:.2f}", f"{reached:.1f} ({read:.1f})"
+            yield name, what, *_speeds(found), ratio_text(found), size, rate
