@@ -1,4 +1,4 @@
-"""What Open WebUI asks of an OpenAI-compatible server: models, chats, small tasks beside them."""
+"""What Open WebUI asks of a server of OpenAI's or Ollama's API: models, chats, small tasks."""
 
 import json
 from collections.abc import Iterator
@@ -112,9 +112,20 @@ def test_a_chat_and_the_tasks_behind_it(session: httpx.Client) -> None:
         assert isinstance(tags.result(PATIENCE_S), str)
 
 
-def test_ollama_is_not_there(server: Server) -> None:
-    """It looks for Ollama's API as well, if told to, and shows its error."""
-    for path in ("/api/tags", "/api/version", "/ollama/api/tags"):
-        answer = httpx.get(server.url + path, headers=HEADERS)
-        assert answer.status_code == 404
-        assert "error" in answer.json()
+def test_the_same_server_as_one_of_ollama(server: Server) -> None:
+    """What it asks of Ollama's API: models, which are loaded, a version, and chats."""
+    with httpx.Client(base_url=server.url, headers=HEADERS, timeout=PATIENCE_S) as session:
+        (model,) = session.get("/api/tags").json()["models"]
+        assert model["model"] == "powerinfer-story:latest"
+        (loaded,) = session.get("/api/ps").json()["models"]
+        assert loaded["digest"] == model["digest"]
+        assert session.get("/api/version").json()["version"]
+        options = {"temperature": 0, "num_predict": 8}
+        body = {"model": model["model"], "messages": TALK[2:], "stream": True, "options": options}
+        with session.stream("POST", "/api/chat", json=body) as response:
+            assert response.headers["content-type"] == "application/x-ndjson"
+            *pieces, last = map(json.loads, response.iter_lines())
+    assert "".join(each["message"]["content"] for each in pieces)
+    assert (last["done"], last["eval_count"]) == (True, 8)
+    wrong = httpx.get(f"{server.url}/api/tags")
+    assert (wrong.status_code, list(wrong.json())) == (401, ["error"])

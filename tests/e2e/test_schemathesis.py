@@ -55,6 +55,9 @@ BODIES = (
     "POST /completion",
     "POST /tokenize",
     "POST /detokenize",
+    "POST /api/chat",
+    "POST /api/generate",
+    "POST /api/show",
 )
 
 # Made-up chats are seldom chats: half of them are replaced by one that is.

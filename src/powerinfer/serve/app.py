@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 
 from powerinfer._version import __version__
 from powerinfer.errors import PowerInferError
-from powerinfer.serve import anthropic, llamacpp, openai, page
+from powerinfer.serve import anthropic, llamacpp, ollama, openai, page
 from powerinfer.serve.context import ServerContext, ServerPhase
 from powerinfer.serve.errors import ApiError, from_engine
 from powerinfer.serve.model_pool import ModelState, PooledModel
@@ -41,6 +41,7 @@ def build_app(context: ServerContext) -> FastAPI:
         openai.router,
         anthropic.router,
         llamacpp.router,
+        ollama.router,
         page.router,
     ):
         app.include_router(router(context))

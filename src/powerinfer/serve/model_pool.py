@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -41,6 +42,7 @@ class Resident:
     Attributes:
         needed_bytes: memory that it takes, by estimate.
         stamp: of its file when it was loaded.
+        keep_alive_s: seconds that it stays unused; None: until memory is needed.
         num_users: requests that use it.
         used_at: when the last one ended, on the clock of the event loop.
         is_idle: set while no request uses it.
@@ -51,6 +53,7 @@ class Resident:
     context: ModelContext
     needed_bytes: int = 0
     stamp: FileStamp | None = None
+    keep_alive_s: float | None = None
     num_users: int = 0
     used_at: float = field(default_factory=time.monotonic)
     is_idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -188,6 +191,31 @@ class ModelPool:
         finally:
             self._leave(model, resident)
 
+    def keep(self, model: PooledModel, seconds: float) -> None:
+        """Let a loaded model stay unused for this long, or without end if that is infinite.
+
+        Called while a request uses it.
+        """
+        if model.resident is not None:
+            model.resident.keep_alive_s = None if math.isinf(seconds) else seconds
+
+    async def unload(self, model: PooledModel) -> None:
+        """Free a model now, or once its requests have ended; returns then without waiting.
+
+        Raises:
+            ApiError: 400, it is the only model and stays.
+        """
+        self.check_answers()
+        if model.source is None:
+            raise _staying(model)
+        if (resident := model.resident) is None:
+            return
+        is_used = bool(resident.num_users)
+        resident.has_expired = True
+        leaving = self._spawn(self._end_stay(model))
+        if not is_used:
+            await asyncio.shield(leaving)
+
     def measure(self) -> None:
         """Update the metrics that come from engines."""
         for model, resident in self._residents():
@@ -224,7 +252,7 @@ class ModelPool:
         context = ModelContext(
             settings=model.settings, model=served, engine=running, workers=self._workers
         )
-        return Resident(context=context)
+        return Resident(context=context, keep_alive_s=self._keep_alive_s)
 
     async def _enter(self, model: PooledModel) -> Resident:
         """Wait for a model, and count as one of its users."""
@@ -260,10 +288,10 @@ class ModelPool:
         if resident.num_users:
             return
         resident.is_idle.set()
-        if self._keep_alive_s is None or model.source is None or model.resident is not resident:
+        stay_s = resident.keep_alive_s
+        if stay_s is None or model.source is None or model.resident is not resident:
             return
-        loop = asyncio.get_running_loop()
-        resident.leaving = loop.call_later(self._keep_alive_s, self._expire, model)
+        resident.leaving = asyncio.get_running_loop().call_later(stay_s, self._expire, model)
 
     def _expire(self, model: PooledModel) -> None:
         if model.resident is not None:
@@ -423,6 +451,14 @@ def _fail(model: PooledModel, error: ApiError) -> None:
 
 def _ending() -> ApiError:
     return unavailable("the server is shutting down", "shutting_down")
+
+
+def _staying(model: PooledModel) -> ApiError:
+    return ApiError(
+        f"the model {model.name!r} is the only one of this server and stays loaded; a server that "
+        "was started with --keep-alive unloads it",
+        code="model_stays",
+    )
 
 
 def _failed(model: PooledModel, error: PowerInferError) -> ApiError:

@@ -16,7 +16,7 @@ from powerinfer.serve.errors import ApiError, ErrorBody, from_engine
 from powerinfer.serve.served_model import ModelContext
 from powerinfer.values import JSONObject
 
-__all__ = ["SEND_PART", "Reply", "answer"]
+__all__ = ["SEND_PART", "Reply", "answer", "answer_body"]
 
 T = TypeVar("T")
 
@@ -28,24 +28,23 @@ SendPart = Callable[[bytes], Awaitable[None]]
 
 # Made once: `json.dumps` would make one for every token.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-# Proxies must not buffer events.
-_EVENT_HEADERS = {
-    "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-cache",
-    "x-accel-buffering": "no",
-}
+# Proxies must not buffer streams.
+_STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+_EVENT_HEADERS = {"content-type": "text/event-stream; charset=utf-8", **_STREAM_HEADERS}
+_LINE_HEADERS = {"content-type": "application/x-ndjson", **_STREAM_HEADERS}
 
 
 class Reply:
-    """Sends an answer: one JSON object, or events.
+    """Sends an answer: one JSON object, events, or lines of JSON.
 
     Attributes:
-        is_started: the status was sent, so that an error must be an event.
+        is_started: the status was sent, so that an error must be an event or a line.
     """
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._send = send
         self._send_part: SendPart | None = scope.get("state", {}).get(SEND_PART)
+        self._has_lines = False
         self.is_started = False
 
     async def json(self, value: Mapping[str, object] | Sequence[object]) -> None:
@@ -65,8 +64,20 @@ class Reply:
         head = b"" if name is None else b"event: " + name.encode() + b"\n"
         await self._write(head + b"data: " + text + b"\n\n", more=True)
 
+    async def line(self, data: Mapping[str, object]) -> None:
+        """Send an object as a line of JSON; the first one starts the answer."""
+        if not self.is_started:
+            self._has_lines = True
+            await self._start(_LINE_HEADERS)
+        await self._write(_dump(data) + b"\n", more=True)
+
+    async def error(self, data: Mapping[str, object], name: str | None) -> None:
+        """End a stream that has begun with an error: a line, or an event of this name."""
+        await (self.line(data) if self._has_lines else self.event(data, name))
+        await self.end()
+
     async def end(self) -> None:
-        """End a stream of events."""
+        """End a stream."""
         await self._write(b"", more=False)
 
     async def _start(self, headers: Mapping[str, str]) -> None:
@@ -97,6 +108,18 @@ async def answer(
         error_event: name of the event for an error.
     """
     body = await read_object(request, context)
+    return answer_body(body, context, read, begin, error_event=error_event)
+
+
+def answer_body(
+    body: JSONObject,
+    context: ServerContext,
+    read: Callable[[JSONObject, ModelContext], T],
+    begin: Callable[[ModelContext, T], Callable[[Reply], Awaitable[None]]],
+    *,
+    error_event: str | None = None,
+) -> Response:
+    """Check and answer a body that was read; the arguments are those of `answer`."""
 
     async def work(reply: Reply) -> None:
         async with context.model_of(body) as model:
@@ -148,8 +171,7 @@ class _Answer(Response):
             if not reply.is_started:
                 raise
             worded = from_engine(error) if isinstance(error, PowerInferError) else error
-            await reply.event(body(worded), self._error_event)
-            await reply.end()
+            await reply.error(body(worded), self._error_event)
 
     async def _within_time(self, reply: Reply) -> None:
         limit = self._context.settings.request_timeout_s

@@ -14,7 +14,7 @@ from powerinfer.serve.openai.sampling import MAX_TOKENS, read_response_format, r
 from powerinfer.serve.served_model import ModelContext
 from powerinfer.values import JSONObject
 
-__all__ = ["ChatRequest", "read_chat"]
+__all__ = ["ChatRequest", "read_chat", "read_tools"]
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
@@ -42,7 +42,7 @@ def read_chat(body: JSONObject, context: ModelContext) -> ChatRequest:
     messages = read_messages(fields)
     streaming = read_streaming(fields)
     _refuse(fields)
-    given_tools = _read_tools(fields)
+    given_tools = read_tools(fields)
     given = read_response_format(fields)
     given["max_tokens"] = _max_tokens(fields, context)
     given["logprobs"] = _logprobs(fields)
@@ -99,7 +99,8 @@ def _variables(fields: Fields) -> dict[str, object]:
     return variables if effort is None else {"reasoning_effort": effort, **variables}
 
 
-def _read_tools(fields: Fields) -> list[FunctionTool]:
+def read_tools(fields: Fields) -> list[FunctionTool]:
+    """Read the tools that an answer may call."""
     tools: list[FunctionTool] = []
     for tool in fields.objects("tools"):
         tool.required_choice("type", ("function",))
