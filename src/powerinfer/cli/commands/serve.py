@@ -24,6 +24,7 @@ from powerinfer.cli.flags.options import (
     parallel_options,
     sampling_options,
 )
+from powerinfer.cli.flags.sections import SectionedCommand
 from powerinfer.cli.served_models import (
     KeepAlive,
     NamedModel,
@@ -31,7 +32,6 @@ from powerinfer.cli.served_models import (
     find_served_models,
     model_source,
 )
-from powerinfer.cli.flags.sections import SectionedCommand
 
 if TYPE_CHECKING:
     import socket
