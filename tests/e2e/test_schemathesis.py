@@ -57,6 +57,7 @@ BODIES = (
     "POST /detokenize",
     "POST /api/chat",
     "POST /api/generate",
+    "POST /api/embed",
     "POST /api/show",
 )
 

@@ -1,6 +1,7 @@
 """Whatever the fields of a request hold, the answer is a text or says what is wrong."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -98,6 +99,44 @@ def test_chats(api: Api, fields: dict[str, Any], messages: Any) -> None:
 def test_completions(api: Api, fields: dict[str, Any], prompt: Any) -> None:
     check(api, "/v1/completions", {"prompt": prompt, **fields})
     check(api, "/v1/completions", {"prompt": "Hi", **fields})
+
+
+_OLLAMA = (
+    *("model", "stream", "format", "options", "keep_alive", "think", "tools", "logprobs", "raw"),
+    *("top_logprobs", "system", "template", "context", "suffix", "images", "truncate", "width"),
+)
+_OPTIONS = (
+    *("num_ctx", "num_predict", "temperature", "top_k", "top_p", "min_p", "seed", "stop"),
+    *("repeat_penalty", "repeat_last_n", "presence_penalty", "mirostat", "penalize_newline"),
+)
+
+
+@fuzzed
+@given(
+    fields=st.dictionaries(st.sampled_from(_OLLAMA), _VALUES, max_size=4),
+    options=st.dictionaries(st.sampled_from(_OPTIONS), _PLAIN, max_size=3),
+    given_input=_VALUES,
+)
+@example(fields={}, options={}, given_input=[{"role": "user", "content": "Hi"}])
+def test_requests_of_ollama(
+    api: Api, fields: dict[str, Any], options: dict[str, Any], given_input: Any
+) -> None:
+    body = {"model": "test-model", "options": options, **fields}
+    talking = [{"role": "user", "content": "Hi"}]
+    for path, name, value in (
+        ("/api/chat", "messages", given_input),
+        ("/api/chat", "messages", talking),
+        ("/api/generate", "prompt", given_input),
+        ("/api/generate", "prompt", "Hi"),
+        ("/api/show", "name", given_input),
+        ("/api/pull", "name", given_input),
+    ):
+        answer = api.post(path, json={**body, name: value})
+        if answer.status_code == 200:
+            assert all(isinstance(json.loads(each), dict) for each in answer.text.splitlines())
+            continue
+        assert answer.status_code in (400, 404), answer.text
+        assert 0 < len(answer.json()["error"]) < 1000
 
 
 @given(st.binary(max_size=60) | st.text(alphabet='{}[]":,\\u0d8e1-. ', max_size=60))

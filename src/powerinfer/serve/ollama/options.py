@@ -13,7 +13,7 @@ from powerinfer.serve.openai.sampling import MAX_TOKENS
 from powerinfer.serve.served_model import ModelContext
 from powerinfer.values import JSONObject
 
-__all__ = ["read_keep_alive", "read_sampling", "read_think"]
+__all__ = ["check_options", "read_keep_alive", "read_sampling", "read_think"]
 
 MAX_TOP_LOGPROBS = 20
 _SAMPLING = (
@@ -33,7 +33,7 @@ _THINKING = re.compile(r"\b(enable_)?thinking\b")
 def read_sampling(fields: Fields, context: ModelContext) -> SamplingParams:
     """Read `options`, `format` and `logprobs`; defaults are the server's."""
     options = fields.object("options") or Fields({}, "options")
-    _check_options(options, context)
+    check_options(options, context)
     chosen: JSONObject = {
         name: options.values[name] for name in _SAMPLING if name in options.values
     }
@@ -48,8 +48,10 @@ def read_sampling(fields: Fields, context: ModelContext) -> SamplingParams:
         raise from_engine(error, "format") from None
 
 
-def _check_options(options: Fields, context: ModelContext) -> None:
+def check_options(options: Fields | None, context: ModelContext) -> None:
     """Refuse options that should change the answer and cannot; others than these are ignored."""
+    if options is None:
+        return
     check_samplers(options)
     options.refuse("vocab_only", "embedding_only")
     if not options.switch("penalize_newline", default=True):

@@ -1,8 +1,9 @@
 """The routes of Ollama's API."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import TypeVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -13,6 +14,12 @@ from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import ApiError
 from powerinfer.serve.fields import Fields
 from powerinfer.serve.ollama.answer import ChatAnswer, GenerateAnswer, timestamp
+from powerinfer.serve.ollama.embedding import (
+    EmbedAnswer,
+    EmbedRequest,
+    read_embed,
+    read_embeddings,
+)
 from powerinfer.serve.ollama.models import (
     find_model,
     list_loaded,
@@ -22,12 +29,14 @@ from powerinfer.serve.ollama.models import (
 )
 from powerinfer.serve.ollama.options import read_keep_alive
 from powerinfer.serve.ollama.request import OllamaRequest, read_chat, read_generate
-from powerinfer.serve.ollama.schemas import CHAT_BODY, GENERATE_BODY, SHOW_BODY
-from powerinfer.serve.responding import answer_body
+from powerinfer.serve.ollama.schemas import CHAT_BODY, EMBED_BODY, GENERATE_BODY, SHOW_BODY
+from powerinfer.serve.responding import Reply, answer_body
 from powerinfer.serve.served_model import ModelContext
 from powerinfer.values import JSONObject
 
 __all__ = ["router"]
+
+T = TypeVar("T")
 
 _OLLAMA_VERSION = "0.12.11"
 """Version of Ollama whose API this is; applications refuse versions that lack what they use."""
@@ -55,6 +64,24 @@ def router(context: ServerContext) -> APIRouter:
     async def generate(request: Request) -> Response:
         """Answer a prompt."""
         return await _generated(request, context, "prompt", read_generate, GenerateAnswer)
+
+    @routes.post("/api/embed", openapi_extra=EMBED_BODY)
+    async def embed(request: Request) -> Response:
+        """Embed texts as vectors of length 1."""
+        return await _embedded(request, context, read_embed)
+
+    @routes.post("/api/embeddings", include_in_schema=False)
+    async def embeddings(request: Request) -> Response:
+        """Embed a text as a vector; the older form."""
+        return await _embedded(request, context, read_embeddings)
+
+    routes.include_router(_model_routes(context))
+    return routes
+
+
+def _model_routes(context: ServerContext) -> APIRouter:
+    """Create the routes that tell of models."""
+    routes = APIRouter()
 
     @routes.get("/api/tags")
     @routes.api_route("/api/tags", methods=["GET", "HEAD"], include_in_schema=False)
@@ -95,26 +122,45 @@ def router(context: ServerContext) -> APIRouter:
     return routes
 
 
-Answer = Callable[..., ChatAnswer | GenerateAnswer]
-
-
 async def _generated(
     request: Request,
     context: ServerContext,
     input_field: str,
     read: Callable[[JSONObject, ModelContext], OllamaRequest],
-    new_answer: Answer,
+    new_answer: type[ChatAnswer] | type[GenerateAnswer],
 ) -> Response:
     """Answer a request that a text answers, or that loads or unloads a model."""
     began_at = time.monotonic_ns()
     given = await read_object(request, context)
-    model, body = with_served_name(context, given)
-    stay_s = read_keep_alive(Fields(given))
-    if stay_s == 0 and not given.get(input_field):
+    if not given.get(input_field) and read_keep_alive(Fields(given)) == 0:
+        model, _ = with_served_name(context, given)
         await context.models.unload(model)
         return JSONResponse(_unloaded(given, input_field))
+    return _answered(given, began_at, context, read, new_answer)
 
-    def begin(chosen: ModelContext, asked: OllamaRequest) -> ChatAnswer | GenerateAnswer:
+
+async def _embedded(
+    request: Request,
+    context: ServerContext,
+    read: Callable[[JSONObject, ModelContext], EmbedRequest],
+) -> Response:
+    began_at = time.monotonic_ns()
+    given = await read_object(request, context)
+    return _answered(given, began_at, context, read, EmbedAnswer)
+
+
+def _answered(
+    given: JSONObject,
+    began_at: int,
+    context: ServerContext,
+    read: Callable[[JSONObject, ModelContext], T],
+    new_answer: Callable[..., Callable[[Reply], Awaitable[None]]],
+) -> Response:
+    """Answer a request with its model, which stays for the time that the request says."""
+    model, body = with_served_name(context, given)
+    stay_s = read_keep_alive(Fields(given))
+
+    def begin(chosen: ModelContext, asked: T) -> Callable[[Reply], Awaitable[None]]:
         if stay_s is not None:
             context.models.keep(model, stay_s)
         return new_answer(chosen, asked, model=given["model"], began_at=began_at)

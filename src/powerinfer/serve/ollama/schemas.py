@@ -2,7 +2,7 @@
 
 from powerinfer.serve.openai.schemas import json_body
 
-__all__ = ["CHAT_BODY", "GENERATE_BODY", "SHOW_BODY"]
+__all__ = ["CHAT_BODY", "EMBED_BODY", "GENERATE_BODY", "SHOW_BODY"]
 
 _TEXT, _SWITCH, _OBJECT = {"type": "string"}, {"type": "boolean"}, {"type": "object"}
 _NUMBER, _WHOLE = {"type": "number"}, {"type": "integer"}
@@ -54,3 +54,13 @@ CHAT_BODY = json_body(
 )
 GENERATE_BODY = json_body({"prompt": _TEXT, "system": _TEXT, "raw": _SWITCH, **_SHARED}, ["model"])
 SHOW_BODY = json_body({"model": _TEXT}, ["model"])
+EMBED_BODY = json_body(
+    {
+        "model": _TEXT,
+        "input": {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}]},
+        "truncate": _SWITCH,
+        "options": _OPTIONS,
+        "keep_alive": {"anyOf": [_NUMBER, _TEXT]},
+    },
+    ["model", "input"],
+)
