@@ -161,7 +161,8 @@ def _sparse_rows(results: Iterable[tuple[str, Json]]) -> Iterator[Row]:
                     active, bound = _text(row["active_share"]), _text(row["bound"])
                     rate = f"{row['gb_per_s']:.1f} ({row['read_gb_per_s']:.1f})"
                 dense = row["against"].get("dense", {}).get(what, {}).get("ratio")
-                cells = (name.removesuffix("-sparse"), f"`{kind}`", what.replace("prefill", "prompt of"), active, rate)
+                label = name.removesuffix("-sparse"), f"`{kind}`"
+                cells = (*label, what.replace("prefill", "prompt of"), active, rate)
                 yield *cells, *_speeds(found), ratio_text(found), _text(dense), bound
 
 
