@@ -111,6 +111,14 @@ def test_no_flag_of_ours_is_in_the_table() -> None:
         assert not foreign & (ours | {f"{name}:{each}" for each in ours}), command.name
 
 
+def test_an_option_in_the_place_of_a_value_is_noticed() -> None:
+    assert_error(
+        invoke("calibrate", "--zeros", "-f", "text.txt"), "--zeros needs a value before -f"
+    )
+    assert_error(invoke("bench", "--zeros", "text.txt"), "no option --zeros")
+    assert_error(invoke("calibrate", "--zeros", "0.5", "text.txt"), "unexpected argument")
+
+
 def test_nothing_but_a_number_follows_a_short_option_directly(tmp_path: Path) -> None:
     """Each of these would be read as an option with a value, or as help."""
     assert_error(invoke("run", "-fprompt.txt"), "no option -fprompt.txt", "write -f prompt.txt")

@@ -29,29 +29,33 @@ def check_arguments(
             options.update(dict.fromkeys((*each.opts, *each.secondary_opts), each))
     takes_arguments = any(isinstance(each, click.Argument) for each in parameters)
     remaining = deque(arguments)
+    without_value = ""
     while remaining:
         argument = remaining.popleft()
         if argument == "--":
             return
         if not argument.startswith("-") or argument == "-":
             if not takes_arguments and command is not None:
-                raise click.UsageError(_about_argument(argument, options))
+                raise click.UsageError(without_value or _about_argument(argument, options))
             continue
         name = argument.partition("=")[0]
         if argument in options or (name in options and name.startswith("--")):
             option = options[name]
             if option is not None and not option.is_flag and "=" not in argument:
-                _skip_value(option, remaining)
+                value = _skip_value(option, remaining)
+                # `--zeros -f text.txt`: what follows it is no argument of the command.
+                without_value = f"{name} needs a value before {value}" if value in options else ""
         elif not _is_short_with_number(argument, options):
             _check_unknown(name, argument, options, command)
 
 
-def _skip_value(option: click.Option, remaining: deque[str]) -> None:
-    """Remove the value of an option from the remaining arguments."""
+def _skip_value(option: click.Option, remaining: deque[str]) -> str:
+    """Remove the value of an option from the remaining arguments; empty if it may have none."""
     # A value may look like an option: `-p '-ngl is a flag'`. An optional one does not.
     may_be_missing = isinstance(option.flag_value, str)
     if remaining and not (may_be_missing and remaining[0].startswith("-")):
-        remaining.popleft()
+        return remaining.popleft()
+    return ""
 
 
 def _is_short_with_number(argument: str, options: Mapping[str, click.Option | None]) -> bool:
