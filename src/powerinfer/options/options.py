@@ -73,9 +73,9 @@ class EngineOptions(OptionTable):
             "Which FFN neurons to compute. off: all. exact: every gate, then only the neurons "
             "that fire; lossless. auto: as `powerinfer calibrate` chose, or after a short "
             "calibration now. Or a predictor, which guesses the neurons that fire: mlp, "
-            "mlp:q8_0, mlp:q4_0 need a PowerInfer file; lowbit:2, lowbit:3, lowbit:4, sign work "
-            "on any ReLU-family model (lowbit means lowbit:2); up to three form a cascade, from "
-            "cheap to precise, such as sign+lowbit:2; oracle is an upper bound, and slow. "
+            "mlp:q8_0, mlp:q4_0 need predictors in the file; lowbit:2, lowbit:3, lowbit:4, sign "
+            "work on any ReLU-family model (lowbit means lowbit:2); up to three form a cascade, "
+            "from cheap to precise, such as sign+lowbit:2; oracle is an upper bound, and slow. "
             "[default: the calibration, if the model has one; else mlp for a PowerInfer file, "
             "exact for other ReLU-family models; off if the activation is never zero]",
         ),

@@ -39,7 +39,7 @@ Examples:
   powerinfer train-predictors -m model.gguf -f text.txt -o predictors
   powerinfer train-predictors -m model.gguf -f a.txt -f b.txt.zst -o predictors --recall 0.98
   powerinfer train-predictors -m model.gguf -f text.txt -o predictors --pack fast.gguf
-  powerinfer run -m fast.gguf -p 'Hello'
+  powerinfer run -m fast.gguf -p 'Hello' --sparsity mlp
   powerinfer convert CHECKPOINT --predictors predictors -o fast.gguf
 
 \b
