@@ -79,6 +79,16 @@ def test_a_calibration_is_measured_and_used(name: str, tmp_path: Path, text: Pat
     assert ran["bytes_per_token"] < exact["bytes_per_token"]
 
 
+def test_layers_without_ffn_are_not_said_to_be_off(tmp_path: Path, text: Path) -> None:
+    path = write_model(tmp_path / "plain.gguf", TINY_MODELS["nemotron_h"])
+    run_json("calibrate", "-m", path, "-f", text, "--kinds", "sign")
+    ran = run_json("run", "-m", path, *FEW)
+    assert ran["layer_kinds"].count("off") > 1
+    summary = invoke("run", "-m", path, *FEW).stderr.partition("sparsity calibrated for ")[2]
+    assert "layer" in summary
+    assert " off" not in summary
+
+
 @every_model
 def test_predictors_skip_rows_of_up_too(name: str, tmp_path: Path) -> None:
     path = packed(tmp_path, name)

@@ -250,7 +250,8 @@ def _calibrated(asked: _Request, calibration: Calibration) -> Sparsity:
     model = with_predictors(
         asked.model, calibration.choices, name=CALIBRATED, statistics=_statistics(calibration)
     )
-    summary = f"calibrated for {calibration.dial}: {_count(model.layer_kinds)}"
+    kinds = [model.layer_kinds[number] for number in model.config.counted_layers]
+    summary = f"calibrated for {calibration.dial}: {_count(kinds)}"
     return Sparsity(model, summary + _source(calibration), calibration)
 
 
