@@ -52,6 +52,8 @@ def test_models_without_predictors(folder: Path) -> None:
     assert_error(unlike, "layers of gemma4 models differ")
     write_model(folder / "model.gguf", TINY_MODELS["llama"])
     assert_error(invoke(*arguments(folder)), "runs silu", "--activation")
+    write_model(folder / "model.gguf", TINY_MODELS["mamba2"])
+    assert_error(invoke(*arguments(folder)), "nothing to predict: the model has no FFN")
     assert not (folder / "out").exists()
 
 

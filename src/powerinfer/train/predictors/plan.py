@@ -47,6 +47,8 @@ class TrainingPlan:
 
 def check_model(config: ModelConfig) -> None:
     """Raise UnsupportedError for models without neurons that are ever zero, or can be counted."""
+    if not config.has_ffns:
+        raise UnsupportedError("there is nothing to predict: the model has no FFN")
     if not config.activation.is_sparse:
         raise UnsupportedError(
             "there is nothing to predict: neurons are skipped under activations of the ReLU "
