@@ -84,6 +84,9 @@ class _Editor:
                 return self._session.prompt("> ", prompt_continuation="  ")
             except KeyboardInterrupt:
                 click.echo("(Ctrl-D or /exit leaves)", err=True)
+            except _terminal_error():
+                # The terminal is gone or another's: the program that started this one has ended.
+                raise EOFError from None
 
     @contextmanager
     def typing_kept(self) -> Iterator[None]:
@@ -95,6 +98,15 @@ class _Editor:
                 yield
             finally:
                 store_typeahead(source, _unsent(_typed_keys(source)))
+
+
+def _terminal_error() -> type[Exception]:
+    """What is raised where a terminal cannot be set up."""
+    try:
+        import termios
+    except ImportError:
+        return OSError
+    return termios.error
 
 
 def _typed_keys(source: "Input") -> "list[KeyPress]":

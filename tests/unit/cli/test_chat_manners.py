@@ -5,14 +5,17 @@ import os
 import pty
 import select
 import signal
+import sys
 import termios
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prompt_toolkit import PromptSession
 
 from command_line import assert_error, invoke, run_json
 from powerinfer import LLM, SamplingParams
+from powerinfer.cli.chat_input import chat_input, messages
 from powerinfer.cli.hidden_typing import hidden_typing
 from powerinfer.engine.conversation import Conversation
 from powerinfer.gguf import open_gguf, rewrite_metadata
@@ -170,6 +173,16 @@ def test_a_stopped_program_shows_what_is_typed(
         send(signal.SIGTSTP)
         assert _shows(terminal)
     assert seen == [(signal.SIGTSTP, True, signal.SIG_DFL)] * 2
+
+
+def test_a_chat_ends_where_its_terminal_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def prompt(*_given: object, **_options: object) -> str:
+        raise termios.error(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(PromptSession, "prompt", prompt)
+    for stream in (sys.stdin, sys.stdout):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    assert list(messages(chat_input())) == []
 
 
 def test_a_file_in_place_of_a_terminal_stays_as_it_is(
