@@ -67,6 +67,18 @@ def test_bench_refuses_nonsense(tiny: Path) -> None:
     assert_error(invoke("bench", "-m", tiny, "-c", "8"), "needs a context of 512")
 
 
+def test_a_stopped_bench_says_that_it_begins_again(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("powerinfer.bench.speed.measure_speed", interrupted)
+    result = invoke("bench", "-m", tiny)
+    assert result.exit_code == 130
+    assert "nothing was kept: the same command begins again" in result.stderr
+
+
 def test_the_commit_is_ours_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Installed in a folder of somebody else's repository, that commit says nothing about us."""
     if shutil.which("git") is None:

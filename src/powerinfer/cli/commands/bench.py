@@ -22,7 +22,7 @@ from powerinfer.cli.flags.options import (
     read_tasks,
     task_options,
 )
-from powerinfer.cli.report.progress import ProgressBar
+from powerinfer.cli.report.progress import BEGINS_AGAIN, ProgressBar, when_stopped
 from powerinfer.cli.report.tables import percent, print_paragraph, print_table
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def bench(
     options["context_length"] = options.get("context_length") or plan.context_length
     with open_llm(model, options) as llm:
         announce(llm.loaded)
-        with ProgressBar("measuring", unit="rounds") as progress:
+        with when_stopped(BEGINS_AGAIN), ProgressBar("measuring", unit="rounds") as progress:
             result = measure_speed(llm, plan, progress)
         report, device = result.report(llm), device_report(llm.loaded)
         sparsity = sparsity_report(llm.loaded)
