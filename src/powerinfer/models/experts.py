@@ -154,7 +154,14 @@ def _shared_size(metadata: Metadata, rules: ExpertRules) -> int:
         return metadata.integer(keys.INTERMEDIATE_SIZE, high=_MAX_SIZE)
     if rules.has_shared_gate:
         return metadata.integer(keys.SHARED_EXPERT_SIZE, high=_MAX_SIZE)
-    return metadata.integer(keys.SHARED_EXPERT_SIZE, default=0, low=0, high=_MAX_SIZE)
+    size = metadata.integer(keys.SHARED_EXPERT_SIZE, default=0, low=0, high=_MAX_SIZE)
+    found = [name for name in metadata.file.tensors if SHARED in name]
+    if found and not size:
+        raise metadata.error(
+            metadata.key(keys.SHARED_EXPERT_SIZE),
+            f"is 0 or missing, but the file has shared experts, such as {found[0]!r}",
+        )
+    return size
 
 
 def _refuse_foreign(metadata: Metadata, rules: ExpertRules) -> None:

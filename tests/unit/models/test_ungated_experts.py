@@ -199,6 +199,15 @@ def test_missing_tensors_are_named(gone: str, message: str, tmp_path: Path) -> N
         load_model(file, ReferenceOps())
 
 
+@pytest.mark.parametrize("name", ["plain", "transposed"])
+@pytest.mark.parametrize("size", [0, None])
+def test_shared_experts_are_never_left_out(name: str, size: int | None, tmp_path: Path) -> None:
+    key = {"nemotron.expert_shared_feed_forward_length": size}
+    file = rewrite(tmp_path, UNGATED_EXPERTS[name], spec, metadata=key)
+    with pytest.raises(GGUFError, match="is 0 or missing, but the file has shared experts"):
+        load_model(file, ReferenceOps())
+
+
 def test_a_latent_size_must_fit_the_tensors(tmp_path: Path) -> None:
     sizes = {"nemotron.moe_latent_size": 16}
     file = rewrite(tmp_path, UNGATED_EXPERTS["latent"], spec, metadata=sizes)
