@@ -141,8 +141,7 @@ class Policy:
     A text is admitted when there are blocks for all that it may come to need, so that nothing is
     preempted later; one that does not fit holds up all later ones, or it might wait forever. A step
     with decoding sequences takes less than four decode steps (two if there are 16 sequences) or
-    0.12 s, whichever is longer, or four and 0.25 s if a chunk is one slice; hidden states are
-    computed in one step, however many slices were planned.
+    0.12 s, whichever is longer, or four and 0.25 s if a chunk is one slice.
 
     A chunk reads all weights, so small ones are slow: if a chunk can be computed in slices, its
     size is the one that gives most tokens per second, and a step computes some of its slices.

@@ -109,7 +109,7 @@ class Prefill:
 
     Attributes:
         chunks: those of one kind stand next to each other. All of them want logits, or all hidden
-            states, which are computed without a pause.
+            states.
         sizes: first position and number of tokens of each.
         seconds: duration so far.
         num_left: number of slices still to be computed.
@@ -134,7 +134,7 @@ class Prefill:
         self.seconds = 0.0
         self._model, self._cache, self._held = loaded.model, cache, loaded.steps.held
         self._wants_states = chunks[0].text.wants_states
-        self.num_left = 1 if self._wants_states else slices_of(self._model)
+        self.num_left = slices_of(self._model)
         self._batch = cache.batch(parts, [chunk.is_prompt for chunk in chunks])
         self._wanted = _wanted(chunks)
         self._progress = progress
@@ -160,7 +160,11 @@ class Prefill:
                 rows: FloatArray | None = self._whole()
             else:
                 self._step = self._step or self._model.begin(
-                    self._batch, self._cache, logits_for=self._wanted, observe=self._observe
+                    self._batch,
+                    self._cache,
+                    rows_for=self._wanted,
+                    wants_states=self._wants_states,
+                    observe=self._observe,
                 )
                 rows = self._step.run(num_slices)
             seconds = time.perf_counter() - started

@@ -176,16 +176,22 @@ class Model:
         batch: Batch,
         cache: KVCache,
         *,
-        logits_for: IntArray | None = None,
+        rows_for: IntArray | None = None,
+        wants_states: bool = False,
         observe: Observer | None = None,
     ) -> PausedStep:
-        """Prepare a step that pauses between layers; arguments and logits as for `forward`.
+        """Prepare a step that pauses between layers, with the rows of `forward`.
 
         Only for backends that run layers apart (`StepRunner.runs_layers_apart`).
+
+        Args:
+            rows_for: tokens of the batch whose rows are wanted; None for all.
+            wants_states: make the rows those of `hidden_states`.
         """
         x = self.embed(batch)
-        program = self._program(x, batch, cache, output_logits, logits_for, observe)
-        return PausedStep(program, batch, self.config.scales, x)
+        end, scales = (final_states, None) if wants_states else (output_logits, self.config.scales)
+        program = self._program(x, batch, cache, end, rows_for, observe)
+        return PausedStep(program, batch, scales, x)
 
     def hidden_states(
         self,

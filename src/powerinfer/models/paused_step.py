@@ -18,12 +18,13 @@ class PausedStep:
 
     Attributes:
         batch: tokens of the step; their blocks stay allocated until it ends.
+        scales: of the logits; None if the rows are hidden states.
         embedded: f32[num_tokens, hidden_size], start of the residual stream.
     """
 
     program: LayerProgram[Activations]
     batch: Batch
-    scales: Scales
+    scales: Scales | None
     embedded: FloatArray
     num_done: int = 0
     _x: Activations | None = None
@@ -35,7 +36,7 @@ class PausedStep:
             num_layers: at least 1; limited to the layers left.
 
         Returns:
-            f32[num_selected, vocab_size] logits after the last layer; None before it.
+            The step's f32[num_selected, columns] rows after the last layer; None before it.
         """
         first, last = self.num_done, min(self.num_done + num_layers, self.program.num_layers)
         x = self.embedded if self._x is None else self._x
@@ -44,4 +45,5 @@ class PausedStep:
         self.num_done = last
         if last < self.program.num_layers:
             return None
-        return scale_logits(self.scales, cast("FloatArray", self.program.end(self._x)))
+        rows = cast("FloatArray", self.program.end(self._x))
+        return rows if self.scales is None else scale_logits(self.scales, rows)

@@ -286,6 +286,17 @@ def test_rows_of_prompts_are_those_alone(llm: LLM, is_slicing: bool) -> None:
     engine.check_integrity()
 
 
+def test_hidden_states_pause_between_layers(llm: LLM) -> None:
+    engine = new_engine(llm, is_slicing=True)
+    handle = engine.submit(_for_rows(list(range(10, 40)), PromptRows.STATES, 5))
+    num_steps = 0
+    while engine.has_work:
+        engine.step()
+        num_steps += 1
+    assert num_steps == llm.loaded.model.config.num_layers
+    assert handle.is_over
+
+
 def _for_rows(prompt: list[int], kind: PromptRows, count: int) -> Request:
     params = SamplingParams(max_tokens=0, seed=1)
     return Request(
