@@ -171,14 +171,26 @@ def test_errors_are_those_of_the_client(server: Server, client: Any) -> None:
     assert error.value.code == "invalid_api_key"
 
 
+def test_embeddings_are_those_of_the_engine(client: Any) -> None:
+    texts = ["Once upon a time", "The cat sat on the mat", "Lily"]
+    with LLM(threads=1, context_length=512) as llm:
+        expected = llm.embed(texts)
+    made = client.embeddings.create(model="powerinfer-story", input=texts)
+    assert [each.embedding for each in made.data] == expected.tolist()
+    (listed,) = client.embeddings.create(
+        model="powerinfer-story", input=texts[1], encoding_format="float"
+    ).data
+    assert listed.embedding == expected[1].tolist()
+    with pytest.raises(openai.BadRequestError, match="dimensions"):
+        client.embeddings.create(model="powerinfer-story", input=texts, dimensions=8)
+
+
 def test_what_does_not_exist(client: Any) -> None:
-    with pytest.raises(openai.NotFoundError):
-        client.embeddings.create(model="powerinfer-story", input="Once")
     with pytest.raises(openai.NotFoundError):
         client.responses.create(model="powerinfer-story", input="Once")
 
 
-@pytest.mark.parametrize("path", ["/api/tags", "/api/chat", "/api/generate", "/v1/embeddings"])
+@pytest.mark.parametrize("path", ["/api/tags", "/api/chat", "/api/generate", "/v1/images"])
 def test_other_apis_are_not_found_in_openais_shape(server: Server, path: str) -> None:
     answer = server.post(path, {}, headers={"Authorization": f"Bearer {KEY}"})
     assert answer.status_code == 404

@@ -50,6 +50,7 @@ def operations(server: Server) -> dict[str, Any]:
 BODIES = (
     "POST /v1/chat/completions",
     "POST /v1/completions",
+    "POST /v1/embeddings",
     "POST /v1/messages",
     "POST /v1/messages/count_tokens",
     "POST /completion",
@@ -63,7 +64,17 @@ BODIES = (
 
 # Made-up chats are seldom chats: half of them are replaced by one that is.
 MESSAGES = [{"role": "user", "content": "Once"}]
-PLAIN = ("model", "prompt", "content", "tokens", "max_tokens", "n_predict", "stream", "temperature")
+PLAIN = (
+    "model",
+    "prompt",
+    "input",
+    "content",
+    "tokens",
+    "max_tokens",
+    "n_predict",
+    "stream",
+    "temperature",
+)
 
 
 def with_limits(body: Any) -> Any:

@@ -25,6 +25,7 @@ _SHARED = (
     *("presence_penalty", "frequency_penalty", "repeat_penalty", "logit_bias", "stop", "logprobs"),
     *("max_tokens", "max_completion_tokens", "ignore_eos", "response_format", "best_of", "echo"),
     *("suffix", "top_logprobs", "tools", "tool_choice", "functions", "modalities", "audio", "user"),
+    *("encoding_format", "dimensions", "pooling"),
     *("chat_template_kwargs", "reasoning_effort", "repeat_last_n", "parallel_tool_calls"),
 )
 _PLAIN = st.one_of(
@@ -137,6 +138,13 @@ def test_requests_of_ollama(
             continue
         assert answer.status_code in (400, 404), answer.text
         assert 0 < len(answer.json()["error"]) < 1000
+
+
+@fuzzed
+@given(fields=_FIELDS, given_input=_VALUES)
+@example(fields={"encoding_format": "base64"}, given_input=[[300, 301], [302]])
+def test_embeddings(api: Api, fields: dict[str, Any], given_input: Any) -> None:
+    check(api, "/v1/embeddings", {"input": given_input, **fields})
 
 
 @given(st.binary(max_size=60) | st.text(alphabet='{}[]":,\\u0d8e1-. ', max_size=60))

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+import numpy as np
+
 from powerinfer.engine.engine import Engine
 from powerinfer.engine.request import EngineStatistics, Output, Request, RequestHandle
 from powerinfer.errors import ContextLengthError, NumericsError, PowerInferError, PromptError
@@ -138,6 +140,9 @@ class FakeEngine(Engine):
                 self._logprob(each, "p", handle.request.prompt_logprobs)
                 for each in handle.request.prompt_ids[1:]
             )
+        if handle.request.prompt_rows is not None:
+            wanted = handle.request.prompt_ids[-handle.request.num_rows :]
+            handle.prompt_rows = np.array([[each, 3, 4] for each in wanted], np.float32)
         outputs = [self._next(handle, text) for text in texts if not text.is_over]
         handle.over |= {text.index for text in texts if text.is_over}
         return outputs

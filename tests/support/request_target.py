@@ -12,6 +12,7 @@ from powerinfer.errors import PromptError
 from powerinfer.serve.anthropic.request import read_request
 from powerinfer.serve.bodies import parse_object
 from powerinfer.serve.chat.plan import plan_chat
+from powerinfer.serve.embeddings.request import read_request as read_embeddings
 from powerinfer.serve.errors import ApiError
 from powerinfer.serve.llamacpp.request import read_native
 from powerinfer.serve.llamacpp.routes import detokenize, tokenize
@@ -50,6 +51,7 @@ BODIES: list[dict[str, Any]] = [
         "system": "b",
         "tools": [{"name": "f", "input_schema": {"type": "object"}}],
     },
+    {"input": [[300, 301], "a"], "encoding_format": "base64", "pooling": "last"},
     {"prompt": "a", "n_predict": 3, "n_probs": 2, "grammar": 'root ::= "a"', "samplers": ["top_k"]},
     {"content": "a", "add_special": True, "with_pieces": True, "tokens": [300, 301]},
 ]
@@ -69,7 +71,7 @@ def read_everything(path: Path) -> None:
             plan_chat(context, read_chat(body, context).chat)
         with suppress(ApiError, PromptError):
             plan_chat(context, read_request(body, context).chat)
-        for read in (read_completion, read_native, tokenize, detokenize):
+        for read in (read_completion, read_embeddings, read_native, tokenize, detokenize):
             with suppress(ApiError, PromptError):
                 read(body, context)
 

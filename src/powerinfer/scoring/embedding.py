@@ -8,11 +8,14 @@ import numpy.typing as npt
 from powerinfer.options.option_kinds import Choice
 from powerinfer.values import FloatArray
 
-__all__ = ["check_pooling", "num_pooled", "pooled"]
+__all__ = ["POOLINGS", "check_pooling", "num_pooled", "pooled"]
 
 _MEAN, _LAST = "mean", "last"
 
-check_pooling = Choice("pooling", (_MEAN, _LAST))
+POOLINGS = (_MEAN, _LAST)
+"""Ways to pool; the first is the default."""
+
+check_pooling = Choice("pooling", POOLINGS)
 
 
 def num_pooled(token_ids: Sequence[int], pooling: str, bos_id: int | None) -> int:

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 
 from powerinfer._version import __version__
 from powerinfer.errors import PowerInferError
-from powerinfer.serve import anthropic, llamacpp, ollama, openai, page
+from powerinfer.serve import anthropic, embeddings, llamacpp, ollama, openai, page
 from powerinfer.serve.context import ServerContext, ServerPhase
 from powerinfer.serve.errors import ApiError, from_engine
 from powerinfer.serve.model_pool import ModelState, PooledModel
@@ -39,6 +39,7 @@ def build_app(context: ServerContext) -> FastAPI:
     for router in (
         _status_router,
         openai.router,
+        embeddings.router,
         anthropic.router,
         llamacpp.router,
         ollama.router,

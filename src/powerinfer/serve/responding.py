@@ -49,8 +49,12 @@ class Reply:
 
     async def json(self, value: Mapping[str, object] | Sequence[object]) -> None:
         """Send a whole answer."""
+        await self.encoded(_dump(value))
+
+    async def encoded(self, body: bytes) -> None:
+        """Send a whole answer that is JSON already."""
         await self._start({"content-type": "application/json"})
-        await self._write(_dump(value), more=False)
+        await self._write(body, more=False)
 
     async def start_events(self) -> None:
         """Send the head of an event stream before its first event."""

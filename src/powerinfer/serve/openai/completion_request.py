@@ -13,7 +13,7 @@ from powerinfer.serve.openai.sampling import MAX_TOKENS, read_response_format, r
 from powerinfer.serve.served_model import ModelContext
 from powerinfer.values import JSON, JSONObject
 
-__all__ = ["CompletionPrompt", "CompletionRequest", "read_completion"]
+__all__ = ["CompletionPrompt", "CompletionRequest", "read_completion", "read_prompts"]
 
 DEFAULT_MAX_TOKENS = 16
 MAX_LOGPROBS = 5
@@ -59,18 +59,20 @@ def read_completion(body: JSONObject, context: ModelContext) -> CompletionReques
     return CompletionRequest(model, prompts, params, fields.switch("echo"), streaming)
 
 
-def read_prompts(fields: Fields, context: ModelContext) -> list[CompletionPrompt]:
-    """Read a text, a list of token ids, or a list of either."""
-    value = fields.required("prompt")
-    path = fields.path("prompt")
+def read_prompts(
+    fields: Fields, context: ModelContext, name: str = "prompt"
+) -> list[CompletionPrompt]:
+    """Read a text, a list of token ids, or a list of either, from the field `name`."""
+    value = fields.required(name)
+    path = fields.path(name)
     if not isinstance(value, list):
         return [_prompt(value, path, context)]
     if not value:
-        raise fields.error("prompt", "a text or token ids, or a list of them", "empty_array")
+        raise fields.error(name, "a text or token ids, or a list of them", "empty_array")
     if isinstance(value[0], int):
         return [_prompt(value, path, context)]
     if len(value) > MAX_TEXTS:
-        raise fields.error("prompt", f"at most {MAX_TEXTS} prompts", "array_above_max_length")
+        raise fields.error(name, f"at most {MAX_TEXTS} prompts", "array_above_max_length")
     return [_prompt(each, f"{path}[{i}]", context) for i, each in enumerate(value)]
 
 
@@ -78,7 +80,7 @@ def _prompt(value: JSON, path: str, context: ModelContext) -> CompletionPrompt:
     tokenizer = context.tokenizer
     if isinstance(value, str):
         try:
-            token_ids = encode_prompt(tokenizer, value, context.model.context_length)
+            token_ids = encode_prompt(tokenizer, value, context.model.context_length, name=path)
         except PromptError as error:
             raise from_engine(error, path) from None
         token_ids = token_ids or bos_alone(tokenizer)

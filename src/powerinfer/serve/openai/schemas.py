@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-__all__ = ["CHAT_BODY", "COMPLETION_BODY", "json_body"]
+__all__ = ["CHAT_BODY", "COMPLETION_BODY", "PROMPTS", "json_body"]
 
 
 def json_body(properties: Mapping[str, object], required: list[str]) -> dict[str, object]:
@@ -68,11 +68,10 @@ CHAT_BODY = json_body(
     },
     ["messages"],
 )
+PROMPTS = {"anyOf": [_TEXT, _list(_TEXT), _list({"type": "integer"}), _list(_list(_whole(0)))]}
 COMPLETION_BODY = json_body(
     {
-        "prompt": {
-            "anyOf": [_TEXT, _list(_TEXT), _list({"type": "integer"}), _list(_list(_whole(0)))]
-        },
+        "prompt": PROMPTS,
         "max_tokens": _whole(0),
         "logprobs": _whole(0, 5),
         "echo": _SWITCH,
