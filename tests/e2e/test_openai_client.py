@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -185,9 +185,81 @@ def test_embeddings_are_those_of_the_engine(client: Any) -> None:
         client.embeddings.create(model="powerinfer-story", input=texts, dimensions=8)
 
 
-def test_what_does_not_exist(client: Any) -> None:
+RESPONSE: Any = {"model": "powerinfer-story", "temperature": 0}
+RESPONSE_CLOCK: Any = {"type": "function", "strict": False, **CLOCK["function"]}
+
+
+def checked(response: Any) -> Any:
+    """A response of the client, whose every field has the type that the client declares."""
+    return type(response).model_validate(response.to_dict(), strict=True)
+
+
+def test_a_response(client: Any, expected: str) -> None:
+    create = client.responses.create
+    made = checked(create(input=USER[0]["content"], max_output_tokens=12, **RESPONSE))
+    assert made.output_text == expected
+    assert (made.status, made.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert made.usage.output_tokens == 12
+    assert made.usage.input_tokens_details.cached_tokens >= 0
+    found = list(create(input=USER, max_output_tokens=12, stream=True, **RESPONSE))
+    for event in found:
+        checked(event)
+    assert [event.sequence_number for event in found] == list(range(len(found)))
+    assert "".join(event.delta for event in found if "text.delta" in event.type) == expected
+    assert found[-1].type == "response.incomplete"
+    form = {"type": "json_schema", "name": "hour", "schema": CLOCK["function"]["parameters"]}
+    with client.responses.stream(input=USER, text={"format": form}, **RESPONSE) as stream:
+        pieces = [each.delta for each in stream if each.type == "response.output_text.delta"]
+        final = stream.get_final_response()
+    assert "".join(pieces) == final.output_text
+    assert final.status == "completed"
+
+
+def test_a_response_with_tools(client: Any) -> None:
+    made = checked(
+        client.responses.create(
+            input=USER, tools=[RESPONSE_CLOCK], tool_choice="required", **RESPONSE
+        )
+    )
+    (call,) = made.output
+    assert (call.type, call.name) == ("function_call", "clock")
+    assert json.loads(call.arguments)["hour"] in (1, 2)
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "noon"}
+    more = {"max_output_tokens": 4, **RESPONSE}
+    after = client.responses.create(previous_response_id=made.id, input=[result], **more)
+    whole = client.responses.create(input=[*USER, call.to_dict(), result], store=False, **more)
+    assert after.output_text == whole.output_text
+    with client.responses.stream(
+        input=USER, tools=[RESPONSE_CLOCK], tool_choice="required", **RESPONSE
+    ) as stream:
+        names = [event.type for event in stream]
+        (again,) = stream.get_final_response().output
+    assert again.arguments == call.arguments
+    assert names.index("response.function_call_arguments.done") < names.index(
+        "response.output_item.done"
+    )
+
+
+def test_a_response_of_a_form(client: Any) -> None:
+    pydantic = pytest.importorskip("pydantic")
+    form = pydantic.create_model("Hour", hour=(Literal[1, 2], ...), __config__={"extra": "forbid"})
+    made = client.responses.parse(input=USER, text_format=form, max_output_tokens=100, **RESPONSE)
+    assert isinstance(made.output_parsed, form)
+
+
+def test_stored_responses(client: Any) -> None:
+    more = {"max_output_tokens": 2, **RESPONSE}
+    made = client.responses.create(input="Once", **more)
+    assert client.responses.retrieve(made.id).to_dict() == made.to_dict()
+    client.responses.delete(made.id)
     with pytest.raises(openai.NotFoundError):
-        client.responses.create(model="powerinfer-story", input="Once")
+        client.responses.retrieve(made.id)
+    with pytest.raises(openai.BadRequestError) as error:
+        client.responses.create(input="And", previous_response_id=made.id, **more)
+    assert error.value.param == "previous_response_id"
+    hidden = client.responses.create(input="Once", store=False, **more)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(hidden.id)
 
 
 @pytest.mark.parametrize("path", ["/api/tags", "/api/chat", "/api/generate", "/v1/images"])

@@ -25,7 +25,8 @@ _SHARED = (
     *("presence_penalty", "frequency_penalty", "repeat_penalty", "logit_bias", "stop", "logprobs"),
     *("max_tokens", "max_completion_tokens", "ignore_eos", "response_format", "best_of", "echo"),
     *("suffix", "top_logprobs", "tools", "tool_choice", "functions", "modalities", "audio", "user"),
-    *("encoding_format", "dimensions", "pooling"),
+    *("encoding_format", "dimensions", "pooling", "instructions", "text", "reasoning", "store"),
+    *("max_output_tokens", "previous_response_id", "include", "truncation", "metadata"),
     *("chat_template_kwargs", "reasoning_effort", "repeat_last_n", "parallel_tool_calls"),
 )
 _PLAIN = st.one_of(
@@ -49,6 +50,10 @@ _NAMES = st.sampled_from(
         "json_schema",
         "schema",
         "include_usage",
+        "format",
+        "call_id",
+        "output",
+        "summary",
         "tool_calls",
         "arguments",
         "id",
@@ -145,6 +150,14 @@ def test_requests_of_ollama(
 @example(fields={"encoding_format": "base64"}, given_input=[[300, 301], [302]])
 def test_embeddings(api: Api, fields: dict[str, Any], given_input: Any) -> None:
     check(api, "/v1/embeddings", {"input": given_input, **fields})
+
+
+@fuzzed
+@given(fields=_FIELDS, given_input=_VALUES)
+@example(fields={"reasoning": {}}, given_input=[{"role": "user", "content": "Hi"}])
+def test_responses(api: Api, fields: dict[str, Any], given_input: Any) -> None:
+    check(api, "/v1/responses", {"input": given_input, **fields})
+    check(api, "/v1/responses", {"input": "Hi", **fields})
 
 
 @given(st.binary(max_size=60) | st.text(alphabet='{}[]":,\\u0d8e1-. ', max_size=60))

@@ -18,6 +18,8 @@ from powerinfer.serve.llamacpp.request import read_native
 from powerinfer.serve.llamacpp.routes import detokenize, tokenize
 from powerinfer.serve.openai.chat_request import read_chat
 from powerinfer.serve.openai.completion_request import read_completion
+from powerinfer.serve.responses.request import read_request as read_responses
+from powerinfer.serve.responses.store import ResponseStore
 from powerinfer.serve.served_model import ModelContext, ServedModel
 from powerinfer.serve.settings import ServerSettings
 
@@ -51,6 +53,19 @@ BODIES: list[dict[str, Any]] = [
         "system": "b",
         "tools": [{"name": "f", "input_schema": {"type": "object"}}],
     },
+    {
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "b"}]},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "d"},
+        ],
+        "instructions": "e",
+        "tools": [{"type": "function", **_TOOL}],
+        "tool_choice": {"type": "function", "name": "f"},
+        "max_output_tokens": 3,
+    },
+    {"input": "a", "text": {"format": {"type": "json_schema", "schema": {}}}, "reasoning": {}},
     {"input": [[300, 301], "a"], "encoding_format": "base64", "pooling": "last"},
     {"prompt": "a", "n_predict": 3, "n_probs": 2, "grammar": 'root ::= "a"', "samplers": ["top_k"]},
     {"content": "a", "add_special": True, "with_pieces": True, "tokens": [300, 301]},
@@ -71,6 +86,8 @@ def read_everything(path: Path) -> None:
             plan_chat(context, read_chat(body, context).chat)
         with suppress(ApiError, PromptError):
             plan_chat(context, read_request(body, context).chat)
+        with suppress(ApiError, PromptError):
+            plan_chat(context, read_responses(body, context, ResponseStore()).chat)
         for read in (read_completion, read_embeddings, read_native, tokenize, detokenize):
             with suppress(ApiError, PromptError):
                 read(body, context)

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 
 from powerinfer._version import __version__
 from powerinfer.errors import PowerInferError
-from powerinfer.serve import anthropic, embeddings, llamacpp, ollama, openai, page
+from powerinfer.serve import anthropic, embeddings, llamacpp, ollama, openai, page, responses
 from powerinfer.serve.context import ServerContext, ServerPhase
 from powerinfer.serve.errors import ApiError, from_engine
 from powerinfer.serve.model_pool import ModelState, PooledModel
@@ -40,6 +40,7 @@ def build_app(context: ServerContext) -> FastAPI:
         _status_router,
         openai.router,
         embeddings.router,
+        responses.router,
         anthropic.router,
         llamacpp.router,
         ollama.router,
@@ -53,7 +54,7 @@ def build_app(context: ServerContext) -> FastAPI:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=context.settings.cors_origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             # Client libraries in browsers send headers of their own.
             allow_headers=["*"],
             expose_headers=["Retry-After"],

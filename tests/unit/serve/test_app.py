@@ -32,7 +32,7 @@ def test_figures_are_there_from_the_start() -> None:
     assert "powerinfer_requests_waiting 0.0" in text
 
 
-@pytest.mark.parametrize("path", ["/nothing", "/v1/images", "/v1/responses"])
+@pytest.mark.parametrize("path", ["/nothing", "/v1/images"])
 def test_unknown_paths(path: str) -> None:
     with running_api() as api:
         answer = api.post(path, json={})

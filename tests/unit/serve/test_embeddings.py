@@ -38,7 +38,7 @@ def vectors(answer: Any) -> Any:
     return np.array([each["embedding"] for each in answer["data"]])
 
 
-def unit(row: list[float]) -> Any:
+def unit(row: list[Any]) -> Any:
     return np.array(row) / np.linalg.norm(row)
 
 

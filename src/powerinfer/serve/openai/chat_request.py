@@ -14,14 +14,23 @@ from powerinfer.serve.openai.sampling import MAX_TOKENS, read_response_format, r
 from powerinfer.serve.served_model import ModelContext
 from powerinfer.values import JSONObject
 
-__all__ = ["ChatRequest", "read_chat", "read_tools"]
+__all__ = [
+    "EFFORTS",
+    "ChatRequest",
+    "check_number",
+    "read_chat",
+    "read_function",
+    "read_tool_choice",
+    "read_tools",
+    "read_variables",
+]
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 _CHOICES = ("none", "auto", "required")
 
 MAX_TOP_LOGPROBS = 20
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 # Variables that the server sets itself.
 _OWN_VARIABLES = ("messages", "tools", "bos_token", "eos_token", "add_generation_prompt")
 
@@ -47,14 +56,14 @@ def read_chat(body: JSONObject, context: ModelContext) -> ChatRequest:
     given["max_tokens"] = _max_tokens(fields, context)
     given["logprobs"] = _logprobs(fields)
     params: SamplingParams = read_sampling(fields, context, **given)
-    tools, must_call = _read_tool_choice(fields, given_tools)
+    tools, must_call = read_tool_choice(fields, given_tools)
     chat = Chat(
         messages=messages,
         params=params,
         tools=tools,
         must_call=must_call,
         parallel_tool_calls=fields.switch("parallel_tool_calls", default=True),
-        template_variables=_variables(fields),
+        template_variables=read_variables(fields, fields.choice("reasoning_effort", EFFORTS)),
     )
     return ChatRequest(model, chat, streaming)
 
@@ -88,14 +97,13 @@ def _refuse(fields: Fields) -> None:
         raise fields.error("modalities", "['text']", "unsupported_value")
 
 
-def _variables(fields: Fields) -> dict[str, object]:
-    """Read further variables of the chat template."""
+def read_variables(fields: Fields, effort: str | None) -> dict[str, object]:
+    """Read further variables of the chat template; `effort` is that of reasoning."""
     given = fields.object("chat_template_kwargs")
     variables: dict[str, object] = {} if given is None else dict(given.values)
     for name in variables:
         if name in _OWN_VARIABLES or not name.isidentifier():
             raise fields.fault("chat_template_kwargs", f" cannot set {name[:60]!r}")
-    effort = fields.choice("reasoning_effort", _EFFORTS)
     return variables if effort is None else {"reasoning_effort": effort, **variables}
 
 
@@ -104,24 +112,33 @@ def read_tools(fields: Fields) -> list[FunctionTool]:
     tools: list[FunctionTool] = []
     for tool in fields.objects("tools"):
         tool.required_choice("type", ("function",))
-        function = tool.required_object("function")
-        name = _name(function)
-        if any(name == each["function"]["name"] for each in tools):
-            raise function.fault("name", f": there are two tools {name!r}")
-        parameters = function.object("parameters")
-        described: Function = {"name": name}
-        description = function.text("description")
-        if description is not None:
-            described["description"] = description
-        if parameters is not None:
-            described["parameters"] = dict(parameters.values)
-        tools.append({"type": "function", "function": described})
-    if len(tools) > MAX_TOOLS:
-        raise fields.error("tools", f"at most {MAX_TOOLS} tools", "array_above_max_length")
+        tools.append(read_function(tool.required_object("function"), tools))
+    check_number(fields, tools)
     return tools
 
 
-def _read_tool_choice(
+def read_function(function: Fields, others: Sequence[FunctionTool]) -> FunctionTool:
+    """Read a function, whose name none of the others may have, as a tool."""
+    name = _name(function)
+    if any(name == each["function"]["name"] for each in others):
+        raise function.fault("name", f": there are two tools {name!r}")
+    parameters = function.object("parameters")
+    described: Function = {"name": name}
+    description = function.text("description")
+    if description is not None:
+        described["description"] = description
+    if parameters is not None:
+        described["parameters"] = dict(parameters.values)
+    return {"type": "function", "function": described}
+
+
+def check_number(fields: Fields, tools: Sequence[FunctionTool]) -> None:
+    """Refuse more tools than a request may have."""
+    if len(tools) > MAX_TOOLS:
+        raise fields.error("tools", f"at most {MAX_TOOLS} tools", "array_above_max_length")
+
+
+def read_tool_choice(
     fields: Fields, tools: Sequence[FunctionTool]
 ) -> tuple[Sequence[FunctionTool], Collection[str]]:
     """Read the tools that the answer may call, and the names of those of which it must call one."""

@@ -9,7 +9,7 @@ from powerinfer.serve.errors import bad_request
 from powerinfer.serve.fields import Fields
 from powerinfer.values import JSON, JSONObject
 
-__all__ = ["read_messages"]
+__all__ = ["read_arguments", "read_messages"]
 
 _Text = Literal["name", "tool_call_id", "reasoning_content"]
 _TEXTS: Sequence[_Text] = get_args(_Text)
@@ -73,13 +73,13 @@ def _calls(fields: Fields) -> list[ToolCall]:
             raise call.error("type", "function", "invalid_value")
         named: FunctionCall = {
             "name": function.required_text("name"),
-            "arguments": _arguments(function),
+            "arguments": read_arguments(function),
         }
         calls.append({"id": call.text("id") or "", "type": "function", "function": named})
     return calls
 
 
-def _arguments(function: Fields) -> JSONObject | str:
+def read_arguments(function: Fields) -> JSONObject | str:
     """Parse the arguments; a text that is no JSON object stays a text."""
     text = function.text("arguments") or "{}"
     try:
