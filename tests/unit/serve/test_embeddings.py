@@ -13,7 +13,8 @@ from api_client import Api, embedded_tokenizer, running_api
 from fake_engine import FakeEngine
 from powerinfer.errors import NumericsError
 from powerinfer.serve.embeddings.answer import EmbeddingsAnswer
-from powerinfer.serve.embeddings.request import EmbeddingsRequest, Input
+from powerinfer.serve.embeddings.computing import Input
+from powerinfer.serve.embeddings.request import EmbeddingsRequest
 from powerinfer.serve.engine_thread import EngineThread
 from powerinfer.serve.metrics import ServerMetrics
 from powerinfer.serve.served_model import ModelContext, ServedModel

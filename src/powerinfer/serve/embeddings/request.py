@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from powerinfer.prompts.prompts import bos_alone
 from powerinfer.scoring.embedding import POOLINGS
+from powerinfer.serve.embeddings.computing import Input
 from powerinfer.serve.errors import bad_request
 from powerinfer.serve.fields import Fields
 from powerinfer.serve.openai.completion_request import read_prompts
@@ -12,15 +13,7 @@ from powerinfer.serve.openai.options import check_model
 from powerinfer.serve.served_model import ModelContext
 from powerinfer.values import JSONObject
 
-__all__ = ["EmbeddingsRequest", "Input", "read_request"]
-
-
-@dataclass(frozen=True, slots=True)
-class Input:
-    """A text to embed; `path` is its place in the request."""
-
-    path: str
-    token_ids: Sequence[int]
+__all__ = ["EmbeddingsRequest", "read_request"]
 
 
 @dataclass(frozen=True, slots=True)

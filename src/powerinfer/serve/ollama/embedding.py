@@ -4,24 +4,21 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from powerinfer.engine.calls import rows_of, rows_request
-from powerinfer.engine.request import PromptRows
 from powerinfer.errors import PowerInferError
 from powerinfer.prompts.long_prompts import encode_prompt
 from powerinfer.prompts.prompts import bos_alone
-from powerinfer.scoring.embedding import num_pooled, pooled
+from powerinfer.scoring.embedding import POOLINGS
+from powerinfer.serve.embeddings.computing import Input, embed
 from powerinfer.serve.errors import from_engine
 from powerinfer.serve.fields import Fields
 from powerinfer.serve.ollama.options import check_options
-from powerinfer.serve.openai.streams import opened
 from powerinfer.serve.responding import Reply
 from powerinfer.serve.served_model import ModelContext
-from powerinfer.values import FloatArray, JSONObject
+from powerinfer.values import JSONObject
 
-__all__ = ["EmbedAnswer", "EmbedRequest", "embedded", "read_embed", "read_embeddings"]
+__all__ = ["EmbedAnswer", "EmbedRequest", "read_embed", "read_embeddings"]
 
 MAX_TEXTS = 2048
-_MEAN = "mean"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,14 +26,12 @@ class EmbedRequest:
     """Texts to embed.
 
     Attributes:
-        texts: token ids of each text.
-        input_field: field of the body with the texts.
+        texts: what to embed.
         is_older: the answer is one vector of any length, for `/api/embeddings`.
         loaded_at: when the model was there, in nanoseconds of a monotonic clock.
     """
 
-    texts: Sequence[list[int]]
-    input_field: str = "input"
+    texts: Sequence[Input]
     is_older: bool = False
     loaded_at: int = field(default_factory=time.monotonic_ns)
 
@@ -53,7 +48,7 @@ def read_embed(body: JSONObject, context: ModelContext) -> EmbedRequest:
     if len(texts) > MAX_TEXTS:
         raise fields.error("input", f"at most {MAX_TEXTS} texts", "array_above_max_length")
     is_cut = fields.switch("truncate", default=True)
-    read = [_token_ids(text, fields.path("input"), context, is_cut=is_cut) for text in texts]
+    read = [_read_text(text, fields.path("input"), context, is_cut=is_cut) for text in texts]
     return EmbedRequest(texts=read, loaded_at=loaded_at)
 
 
@@ -62,11 +57,11 @@ def read_embeddings(body: JSONObject, context: ModelContext) -> EmbedRequest:
     fields = Fields(body)
     check_options(fields.object("options"), context)
     text = fields.text("prompt")
-    texts = [_token_ids(text, "prompt", context, is_cut=True)] if text else []
-    return EmbedRequest(texts=texts, input_field="prompt", is_older=True)
+    texts = [_read_text(text, "prompt", context, is_cut=True)] if text else []
+    return EmbedRequest(texts=texts, is_older=True)
 
 
-def _token_ids(text: str, path: str, context: ModelContext, *, is_cut: bool) -> list[int]:
+def _read_text(text: str, path: str, context: ModelContext, *, is_cut: bool) -> Input:
     """Tokenize a text; one that is too long is cut, as clients expect, or refused."""
     tokenizer, longest = context.tokenizer, context.model.context_length
     try:
@@ -78,32 +73,7 @@ def _token_ids(text: str, path: str, context: ModelContext, *, is_cut: bool) -> 
         raise from_engine(error, path) from None
     if not text or not token_ids or token_ids == bos_alone(tokenizer):
         raise Fields({}).fault(path, " has a text that is empty")
-    return token_ids
-
-
-async def embedded(
-    context: ModelContext,
-    texts: Sequence[list[int]],
-    *,
-    pooling: str = _MEAN,
-    normalize: bool = True,
-    input_field: str | None = None,
-) -> list[FloatArray]:
-    """Embed texts of at least one token: f32[hidden_size] each, see `LLM.embed`.
-
-    Raises:
-        ApiError: a text is longer than the context, or the server shuts down.
-        NumericsError: the model produced NaN or infinity.
-    """
-    bos_id = context.tokenizer.bos_id
-    requests = [
-        rows_request(ids, PromptRows.STATES, num_pooled(ids, pooling, bos_id)) for ids in texts
-    ]
-    async with opened(context, requests, prompt_field=input_field) as streams:
-        async for _ in streams.outputs():
-            pass
-        rows = [rows_of(stream.handle, None) for stream in streams.streams]
-    return [pooled(each, normalize=normalize) for each in rows]
+    return Input(path, token_ids)
 
 
 class EmbedAnswer:
@@ -120,13 +90,13 @@ class EmbedAnswer:
     async def __call__(self, reply: Reply) -> None:
         """Compute and send the vectors."""
         asked = self._request
-        found = await embedded(
+        vectors = await embed(
             self._context,
             asked.texts,
+            lambda _, vector: vector.tolist(),
+            pooling=POOLINGS[0],
             normalize=not asked.is_older,
-            input_field=asked.input_field,
         )
-        vectors = [vector.tolist() for vector in found]
         if asked.is_older:
             await reply.json({"embedding": vectors[0] if vectors else []})
             return
@@ -136,6 +106,6 @@ class EmbedAnswer:
                 "embeddings": vectors,
                 "total_duration": time.monotonic_ns() - self._began_at,
                 "load_duration": asked.loaded_at - self._began_at,
-                "prompt_eval_count": sum(map(len, asked.texts)),
+                "prompt_eval_count": sum(len(text.token_ids) for text in asked.texts),
             }
         )
