@@ -13,8 +13,8 @@ from patience import PATIENCE_S
 from powerinfer.loading.loader import WORKING_BYTES, Progress
 from powerinfer.serve.app import build_app
 from powerinfer.serve.context import ServerContext
-from powerinfer.serve.model_pool import PooledModel
 from powerinfer.serve.model_source import ModelFacts, ModelSource
+from powerinfer.serve.pooled_model import PooledModel
 from powerinfer.serve.served_model import ServedModel
 from powerinfer.serve.settings import ServerSettings
 

@@ -15,7 +15,7 @@ from powerinfer.errors import PowerInferError
 from powerinfer.serve import anthropic, embeddings, llamacpp, ollama, openai, page, responses
 from powerinfer.serve.context import ServerContext, ServerPhase
 from powerinfer.serve.errors import ApiError, from_engine
-from powerinfer.serve.model_pool import ModelState, PooledModel
+from powerinfer.serve.pooled_model import ModelState, PooledModel
 from powerinfer.serve.security import Guard
 
 __all__ = ["build_app"]

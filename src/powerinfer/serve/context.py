@@ -9,8 +9,9 @@ from typing import ParamSpec, TypeVar
 from powerinfer.serve.errors import ErrorBody, error_body, queue_full
 from powerinfer.serve.fields import Fields
 from powerinfer.serve.metrics import ServerMetrics
-from powerinfer.serve.model_pool import ModelPool, PooledModel
+from powerinfer.serve.model_pool import ModelPool
 from powerinfer.serve.model_source import ModelSource
+from powerinfer.serve.pooled_model import PooledModel
 from powerinfer.serve.served_model import ModelContext, ServedModel
 from powerinfer.serve.settings import ServerSettings
 from powerinfer.serve.workers import Workers

@@ -7,95 +7,23 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import replace
 
 from powerinfer.errors import PowerInferError, PromptError
 from powerinfer.loading.loader import WORKING_BYTES
 from powerinfer.serve.engine_thread import EngineThread
 from powerinfer.serve.errors import ApiError, EndingError, unavailable, unknown_model
-from powerinfer.serve.metrics import ModelMetrics, ServerMetrics
-from powerinfer.serve.model_source import FileStamp, ModelFacts, ModelSource, stamp_of
+from powerinfer.serve.metrics import ServerMetrics
+from powerinfer.serve.model_source import ModelFacts, ModelSource, stamp_of
+from powerinfer.serve.pooled_model import PooledModel, Resident
 from powerinfer.serve.served_model import ModelContext, ServedModel
 from powerinfer.serve.settings import ServerSettings
 from powerinfer.serve.workers import Workers, in_daemon_thread
 from powerinfer.store.memory import available_memory_bytes, format_bytes
 
-__all__ = ["ModelPool", "ModelState", "PooledModel", "Resident"]
+__all__ = ["ModelPool"]
 
 _log = logging.getLogger(__name__)
-
-
-class ModelState(StrEnum):
-    """State of a model, as clients see it."""
-
-    UNLOADED = "unloaded"
-    LOADING = "loading"
-    LOADED = "loaded"
-    FAILED = "failed"
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class Resident:
-    """A model in memory.
-
-    Attributes:
-        needed_bytes: memory that it takes, by estimate.
-        stamp: of its file when it was loaded.
-        keep_alive_s: seconds that it stays unused; None: until memory is needed.
-        num_users: requests that use it.
-        used_at: when the last one ended, on the clock of the event loop.
-        is_idle: set while no request uses it.
-        leaving: ends its stay, unless a request comes before.
-        has_expired: it was unused for as long as it may be, and still is.
-    """
-
-    context: ModelContext
-    needed_bytes: int = 0
-    stamp: FileStamp | None = None
-    keep_alive_s: float | None = None
-    num_users: int = 0
-    used_at: float = field(default_factory=time.monotonic)
-    is_idle: asyncio.Event = field(default_factory=asyncio.Event)
-    leaving: asyncio.TimerHandle | None = None
-    has_expired: bool = False
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class PooledModel:
-    """A model by its names, in memory or not.
-
-    Attributes:
-        settings: of the server, with the names of this model.
-        source: how to load it; None if it was given to the server and stays.
-        resident: the model in memory, for further requests.
-        progress: share of its weights that are prepared, while it loads.
-        problem: why the last load failed.
-        waiters: requests that wait for it.
-    """
-
-    settings: ServerSettings
-    metrics: ModelMetrics
-    source: ModelSource | None = None
-    resident: Resident | None = None
-    loading: "asyncio.Task[None] | None" = None
-    progress: float = 0.0
-    problem: str | None = None
-    waiters: "dict[asyncio.Future[Resident], None]" = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """Name that clients see."""
-        return self.settings.model_name
-
-    @property
-    def state(self) -> ModelState:
-        """State of the model."""
-        if self.resident is not None:
-            return ModelState.LOADED
-        if self.loading is not None:
-            return ModelState.LOADING
-        return ModelState.UNLOADED if self.problem is None else ModelState.FAILED
 
 
 class ModelPool:
@@ -227,7 +155,7 @@ class ModelPool:
         for engine in self._thread.engines:
             engine.refusal = _ending()
         for model in self.models:
-            _fail(model, _ending())
+            model.fail_waiters(_ending())
 
     def end_requests(self) -> None:
         """End all open requests with an error."""
@@ -258,7 +186,7 @@ class ModelPool:
         """Wait for a model, and count as one of its users."""
         resident = model.resident
         if resident is not None and not self._has_changed(model, resident):
-            return _used(resident)
+            return resident.use()
         self.check_answers()
         if model.source is None:
             raise unavailable("the model is loading", "loading")
@@ -319,12 +247,12 @@ class ModelPool:
                 resident = await self._loaded(model, source)
         except ApiError as error:
             model.loading, model.problem = None, error.message
-            _fail(model, error)
+            model.fail_waiters(error)
             return
         model.resident, model.loading = resident, None
         for waiter in model.waiters:
             if not waiter.done():
-                waiter.set_result(_used(resident))
+                waiter.set_result(resident.use())
         model.waiters.clear()
         # Nobody may have waited so long.
         resident.num_users += 1
@@ -411,17 +339,6 @@ def _settings_of(source: ModelSource, settings: ServerSettings) -> ServerSetting
     )
 
 
-def _used(resident: Resident) -> Resident:
-    """Count one more user."""
-    resident.num_users += 1
-    resident.is_idle.clear()
-    resident.has_expired = False
-    if resident.leaving is not None:
-        resident.leaving.cancel()
-        resident.leaving = None
-    return resident
-
-
 def _last_use(pair: tuple[PooledModel, Resident]) -> tuple[bool, float]:
     """Order in which models leave: one that is used must end its requests first."""
     _, resident = pair
@@ -439,14 +356,6 @@ def _collect() -> None:
 
     gc.collect()
     release_freed_memory()
-
-
-def _fail(model: PooledModel, error: ApiError) -> None:
-    """End the waiting of all who wait for a model."""
-    for waiter in model.waiters:
-        if not waiter.done():
-            waiter.set_exception(error)
-    model.waiters.clear()
 
 
 def _ending() -> ApiError:

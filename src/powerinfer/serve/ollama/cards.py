@@ -12,8 +12,8 @@ from powerinfer.convert.quantize.file_types import FILE_TYPES
 from powerinfer.errors import PowerInferError
 from powerinfer.gguf import GGUFFile, MetadataValue, keys, model_identity, open_gguf
 from powerinfer.serve.chat.reasoning import reasoning_marks
-from powerinfer.serve.model_pool import PooledModel
 from powerinfer.serve.model_source import FileStamp, stamp_of
+from powerinfer.serve.pooled_model import PooledModel
 from powerinfer.serve.tool_formats import find_format
 from powerinfer.values import JSON
 

@@ -8,9 +8,9 @@ from powerinfer.errors import PowerInferError
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.fields import Fields
-from powerinfer.serve.model_pool import PooledModel, Resident
 from powerinfer.serve.ollama.answer import timestamp
 from powerinfer.serve.ollama.cards import TAG, Card, card_of, model_path, shown_name
+from powerinfer.serve.pooled_model import PooledModel, Resident
 from powerinfer.values import JSONObject
 
 __all__ = ["find_model", "list_loaded", "list_models", "show_model", "with_served_name"]

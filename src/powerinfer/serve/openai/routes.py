@@ -4,12 +4,12 @@ from fastapi import APIRouter, Request, Response
 
 from powerinfer.errors import PowerInferError
 from powerinfer.serve.context import ServerContext
-from powerinfer.serve.model_pool import PooledModel
 from powerinfer.serve.openai.chat import ChatAnswer
 from powerinfer.serve.openai.chat_request import read_chat
 from powerinfer.serve.openai.completion_request import read_completion
 from powerinfer.serve.openai.completions import CompletionAnswer
 from powerinfer.serve.openai.schemas import CHAT_BODY, COMPLETION_BODY
+from powerinfer.serve.pooled_model import PooledModel
 from powerinfer.serve.responding import answer
 from powerinfer.serve.served_model import ServedModel
 

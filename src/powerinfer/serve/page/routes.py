@@ -7,8 +7,8 @@ from fastapi import APIRouter, Request, Response
 from powerinfer.models import LayerShares
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.errors import ApiError
-from powerinfer.serve.model_pool import PooledModel
 from powerinfer.serve.page.files import PageFile, PageFiles
+from powerinfer.serve.pooled_model import PooledModel
 
 __all__ = ["router"]
 
