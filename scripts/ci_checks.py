@@ -103,6 +103,7 @@ CHECKS = (
     Check("gpu-check", GPU_CHECK, tools=(PYTHON,)),
     Check("container", ["scripts/container-check"]),
     Check("threads", ["scripts/sanitize", "threads"], tools=(CXX,)),
+    Check("clients", ["scripts/test-clients"], tools=(PYTHON,)),
 )
 ON_REQUEST = (Step("gpu-ahead", ["scripts/gpu-ahead"]),)
 """What only `scripts/ci all` runs besides."""
@@ -116,15 +117,20 @@ PYTHON_CODE = ("newest-python",)
 GUARDS: dict[str, tuple[str, ...]] = {
     "cpp/*": NATIVE,
     "CMakeLists.txt": NATIVE,
-    "pyproject.toml": ("sanitizers", "container", "newest-python"),
+    "pyproject.toml": ("sanitizers", "container", "newest-python", "clients"),
     "src/powerinfer/ops/cpu/*": (*PYTHON_CODE, "sanitizers"),
     "src/powerinfer/serve/page/static/*": NOTHING,
+    "src/powerinfer/serve/*": (*PYTHON_CODE, "clients"),
     "src/powerinfer/_core.pyi": (*PYTHON_CODE, "sanitizers"),
     "src/powerinfer/ops/gpu/*": (*PYTHON_CODE, "gpu-check"),
     "src/powerinfer/ops/hybrid/*": (*PYTHON_CODE, "gpu-check"),
     "src/powerinfer/offload/*": (*PYTHON_CODE, "gpu-check"),
     "src/*": PYTHON_CODE,
     "tests/native/*": (*PYTHON_CODE, "sanitizers"),
+    "tests/clients/*": ("clients",),
+    "tests/e2e/test_*_client.py": ("clients",),
+    "tests/support/client_cases.py": ("clients",),
+    "tests/support/serving.py": (*PYTHON_CODE, "clients"),
     "tests/durations.json": NOTHING,
     "tests/*": PYTHON_CODE,
     "benchmarks/results/*": NOTHING,
@@ -148,6 +154,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "scripts/sanitize": ("threads", "sanitizers"),
     "scripts/container-*": ("container",),
     "scripts/gpu-check": ("gpu-check",),
+    "scripts/test-clients": ("clients",),
     "scripts/*": NOTHING,
 }
 

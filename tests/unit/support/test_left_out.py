@@ -22,6 +22,8 @@ def test_thorough(): assert False
 
 def test_skipping(): pytest.skip("the moon is full")
 
+def test_client(): pytest.skip("ollama is not installed")
+
 def test_data(): pytest.skip("development data not found at /some/where")
 
 def test_real(): pytest.skip("POWERINFER_REAL_MODELS has no model.gguf")
@@ -94,6 +96,14 @@ def test_all_runs_everything(tmp_path: Path) -> None:
             {"development data not found", "POWERINFER_REAL_MODELS has no model.gguf"},
         ),
         ("--fail-on-missing --no-network", {"development data not found"}),
+        (
+            "--fail-on-any-skip",
+            {
+                "development data not found",
+                "POWERINFER_REAL_MODELS has no model.gguf",
+                "ollama is not installed",
+            },
+        ),
     ],
 )
 def test_reasons_that_are_not_listed_fail_a_run(
