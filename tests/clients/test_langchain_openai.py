@@ -127,4 +127,4 @@ def test_errors_are_those_of_the_client(settings: dict[str, Any]) -> None:
     with pytest.raises(openai.AuthenticationError):
         langchain.ChatOpenAI(**settings | {"api_key": "wrong"}).invoke(PROMPT)
     with pytest.raises(openai.BadRequestError, match="context"):
-        langchain.ChatOpenAI(**settings).invoke("word " * 2500)
+        langchain.ChatOpenAI(**settings).invoke("word " * 2000)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from client_cases import KEY, MARKS, MODEL, NUM_TOKENS, PROMPT, Hour
+from client_cases import CONTEXT, KEY, MARKS, MODEL, NUM_TOKENS, PROMPT, Hour
 from serving import Server
 
 
@@ -28,7 +28,7 @@ TALK = [core.ChatMessage(role="user", content=PROMPT)]
 
 def model(server: Server, kind: str, num_tokens: int = NUM_TOKENS, **settings: Any) -> Any:
     """A model of LlamaIndex, of OpenAI's or of Ollama's API."""
-    settings = {"model": MODEL, "temperature": 0, "context_window": 2048, **settings}
+    settings = {"model": MODEL, "temperature": 0, "context_window": CONTEXT, **settings}
     if kind == "openai":
         settings = {"is_chat_model": True, "is_function_calling_model": True, **settings}
         return like.OpenAILike(
@@ -64,6 +64,13 @@ def test_a_chat(kind: str, server: Server) -> None:
 def test_both_apis_give_the_same(server: Server) -> None:
     answers = {kind: model(server, kind).chat(TALK).message.content for kind in KINDS}
     assert answers["openai"] == answers["ollama"]
+
+
+def test_the_context_is_asked_for(server: Server) -> None:
+    settings = {"base_url": server.url, "headers": {"Authorization": f"Bearer {KEY}"}}
+    llm = ollama.Ollama(model=MODEL, additional_kwargs={"num_predict": 4}, **settings)
+    assert llm.chat(TALK).raw["eval_count"] == 4
+    assert llm.metadata.context_window == CONTEXT
 
 
 def test_a_completion(server: Server, expected: str) -> None:

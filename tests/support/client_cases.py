@@ -16,6 +16,7 @@ from serving import Server, serving
 from template_cases import TEMPLATES
 
 __all__ = [
+    "CONTEXT",
     "KEY",
     "MARKS",
     "MODEL",
@@ -30,6 +31,8 @@ KEY = "secret"
 MODEL = "storyteller"
 PROMPT = "Once upon a time there was"
 NUM_TOKENS = 12
+CONTEXT = 1536
+"""Less than the model's own, in tokens: clients must not ask for more."""
 # Warnings about other people's code, and connections that it leaves open, are not ours to mend.
 MARKS = [
     pytest.mark.slow,
@@ -56,9 +59,11 @@ def continuation() -> str:
 def serving_a_chat_model(folder: Path) -> Iterator[Server]:
     """A server with the weights of the embedded model and a template with tools and reasoning."""
     file = open_gguf(default_model_path())
-    metadata = file.metadata | {keys.CHAT_TEMPLATE: TEMPLATES["Qwen-Qwen3-0.6B"]}
+    template = TEMPLATES["Qwen-Qwen3-0.6B"]
+    changed = {keys.CHAT_TEMPLATE: template, f"llama.{keys.CONTEXT_LENGTH}": 2 * CONTEXT}
+    metadata = file.metadata | changed
     path = folder / f"{MODEL}.gguf"
     write_gguf(path, metadata, [spec(tensor) for tensor in file.tensors.values()], magic=file.magic)
-    flags = ("-t", "1", "-np", "4", "-c", "2048", "--keep-alive", "5m", "--api-key", KEY)
+    flags = ("-t", "1", "-np", "4", "-c", str(CONTEXT), "--keep-alive", "5m", "--api-key", KEY)
     with serving("-m", str(path), *flags) as server:
         yield server

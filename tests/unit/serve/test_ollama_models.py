@@ -78,7 +78,7 @@ def test_a_description(models: list[FakeModel]) -> None:
         found = answer.json()
         assert found["capabilities"] == ["completion"]
         assert found["model_info"]["general.architecture"] == "llama"
-        assert found["model_info"]["llama.context_length"] > 0
+        assert found["model_info"]["llama.context_length"] == 512, "what is served"
         assert found["model_info"]["tokenizer.ggml.tokens"] is None
         assert "num_ctx                        512\n" in found["parameters"]
         assert found["modelfile"].startswith(f"FROM {models[0].path}\nPARAMETER num_ctx 512\n")

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from powerinfer.errors import PowerInferError
+from powerinfer.gguf import keys
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.serve.context import ServerContext
 from powerinfer.serve.fields import Fields
@@ -75,10 +76,18 @@ async def show_model(context: ServerContext, model: PooledModel) -> dict[str, ob
         "parameters": "\n".join(f"{name:<30} {value}" for name, value in parameters.items()),
         "template": card.template,
         "details": card.details(),
-        "model_info": {**card.info, "general.parameter_count": card.num_parameters},
+        "model_info": _model_info(card, length),
         "capabilities": card.capabilities(is_story_model=is_story_model),
         "modified_at": _modified_at(context, model_path(model)),
     }
+
+
+def _model_info(card: Card, context_length: int | None) -> dict[str, object]:
+    """List the file's metadata, with the context that is served: clients ask for what it says."""
+    info: dict[str, object] = {**card.info, "general.parameter_count": card.num_parameters}
+    if card.family and context_length is not None:
+        info[f"{card.family}.{keys.CONTEXT_LENGTH}"] = context_length
+    return info
 
 
 async def _entry(context: ServerContext, model: PooledModel) -> dict[str, object]:
