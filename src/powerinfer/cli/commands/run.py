@@ -38,7 +38,7 @@ Examples:
   powerinfer run 'Once upon a time'                   the bundled model
   powerinfer run -m model.gguf -f prompt.txt -n 256   a prompt from a file
   echo 'A haiku:' | powerinfer run -m model.gguf      a prompt from a pipe
-  powerinfer run -m model.gguf --chat 'What is rain?' an answer by the chat template
+  powerinfer run -m model.gguf --chat 'Rain?'         an answer by the chat template
   powerinfer run -p 'Q: 2+2?' --stop Q: --temp 0      greedy, up to a stop text
   powerinfer run -p 'Hello' --seed 7 --json           figures for a script
   powerinfer run -p 'Hello' --sparsity lowbit:3       a predictor picks the neurons
