@@ -105,6 +105,7 @@ def expected(common: tuple[str | Path, ...]) -> list[dict[str, Any]]:
     return rows
 
 
+@needs_lm_eval
 def test_ctrl_c_before_the_first_setting_says_that_nothing_was_kept(
     common: tuple[str | Path, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
