@@ -1,4 +1,4 @@
-"""Access to the server: keys, host names and content types; see docs/serving."""
+"""Access to the server: keys, host names and origins; see docs/serving."""
 
 import hmac
 import ipaddress
@@ -71,15 +71,8 @@ class Guard:
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if scope["method"] in _SENDS_BODY and media_type != "application/json":
-            # Web pages may send other types without a preflight request.
-            got = f"got {media_type[:60]!r}" if media_type else "it has none"
-            raise ApiError(
-                f"the content-type must be application/json, {got}",
-                status=415,
-                code="unsupported_media_type",
-            )
+        if scope["method"] in _SENDS_BODY:
+            self._check_origin(headers)
         encoding = headers.get("content-encoding", "").strip().lower()
         if encoding not in ("", "identity"):
             raise ApiError(
@@ -87,6 +80,30 @@ class Guard:
                 status=415,
                 code="unsupported_content_encoding",
                 headers={"Accept-Encoding": "identity"},
+            )
+
+    def _check_origin(self, headers: Headers) -> None:
+        """Refuse what a web page of another origin can send without a browser's preflight request.
+
+        That is a body of any type but JSON, which `curl -d` sends too.
+        """
+        media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media_type == "application/json":
+            return
+        origin = headers.get("origin")
+        allowed = self._context.settings.cors_origins
+        if "*" in allowed or (origin is not None and origin in allowed):
+            return
+        # Browsers name the origin of every POST; the second header is a net below that.
+        host = headers.get("host", "").lower()
+        is_own = origin is None or origin.lower().partition("://")[2] == host
+        if not is_own or headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            got = f"got {media_type[:60]!r}" if media_type else "it has none"
+            raise ApiError(
+                f"a web page of {(origin or 'another origin')[:100]} may not send this: allow it "
+                f"by --cors-origin, or send the content-type application/json, {got}",
+                status=403,
+                code="forbidden_origin",
             )
 
     def _is_here(self, host: str) -> bool:

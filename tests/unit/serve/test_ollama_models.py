@@ -187,4 +187,4 @@ def test_models_that_are_here_count_as_pulled() -> None:
         assert answer.status_code == 404
         assert "powerinfer pull" in answer.json()["error"]
         assert api.get("/api/nothing").json() == {"error": "there is no GET /api/nothing"}
-        assert api.post("/api/chat", content=b"{").status_code == 415
+        assert api.post("/api/chat", content=b"{").status_code == 400

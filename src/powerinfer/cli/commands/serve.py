@@ -55,7 +55,7 @@ Examples:
   powerinfer serve -m model.gguf --host 0.0.0.0 --api-key-file keys.txt
 
 \b
-  curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\
+  curl http://127.0.0.1:8080/v1/chat/completions \\
     -d '{"messages": [{"role": "user", "content": "Hello"}]}'
 
 Sampling flags are the defaults for requests. Ctrl-C or SIGTERM lets running requests
