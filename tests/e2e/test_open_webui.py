@@ -1,131 +1,155 @@
-"""What Open WebUI asks of a server of OpenAI's or Ollama's API: models, chats, small tasks."""
+"""What Open WebUI asks of a server of OpenAI's or Ollama's API, as it was recorded.
+
+`tests/golden/clients/open_webui.json` has the requests that the package sent while its page in a
+browser listed models, chatted, and was stopped, and its API verified connections, embedded
+documents and looked after models; its version is in the file.
+"""
 
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from patience import PATIENCE_S
-from serving import Server, serving
+from powerinfer.store.default_model import default_model_path
+from serving import Server, serving, wait_for
 
-HEADERS = {
-    "Authorization": "Bearer secret",
-    "X-OpenWebUI-User-Name": "Ann",
-    "X-OpenWebUI-User-Id": "1",
-}
-TALK: list[dict[str, Any]] = [
-    {"role": "system", "content": "Tell stories."},
-    {"role": "user", "content": [{"type": "text", "text": "Once upon a time"}]},
-    {"role": "assistant", "content": "there was a cat."},
-    {"role": "user", "content": "The cat"},
-]
-TITLE = (
-    "### Task:\nGenerate a concise, 3-5 word title with an emoji summarizing the chat history.\n"
-    '### Output:\nJSON format: { "title": "your concise title here" }\n'
-    "### Chat History:\n<chat_history>\nUSER: The cat\n</chat_history>"
+RECORDED: dict[str, Any] = json.loads(
+    (Path(__file__).parents[1] / "golden/clients/open_webui.json").read_text()
 )
+CONTEXT = 512
+STOPPED = "message whose answer is stopped"
+CASES = [
+    pytest.param(each, id=f"{api}: {each['what']}, {each['path']}")
+    for api in ("ollama", "openai")
+    for each in RECORDED[api]
+    if each["what"] != STOPPED
+]
+CHATS = ("/api/chat", "/v1/chat/completions")
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving("-t", "1", "-np", "2", "-c", "512", "--api-key", "secret") as running:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two models, of which one has the name that stands in the recording."""
+    paths = [tmp_path_factory.mktemp("models") / f"{name}.gguf" for name in ("MODEL", "other")]
+    for path in paths:
+        path.symlink_to(default_model_path())
+    models = [part for path in paths for part in ("-m", str(path))]
+    flags = ("-t", "1", "-np", "4", "-c", str(CONTEXT), "--api-key", "secret")
+    with serving(*flags, *models) as running:
         yield running
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def session(server: Server) -> Iterator[httpx.Client]:
-    url = f"{server.url}/v1"
-    with httpx.Client(base_url=url, headers=HEADERS, timeout=PATIENCE_S) as made:
+    # Sent to Ollama's API as well, where the connection has a key.
+    key = {"Authorization": "Bearer secret"}
+    with httpx.Client(base_url=server.url, headers=key, timeout=PATIENCE_S) as made:
         yield made
 
 
-def model_of(session: httpx.Client) -> str:
-    answer = session.get("/models")
-    assert answer.status_code == 200
-    # It merges the lists of all its servers by these.
+def recorded(what: str) -> list[Any]:
+    """Requests of both APIs."""
+    return [each for api in ("ollama", "openai") for each in RECORDED[api] if each["what"] == what]
+
+
+def request(session: httpx.Client, asked: dict[str, Any]) -> httpx.Request:
+    body = asked.get("body")
+    if body is not None and "num_ctx" in body.get("options", {}):
+        # A larger one than the server's is refused.
+        body = {**body, "options": {**body["options"], "num_ctx": CONTEXT}}
+    return session.build_request(
+        asked["method"], asked["path"], headers=asked["headers"], json=body
+    )
+
+
+def text_of(answer: httpx.Response) -> str:
+    """The text of a whole or streamed answer to a chat, read as Open WebUI does."""
+    if answer.headers["content-type"] == "application/x-ndjson":
+        *pieces, last = map(json.loads, answer.text.splitlines())
+        assert last["done"]
+        assert last["eval_count"] > 0
+        return "".join(each["message"]["content"] for each in [*pieces, last])
+    if "text/event-stream" in answer.headers["content-type"]:
+        lines = [line for line in answer.text.splitlines() if line]
+        assert all(line.startswith("data: ") for line in lines)
+        assert lines[-1] == "data: [DONE]"
+        chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
+        return "".join(delta.get("content") or "" for delta in deltas)
     body = answer.json()
-    assert "error" not in body
-    return str(body["data"][0]["id"])
+    message = body["message"] if "message" in body else body["choices"][0]["message"]
+    return str(message["content"])
 
 
-def chat(session: httpx.Client, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The chunks of a streamed answer, read as it does."""
-    body = {
-        "model": model_of(session),
-        "messages": messages,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "temperature": 0.7,
-        "top_p": 0.9,
-        "max_tokens": 16,
-        "frequency_penalty": 0.1,
-        "presence_penalty": 0,
-        "seed": 3,
-        "stop": ["###"],
-        "logit_bias": {"5": -1},
-        # Sent by the versions before 0.6 and by filters.
-        "chat_id": "c",
-        "session_id": "s",
-        "features": {"web_search": False},
-    }
-    with session.stream("POST", "/chat/completions", json=body) as response:
-        assert response.status_code == 200
-        assert "text/event-stream" in response.headers["content-type"]
-        lines = [line for line in response.iter_lines() if line]
-    assert all(line.startswith("data: ") for line in lines)
-    assert lines[-1] == "data: [DONE]"
-    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+def vectors_of(body: Any) -> list[list[float]]:
+    return (
+        body["embeddings"] if "embeddings" in body else [each["embedding"] for each in body["data"]]
+    )
 
 
-def task(session: httpx.Client, prompt: str, **fields: Any) -> str:
-    """What a small task beside the chat gives."""
-    messages = [{"role": "user", "content": prompt}]
-    body = {"model": model_of(session), "messages": messages, "stream": False, **fields}
-    answer = session.post("/chat/completions", json=body)
+@pytest.mark.parametrize("asked", CASES)
+def test_every_recorded_request_is_answered(session: httpx.Client, asked: dict[str, Any]) -> None:
+    answer = session.send(request(session, asked))
     assert answer.status_code == 200, answer.text
-    return str(answer.json()["choices"][0]["message"]["content"])
+    if asked["path"] in CHATS:
+        assert isinstance(text_of(answer), str)
+    elif asked["path"] in ("/api/embed", "/v1/embeddings"):
+        vectors = vectors_of(answer.json())
+        assert len(vectors) == len(asked["body"]["input"])
+        assert all(len(vector) == len(vectors[0]) > 1 for vector in vectors)
+    else:
+        body = answer.json()
+        assert "error" not in body
+        # It merges the models of all its servers by these.
+        if asked["path"] == "/v1/models":
+            assert [each["id"] for each in body["data"]] == ["MODEL", "other"]
+        if asked["path"] == "/api/tags":
+            assert [each["model"] for each in body["models"]] == ["MODEL:latest", "other:latest"]
 
 
-def test_a_connection_is_checked(server: Server, session: httpx.Client) -> None:
-    assert model_of(session) == "powerinfer-story"
-    wrong = httpx.get(f"{server.url}/v1/models", headers={"Authorization": "Bearer x"})
-    assert wrong.status_code == 401
-    assert wrong.json()["error"]["message"]
+@pytest.mark.parametrize("asked", recorded("message with counts of tokens"))
+def test_counts_of_tokens(session: httpx.Client, asked: dict[str, Any]) -> None:
+    lines = session.send(request(session, asked)).text.replace("data: ", "").split("\n")
+    last = [json.loads(line) for line in lines if line not in ("", "[DONE]")][-1]
+    counts = last.get("usage", last)
+    assert 8 in (counts.get("completion_tokens"), counts.get("eval_count"))
 
 
-def test_a_chat_and_the_tasks_behind_it(session: httpx.Client) -> None:
-    chunks = chat(session, TALK)
-    text = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks if c["choices"])
-    assert text
-    assert [c["choices"][0]["finish_reason"] for c in chunks if c["choices"]][-1]
-    assert chunks[-1]["usage"]["total_tokens"] > 0
-    # The next question, while title, tags and what to ask next are generated.
-    talk = [*TALK, {"role": "assistant", "content": text}, {"role": "user", "content": "And?"}]
+@pytest.mark.parametrize("asked", recorded(STOPPED))
+def test_a_stopped_answer_frees_its_place(
+    server: Server, session: httpx.Client, asked: dict[str, Any]
+) -> None:
+    answer = session.send(request(session, asked), stream=True)
+    next(answer.iter_lines())
+    answer.close()
+
+    def rests() -> bool:
+        figures = session.get("/metrics").text
+        return 'powerinfer_requests_running{model="MODEL"} 0.0' in figures
+
+    wait_for(rests)
+
+
+@pytest.mark.parametrize("asked", [RECORDED["openai"][0], RECORDED["ollama"][0]])
+def test_a_wrong_key_is_told(server: Server, asked: dict[str, Any]) -> None:
+    answer = httpx.get(server.url + asked["path"], headers={"Authorization": "Bearer x"})
+    assert answer.status_code == 401
+    assert answer.json()["error"]
+
+
+def test_a_chat_beside_the_tasks_that_follow_another(session: httpx.Client) -> None:
+    """Title, tags and follow-ups of both APIs are generated while the next message is answered."""
+    asked = [
+        each
+        for what in ("title", "tags", "follow-ups", "second message")
+        for each in recorded(what)
+    ]
     with ThreadPoolExecutor() as pool:
-        title = pool.submit(task, session, TITLE, max_completion_tokens=30)
-        tags = pool.submit(task, session, TITLE.replace("title", "tags"), max_tokens=30)
-        assert chat(session, talk)
-        assert isinstance(title.result(PATIENCE_S), str)
-        assert isinstance(tags.result(PATIENCE_S), str)
-
-
-def test_the_same_server_as_one_of_ollama(server: Server) -> None:
-    """What it asks of Ollama's API: models, which are loaded, a version, and chats."""
-    with httpx.Client(base_url=server.url, headers=HEADERS, timeout=PATIENCE_S) as session:
-        (model,) = session.get("/api/tags").json()["models"]
-        assert model["model"] == "powerinfer-story:latest"
-        (loaded,) = session.get("/api/ps").json()["models"]
-        assert loaded["digest"] == model["digest"]
-        assert session.get("/api/version").json()["version"]
-        options = {"temperature": 0, "num_predict": 8}
-        body = {"model": model["model"], "messages": TALK[2:], "stream": True, "options": options}
-        with session.stream("POST", "/api/chat", json=body) as response:
-            assert response.headers["content-type"] == "application/x-ndjson"
-            *pieces, last = map(json.loads, response.iter_lines())
-    assert "".join(each["message"]["content"] for each in pieces)
-    assert (last["done"], last["eval_count"]) == (True, 8)
-    wrong = httpx.get(f"{server.url}/api/tags")
-    assert (wrong.status_code, list(wrong.json())) == (401, ["error"])
+        answers = list(pool.map(session.send, [request(session, each) for each in asked]))
+    assert [answer.status_code for answer in answers] == [200] * 7
+    assert all(isinstance(text_of(answer), str) for answer in answers)
