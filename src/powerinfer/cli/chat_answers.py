@@ -1,18 +1,30 @@
 """Answers of a chat: their pieces on stdout, a line on stderr about how they ended."""
 
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
 if TYPE_CHECKING:
     from powerinfer import LLM, Generation, SamplingParams
 
-__all__ = ["IN_CHAT", "IN_RUN", "Advice", "announce_template", "explain_end", "without_blank_start"]
+__all__ = [
+    "IN_CHAT",
+    "IN_COMPLETION",
+    "IN_RUN",
+    "Advice",
+    "LoopNotice",
+    "announce_template",
+    "explain_end",
+    "without_blank_start",
+]
 
 SMALL_MODEL = "smollm2"
 """Entry of the catalogue that chats and is quick to fetch."""
+# Pieces between two looks for a loop, which take less time than a token.
+_LOOK_EVERY = 32
 
 
 @dataclass(frozen=True)
@@ -22,6 +34,7 @@ class Advice:
     no_limit: str
     again: str
     against_loops: str
+    text: str = "answer"
 
 
 IN_CHAT = Advice(
@@ -33,6 +46,12 @@ IN_RUN = Advice(
     no_limit="-n -1 lifts it",
     again="",
     against_loops="--repeat-penalty 1.1, a higher --temp or another --system",
+)
+IN_COMPLETION = Advice(
+    no_limit=IN_RUN.no_limit,
+    again="",
+    against_loops="--repeat-penalty 1.1 or a higher --temp",
+    text="text",
 )
 
 
@@ -46,42 +65,72 @@ def without_blank_start(pieces: Iterable[str]) -> Iterator[str]:
 
 
 def explain_end(
-    last: "Generation | None",
-    params: "SamplingParams",
-    advice: Advice,
-    *,
-    knows_loop: bool = False,
-) -> bool:
-    """Explain why an answer was cut or is empty, and that it went round in circles.
-
-    Returns:
-        True if such a loop was noticed; it is not mentioned to those who know.
-    """
+    last: "Generation | None", params: "SamplingParams", advice: Advice, loops: "LoopNotice"
+) -> None:
+    """Explain why an answer was cut or is empty, and that it went round in circles."""
     if last is None:
-        return False
+        return
     if last.finish_reason == "stop":
         if not last.text.strip():
             _say(f"the model gave an empty answer{advice.again}")
-        return False
+        return
     if last.finish_reason == "length":
         limit = params.max_tokens
         if limit is not None and len(last.token_ids) >= limit:
             _say(f"cut after {limit} tokens, the limit; {advice.no_limit}")
         else:
             _say("cut: the context is full; a larger -c holds more")
-    return _notice_loop(last, advice, is_known=knows_loop)
+    loops.look(last.token_ids)
 
 
-def _notice_loop(last: "Generation", advice: Advice, *, is_known: bool) -> bool:
-    from powerinfer.sampling.loops import loop_length
+class LoopNotice:
+    """Says on stderr, once, that a text repeats the same tokens over and over."""
 
-    length = loop_length(last.token_ids)
-    if length is None:
-        return False
-    if not is_known:
+    def __init__(self, advice: Advice) -> None:
+        """Nothing is noticed yet."""
+        self._advice = advice
+        self._is_known = False
+
+    def watch(
+        self, pieces: Iterable[str], last_token_ids: Callable[[int], list[int]]
+    ) -> Iterator[str]:
+        """Pass the pieces of a text on, and look at its tokens meanwhile.
+
+        Args:
+            last_token_ids: gives the last so many tokens of the text that was passed on.
+        """
+        from powerinfer.sampling.loops import LONGEST_TAIL
+
+        for number, piece in enumerate(pieces, start=1):
+            # Printed by whoever takes it, before the next one is asked for.
+            yield piece
+            if not self._is_known and number % _LOOK_EVERY == 0:
+                is_in_line = _is_terminal(sys.stdout) and not piece.endswith("\n")
+                self.look(last_token_ids(LONGEST_TAIL), is_in_line=is_in_line, is_running=True)
+
+    def look(
+        self, token_ids: list[int], *, is_in_line: bool = False, is_running: bool = False
+    ) -> None:
+        """Say that a text ends in a loop, if it does and it was not said before.
+
+        Args:
+            is_in_line: the terminal shows an unfinished line of the text, which needs an end.
+            is_running: the text goes on.
+        """
+        from powerinfer.sampling.loops import loop_length
+
+        length = None if self._is_known else loop_length(token_ids)
+        if length is None:
+            return
+        self._is_known = True
+        if is_in_line:
+            click.echo(err=True)
         what = "token" if length == 1 else f"{length} tokens"
-        _say(f"the answer repeats the same {what}; what helps: {advice.against_loops}")
-    return True
+        stop = "; Ctrl-C stops it" if is_running else ""
+        _say(
+            f"the {self._advice.text} repeats the same {what}{stop}; what helps: "
+            f"{self._advice.against_loops}"
+        )
 
 
 def announce_template(llm: "LLM", *, is_embedded: bool) -> None:
@@ -107,6 +156,11 @@ def announce_template(llm: "LLM", *, is_embedded: bool) -> None:
             "which it may not understand"
         )
     print_paragraph(text, err=True)
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    # Python sets sys.stdout to None if descriptor 1 was closed before the start.
+    return stream is not None and stream.isatty()
 
 
 def _say(text: str) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator, Sequence
 
 from powerinfer.engine.llm import LLM
-from powerinfer.engine.text_stream import Generation
+from powerinfer.engine.text_stream import Generation, TextStream
 from powerinfer.errors import PromptError
 from powerinfer.prompts.long_prompts import encode_prompt
 from powerinfer.prompts.messages import answer, message_ids
@@ -63,6 +63,7 @@ class Conversation:
         self.messages: list[Message] = []
         self.last: Generation | None = None
         self.num_dropped = 0
+        self._stream: TextStream | None = None
         # Tokens of the last prompt and its answer, each with whether it was prompt.
         self._history: list[tuple[int, bool]] = []
 
@@ -129,7 +130,7 @@ class Conversation:
             self.messages.append({"role": "user", "content": text})
             token_ids = self._prompt_ids()
             is_prompt = self._is_prompt(token_ids)
-            stream = self._llm.stream(token_ids, self._params, is_prompt=is_prompt)
+            self._stream = stream = self._llm.stream(token_ids, self._params, is_prompt=is_prompt)
         except BaseException:
             del self.messages[num_messages:]
             raise
@@ -144,6 +145,10 @@ class Conversation:
             content = (opened + self.last.text if self.last.text else "").strip()
             said = answer({"role": "assistant", "content": content}, is_harmony=is_harmony)
             self.messages.append({key: str(value) for key, value in said.items()})
+
+    def last_token_ids(self, count: int) -> list[int]:
+        """The last tokens of the answer that is read, or of the one before."""
+        return [] if self._stream is None else self._stream.last_token_ids(count)
 
     def _is_prompt(self, token_ids: list[int]) -> list[bool]:
         """Tell for each token of a prompt whether it was given, not generated here earlier."""

@@ -79,6 +79,10 @@ class TextSoFar:
         finally:
             del error  # else it and its traceback would keep each other, and the model, alive
 
+    def last_token_ids(self, count: int) -> list[int]:
+        """The last tokens of the text so far."""
+        return self._token_ids[-count:]
+
     @property
     def generation(self) -> Generation:
         """The text so far; `cancelled` unless it has ended."""
@@ -120,6 +124,10 @@ class _Stream:
     def generation(self) -> Generation:
         """The text as far as it was read."""
         return self._so_far.generation
+
+    def last_token_ids(self, count: int) -> list[int]:
+        """The last `count` tokens that were read, or all if they are fewer."""
+        return self._so_far.last_token_ids(count)
 
     def _check_outside(self) -> None:
         """Raise PowerInferError inside a step, where the caller would wait for itself."""

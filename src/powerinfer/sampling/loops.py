@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 
-__all__ = ["loop_length"]
+__all__ = ["LONGEST_TAIL", "loop_length"]
 
 _LONGEST_LOOP = 128
 # Rows of a table and lines of zeros repeat themselves too, but not for so long.
 _LEAST_REPEATS = 4
 _LEAST_TOKENS = 96
+LONGEST_TAIL = _LONGEST_LOOP * _LEAST_REPEATS
+"""Tokens at the end of a text that decide whether it ends in a loop."""
 
 
 def loop_length(token_ids: Sequence[int]) -> int | None:

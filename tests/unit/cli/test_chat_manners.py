@@ -15,6 +15,7 @@ from prompt_toolkit import PromptSession
 
 from command_line import assert_error, invoke, run_json
 from powerinfer import LLM, SamplingParams
+from powerinfer.cli.chat_answers import IN_CHAT, LoopNotice
 from powerinfer.cli.chat_input import chat_input, messages
 from powerinfer.cli.hidden_typing import hidden_typing
 from powerinfer.engine.conversation import Conversation
@@ -92,18 +93,56 @@ def test_system_counts_for_the_answers_to_come(with_template: Path, tmp_path: Pa
     assert saved.read_text().startswith("System: Be brief.\n")
 
 
-@pytest.mark.parametrize("advice", ["/set repeat-penalty 1.1", "--repeat-penalty 1.1"])
-def test_a_loop_is_noticed_once(
-    with_template: Path, monkeypatch: pytest.MonkeyPatch, advice: str
+LOOP = "repeats the same token; Ctrl-C stops it; what helps: "
+
+
+@pytest.mark.parametrize(
+    ("command", "advice"),
+    [
+        (("chat",), f"(the answer {LOOP}/set repeat-penalty 1.1, a higher /set temp or another /s"),
+        (("run", "--chat", "hello"), f"(the answer {LOOP}--repeat-penalty 1.1, a higher --temp or"),
+        (("run", "-p", "hello"), f"(the text {LOOP}--repeat-penalty 1.1 or a higher --temp)"),
+        (("run", "-p", "hello", "--json"), f"(the text {LOOP}--repeat-penalty 1.1 or a higher"),
+    ],
+)
+def test_a_loop_is_noticed_once_and_when_it_happens(
+    with_template: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], advice: str
+) -> None:
+    """The text would go on for ever; it is interrupted at its 150th token."""
+    ids = iter([70] * 149)
+
+    def sample(*_: object) -> int:
+        try:
+            return next(ids)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr(Sampler, "sample", sample)
+    endless = ("-m", with_template, "-n", "-1", "-c", "128", "--context-shift")
+    result = invoke(*command, *endless, stdin="hello\n")
+    assert result.stderr.count("repeats the same") == 1
+    assert advice in result.stderr
+    assert "repeats the same" not in result.stdout
+
+
+def test_a_loop_is_noticed_once_in_a_chat(
+    with_template: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Sampler, "sample", lambda *_: 70)
-    common = ("-m", with_template, "-n", "120")
-    if advice.startswith("/"):
-        result = invoke("chat", *common, stdin="hello\nhello\n")
-    else:
-        result = invoke("run", *common, "--chat", "hello")
-    assert result.stderr.count("(the answer repeats the same token; what helps: ") == 1
-    assert advice in result.stderr
+    result = invoke("chat", "-m", with_template, "-n", "97", stdin="hello\nhello\n")
+    assert result.stderr.count("repeats the same") == 1
+    one, _, other = result.stdout.partition("\n")
+    assert one == other.rstrip("\n")
+
+
+def test_a_loop_in_an_unfinished_line_of_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for end, shown in (("a", "\n(the answer"), ("\n", "(the answer")):
+        pieces = LoopNotice(IN_CHAT).watch(iter([end] * 33), lambda count: [7] * count)
+        assert list(pieces) == [end] * 33
+        assert capsys.readouterr().err.startswith(shown)
 
 
 def test_an_answer_has_a_limit(tiny: Path) -> None:

@@ -140,10 +140,12 @@ class _Talk:
     """Answers messages until the user leaves; counts the commands and messages that failed."""
 
     def __init__(self, conversation: "Conversation", source: "ChatInput") -> None:
+        from powerinfer.cli.chat_answers import IN_CHAT, LoopNotice
+
         self._conversation, self._source = conversation, source
         self.failed: Counter[str] = Counter()
         self._num_announced = 0
-        self._knows_loop = False
+        self._loops = LoopNotice(IN_CHAT)
 
     def run(self) -> None:
         from powerinfer.cli.chat_commands import Next, is_command, message_in
@@ -191,8 +193,9 @@ class _Talk:
         conversation = self._conversation
         num_messages = len(conversation.messages)
         pieces = conversation.ask(text)
+        shown = self._loops.watch(without_blank_start(pieces), conversation.last_token_ids)
         try:
-            for piece in without_blank_start(pieces):
+            for piece in shown:
                 click.echo(piece, nl=False)
             click.echo()
         except KeyboardInterrupt:
@@ -208,8 +211,7 @@ class _Talk:
             click.echo(
                 f"(context nearly full: the oldest {more} messages were forgotten)", err=True
             )
-        last, params, known = conversation.last, conversation.params, self._knows_loop
-        self._knows_loop = explain_end(last, params, IN_CHAT, knows_loop=known) or known
+        explain_end(conversation.last, conversation.params, IN_CHAT, self._loops)
 
 
 COMMAND = chat

@@ -28,7 +28,7 @@ from powerinfer.sampling.sampling_params import FORMS
 
 if TYPE_CHECKING:
     from powerinfer import LLM, Generation, SamplingParams
-    from powerinfer.cli.chat_answers import Advice
+    from powerinfer.cli.chat_answers import Advice, LoopNotice
     from powerinfer.engine.text_stream import TextStream
 
 __all__ = ["COMMAND"]
@@ -168,6 +168,7 @@ class _Text:
         params: how it is generated.
         stream: generates it; a prompt that does not fit is refused before there is one.
         pieces: of `stream`, as they are shown.
+        loops: watches `pieces`.
         unseen: what is shown before the first piece, since progress bars need their own line.
         advice: for the end of an answer; None for a text that is completed.
     """
@@ -175,6 +176,7 @@ class _Text:
     params: "SamplingParams"
     stream: "TextStream"
     pieces: Iterable[str]
+    loops: "LoopNotice"
     unseen: str = ""
     advice: "Advice | None" = None
 
@@ -182,16 +184,23 @@ class _Text:
 def _completion(
     llm: "LLM", prompt: bytes, params: "SamplingParams", *, displays_prompt: bool
 ) -> _Text:
-    stream = llm.stream(prompt, params)
+    from powerinfer.cli.chat_answers import IN_COMPLETION, LoopNotice
+
+    stream, loops = llm.stream(prompt, params), LoopNotice(IN_COMPLETION)
     unseen = prompt.decode("utf-8", "replace") if displays_prompt else ""
-    return _Text(params, stream, stream, unseen)
+    return _Text(params, stream, loops.watch(stream, stream.last_token_ids), loops, unseen)
 
 
 def _answer(
     llm: "LLM", prompt: bytes, params: "SamplingParams", system: str | None, *, is_embedded: bool
 ) -> _Text:
     """The answer to a prompt as the only message, which is not shown again."""
-    from powerinfer.cli.chat_answers import IN_RUN, announce_template, without_blank_start
+    from powerinfer.cli.chat_answers import (
+        IN_RUN,
+        LoopNotice,
+        announce_template,
+        without_blank_start,
+    )
     from powerinfer.prompts.reasoning import shown_answer
     from powerinfer.store.default_model import story_text
 
@@ -200,9 +209,10 @@ def _answer(
     messages.append({"role": "user", "content": prompt.decode("utf-8", "replace")})
     ids = llm.encode(story_text(messages)) if is_embedded else llm.chat_prompt(messages)
     params = llm.chat_params(params)
-    stream = llm.stream(ids, params)
+    stream, loops = llm.stream(ids, params), LoopNotice(IN_RUN)
     pieces = without_blank_start(shown_answer(llm.loaded.tokenizer, ids, stream))
-    return _Text(params, stream, pieces, advice=IN_RUN)
+    watched = loops.watch(pieces, stream.last_token_ids)
+    return _Text(params, stream, watched, loops, advice=IN_RUN)
 
 
 def _say_if_raw(llm: "LLM") -> None:
@@ -245,7 +255,7 @@ def _print_report(llm: "LLM", text: _Text) -> None:
 
     stream = text.stream
     try:
-        for _ in stream:
+        for _ in text.pieces:
             pass
     except (KeyboardInterrupt, TerminatedError):
         clear_line()
@@ -263,8 +273,9 @@ def _say_end(llm: "LLM", text: _Text, generation: "Generation") -> None:
 
     if text.advice is None:
         say_if_full(llm, generation, text.params)
+        text.loops.look(generation.token_ids)
     else:
-        explain_end(generation, text.params, text.advice)
+        explain_end(generation, text.params, text.advice, text.loops)
 
 
 def report(llm: "LLM", generation: "Generation") -> dict[str, object]:
