@@ -92,8 +92,10 @@ class Conversation:
 
     @property
     def transcript(self) -> list[Message]:
-        """All messages, after the system message if there is one."""
-        return [*self._system, *self.messages]
+        """All messages, after the system message: the one that was set, or the template's own."""
+        own = self.builtin_system if not self._system else None
+        system = self._system if own is None else [{"role": "system", "content": own}]
+        return [*system, *self.messages]
 
     def clear(self) -> None:
         """Forget everything but the system message."""

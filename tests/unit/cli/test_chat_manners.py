@@ -8,7 +8,9 @@ import signal
 import sys
 import termios
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prompt_toolkit import PromptSession
@@ -18,6 +20,7 @@ from powerinfer import LLM, SamplingParams
 from powerinfer.cli.chat_answers import IN_CHAT, LoopNotice
 from powerinfer.cli.chat_input import chat_input, messages
 from powerinfer.cli.hidden_typing import hidden_typing
+from powerinfer.cli.model import open_llm
 from powerinfer.engine.conversation import Conversation
 from powerinfer.gguf import open_gguf, rewrite_metadata
 from powerinfer.sampling.sampler import Sampler
@@ -87,9 +90,11 @@ def test_system_shows_and_sets_the_system_prompt(with_template: Path, tiny: Path
 
 def test_system_counts_for_the_answers_to_come(with_template: Path, tmp_path: Path) -> None:
     saved = tmp_path / "talk.txt"
-    lines = f"hello\n/system Be brief.\nhello\n/save {saved}\n"
+    own = tmp_path / "own.txt"
+    lines = f"hello\n/save {own}\n/system Be brief.\nhello\n/save {saved}\n"
     result = invoke("chat", "-m", with_template, "-n", "1", stdin=lines)
     assert result.exit_code == 0
+    assert own.read_text().startswith("System: Be kind.\nAlways\x07.\n\nUser: hello\n")
     assert saved.read_text().startswith("System: Be brief.\n")
 
 
@@ -143,6 +148,28 @@ def test_a_loop_in_an_unfinished_line_of_a_terminal(
         pieces = LoopNotice(IN_CHAT).watch(iter([end] * 33), lambda count: [7] * count)
         assert list(pieces) == [end] * 33
         assert capsys.readouterr().err.startswith(shown)
+
+
+def test_what_is_typed_while_a_model_loads_is_kept(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[bool] = []
+
+    @contextmanager
+    def typing_kept(_: object) -> Iterator[None]:
+        kept.append(True)
+        yield
+        kept.append(False)
+
+    def opening(*arguments: Any, **options: Any) -> Any:
+        assert kept == [True]
+        return open_llm(*arguments, **options)
+
+    monkeypatch.setattr(type(chat_input()), "typing_kept", typing_kept)
+    monkeypatch.setattr("powerinfer.cli.model.open_llm", opening)
+    result = invoke("chat", "-m", tiny, stdin="/exit\n")
+    assert result.exit_code == 0
+    assert kept == [True, False]
 
 
 def test_an_answer_has_a_limit(tiny: Path) -> None:

@@ -6,6 +6,7 @@ message.
 
 import sys
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -96,7 +97,11 @@ def chat(
     params = sampling_params(flags)
     options = llm_options(flags)
     options["context_shift"], options["reuse_prefix"] = context_shift, True
-    with reading_bar() as reading, open_llm(model, options, reading) as llm:
+    source = chat_input()
+    with ExitStack() as open_until_the_end:
+        with source.typing_kept():
+            reading = open_until_the_end.enter_context(reading_bar())
+            llm = open_until_the_end.enter_context(open_llm(model, options, reading))
         announce(llm.loaded)
         announce_template(llm, is_embedded=model is None)
         conversation = Conversation(
@@ -107,7 +112,7 @@ def chat(
             click.echo(
                 "Enter sends, Ctrl-C stops an answer, Ctrl-D leaves, /help lists commands", err=True
             )
-        talk = _Talk(conversation, chat_input())
+        talk = _Talk(conversation, source)
         talk.run()
         print_recall(llm.loaded.model)
     if talk.failed and not is_typed:
