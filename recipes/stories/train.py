@@ -8,11 +8,18 @@ stopped or killed. At the end DIR holds the GGUF file and its model card.
 import argparse
 import dataclasses
 import logging
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError:
+    if __name__ != "__main__":
+        raise
+    sys.stderr.write("error: training needs torch: run scripts/setup train\n")
+    sys.exit(2)
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn

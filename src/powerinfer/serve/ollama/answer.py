@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
 
 from powerinfer.engine.request import Output, Request
@@ -109,34 +109,35 @@ class _Text:
         return taken
 
 
+@dataclass(frozen=True, slots=True)
 class _Answer:
     """The answer to one request.
 
-    Args:
+    Attributes:
+        context: the model that answers.
+        request: what was asked.
         model: name of the model as the client wrote it.
         began_at: when the request arrived, in nanoseconds of a monotonic clock.
     """
 
-    def __init__(
-        self, context: ModelContext, request: OllamaRequest, *, model: str, began_at: int
-    ) -> None:
-        self._context = context
-        self._request = request
-        self._model = model
-        self._began_at = began_at
+    context: ModelContext
+    request: OllamaRequest
+    _: KW_ONLY
+    model: str
+    began_at: int
 
     async def __call__(self, reply: Reply) -> None:
         """Generate and send the answer."""
-        if self._request.asked is None:
+        if self.request.asked is None:
             await reply.json(self._object(_Part(), done=True, done_reason="load"))
             return
-        request, parser = await self._plan(self._request.asked)
+        request, parser = await self._plan(self.request.asked)
         form_field = "format" if request.params.has_form else None
         async with opened(
-            self._context, [request], prompt_field=self._request.input_field, form_field=form_field
+            self.context, [request], prompt_field=self.request.input_field, form_field=form_field
         ) as streams:
             text = _Text(parser)
-            if self._request.is_streamed:
+            if self.request.is_streamed:
                 await self._stream(reply, streams, text)
             else:
                 whole = _Part()
@@ -148,11 +149,11 @@ class _Answer:
     async def _plan(self, asked: Chat | Request) -> tuple[Request, ChatOutputParser]:
         if isinstance(asked, Request):
             return asked, PlainOutput()
-        context = self._context
+        context = self.context
         try:
             plan = await context.run_blocking(plan_chat, context, asked)
         except PowerInferError as error:
-            raise from_engine(error, self._request.input_field) from None
+            raise from_engine(error, self.request.input_field) from None
         return plan.request(shares_answers=context.settings.reuses_answers), plan.new_parser()
 
     async def _stream(self, reply: Reply, streams: Streams, text: _Text) -> None:
@@ -171,8 +172,8 @@ class _Answer:
             **self._logprobs(text),
             done=True,
             done_reason=text.done_reason,
-            total_duration=now - self._began_at,
-            load_duration=self._request.loaded_at - self._began_at,
+            total_duration=now - self.began_at,
+            load_duration=self.request.loaded_at - self.began_at,
             prompt_eval_count=streams.num_prompt_tokens,
             prompt_eval_duration=first - text.started_at,
             eval_count=streams.num_tokens,
@@ -180,14 +181,14 @@ class _Answer:
         )
 
     def _object(self, part: _Part, **others: object) -> dict[str, object]:
-        head = {"model": self._model, "created_at": timestamp()}
+        head = {"model": self.model, "created_at": timestamp()}
         return {**head, **self._said(part), **others}
 
     def _logprobs(self, text: _Text) -> dict[str, object]:
-        if not self._request.has_logprobs:
+        if not self.request.has_logprobs:
             return {}
         entries: Sequence[TokenLogprob] = text.take_logprobs()
-        return {"logprobs": chat_logprobs(self._context.tokenizer, entries)["content"]}
+        return {"logprobs": chat_logprobs(self.context.tokenizer, entries)["content"]}
 
     def _said(self, part: _Part) -> Mapping[str, object]:
         raise NotImplementedError

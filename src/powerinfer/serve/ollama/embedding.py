@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from powerinfer.errors import PowerInferError
 from powerinfer.prompts.long_prompts import encode_prompt
@@ -76,22 +76,21 @@ def _read_text(text: str, path: str, context: ModelContext, *, is_cut: bool) -> 
     return Input(path, token_ids)
 
 
+@dataclass(frozen=True, slots=True)
 class EmbedAnswer:
-    """The answer to one request; the arguments are those of answers to chats."""
+    """The answer to one request; the attributes are those of answers to chats."""
 
-    def __init__(
-        self, context: ModelContext, request: EmbedRequest, *, model: str, began_at: int
-    ) -> None:
-        self._context = context
-        self._request = request
-        self._model = model
-        self._began_at = began_at
+    context: ModelContext
+    request: EmbedRequest
+    _: KW_ONLY
+    model: str
+    began_at: int
 
     async def __call__(self, reply: Reply) -> None:
         """Compute and send the vectors."""
-        asked = self._request
+        asked = self.request
         vectors = await embed(
-            self._context,
+            self.context,
             asked.texts,
             lambda _, vector: vector.tolist(),
             pooling=POOLINGS[0],
@@ -102,10 +101,10 @@ class EmbedAnswer:
             return
         await reply.json(
             {
-                "model": self._model,
+                "model": self.model,
                 "embeddings": vectors,
-                "total_duration": time.monotonic_ns() - self._began_at,
-                "load_duration": asked.loaded_at - self._began_at,
+                "total_duration": time.monotonic_ns() - self.began_at,
+                "load_duration": asked.loaded_at - self.began_at,
                 "prompt_eval_count": sum(len(text.token_ids) for text in asked.texts),
             }
         )
