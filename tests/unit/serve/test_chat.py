@@ -175,6 +175,20 @@ def test_too_long_for_the_context() -> None:
     error = answer.json()["error"]
     assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
     assert "the context holds 512" in error["message"]
+    assert "tools" not in error["message"]
+
+
+def test_too_long_for_the_context_by_its_tools() -> None:
+    tools = [
+        {"type": "function", "function": {"name": f"get_{i}", "description": "word " * 60}}
+        for i in range(9)
+    ]
+    with running_api() as api:
+        messages = [{"role": "user", "content": "Hi"}]
+        answer = api.post("/v1/chat/completions", json={"messages": messages, "tools": tools})
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    assert message.endswith("the context holds 512; 9 tools are part of the prompt")
 
 
 @pytest.mark.parametrize(

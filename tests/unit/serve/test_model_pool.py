@@ -58,6 +58,8 @@ class TestChoice:
             assert answer["content"][0]["text"].startswith("two1")
             answer = api.post("/completion", json={"model": "three", "prompt": "a"}).json()
             assert (answer["model"], answer["content"].split()[0]) == ("three", "three1")
+            router = api.get("/props").json()
+            assert (router["role"], router["max_instances"]) == ("router", 3)
             assert api.get("/props?model=two").json()["model_alias"] == "two"
             for path, fields in (
                 ("/tokenize", {"content": "a"}),

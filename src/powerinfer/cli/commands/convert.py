@@ -38,7 +38,12 @@ too. Code in a checkpoint is never run.
 
 @click.command(epilog=_EPILOG)
 @click.argument("source", metavar="SOURCE")
-@option("-o --output FILE", "File to write; it must not exist yet.", PathType(), required=True)
+@option(
+    "-o --output FILE",
+    "File to write, which must not exist yet; its folder is made.",
+    PathType(),
+    required=True,
+)
 @option(
     "--outtype",
     "Format of the matrices; auto keeps that of the checkpoint, or takes f16 with predictors.",

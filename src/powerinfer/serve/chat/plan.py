@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from powerinfer.engine.request import Request
-from powerinfer.errors import PromptError
+from powerinfer.errors import ContextLengthError, PromptError
 from powerinfer.prompts.long_prompts import encode_prompt
 from powerinfer.prompts.messages import message_ends, message_ids, with_chat_stop
 from powerinfer.prompts.reasoning import ends_within
@@ -148,7 +148,14 @@ def _chat_ids(
         variables["tools"] = list(chat.tools)
     messages = written_as.messages(chat.messages, [_read_tool(tool) for tool in chat.tools])
     model, tokenizer = context.model, context.tokenizer
-    prompt_ids = message_ids(tokenizer, messages, model.context_length, **variables)
+    try:
+        prompt_ids = message_ids(tokenizer, messages, model.context_length, **variables)
+    except ContextLengthError as error:
+        if not chat.tools:
+            raise
+        # Whoever wrote a short question does not see the tools that a program adds to it.
+        told = f"{error.message}; {len(chat.tools)} tools are part of the prompt"
+        raise ContextLengthError(told, remedy=error.remedy) from None
     if model.loaded is None or not model.loaded.model.config.state_mixers:
         return prompt_ids, ()
     return prompt_ids, message_ends(tokenizer, prompt_ids, messages, **variables)

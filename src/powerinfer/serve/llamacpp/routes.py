@@ -12,7 +12,7 @@ from powerinfer.serve.fields import Fields
 from powerinfer.serve.llamacpp.answer import NativeAnswer
 from powerinfer.serve.llamacpp.request import read_native
 from powerinfer.serve.llamacpp.schemas import COMPLETION_BODY, DETOKENIZE_BODY, TOKENIZE_BODY
-from powerinfer.serve.llamacpp.settings import server_properties
+from powerinfer.serve.llamacpp.settings import router_properties, server_properties
 from powerinfer.serve.responding import answer
 from powerinfer.serve.served_model import ModelContext
 from powerinfer.tokenizer import Tokenizer
@@ -50,7 +50,12 @@ def router(context: ServerContext) -> APIRouter:
 
     @routes.get("/props")
     async def properties(model: str | None = None) -> dict[str, object]:
-        """Describe the server, with its first model or the one that the query names."""
+        """Describe the model that the query names, or the only one; else the server alone.
+
+        As llama-server does, which loads none of several models for it.
+        """
+        if not model and not context.models.is_one:
+            return router_properties(len(context.models.models))
         async with context.models.using(context.chosen(model)) as chosen:
             return server_properties(chosen)
 

@@ -4,7 +4,7 @@ from powerinfer._version import __version__
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.serve.served_model import ModelContext
 
-__all__ = ["generation_settings", "server_properties"]
+__all__ = ["generation_settings", "router_properties", "server_properties"]
 
 
 def generation_settings(params: SamplingParams) -> dict[str, object]:
@@ -48,4 +48,17 @@ def server_properties(context: ModelContext) -> dict[str, object]:
         "eos_token": "" if tokenizer.eos_id is None else tokenizer.piece(tokenizer.eos_id),
         "build_info": f"powerinfer {__version__}",
         "is_sleeping": False,
+    }
+
+
+def router_properties(num_models: int) -> dict[str, object]:
+    """Build the object of `/props` for a server of several models, none of which was named."""
+    return {
+        "role": "router",
+        "max_instances": num_models,
+        "models_autoload": True,
+        "model_alias": "powerinfer",
+        "model_path": "none",
+        "default_generation_settings": {"n_ctx": 0, "params": {}},
+        "build_info": f"powerinfer {__version__}",
     }
