@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from prompt_toolkit.input import Input
     from prompt_toolkit.key_binding import KeyBindings, KeyPress, KeyPressEvent
 
-__all__ = ["ChatInput", "chat_input", "messages"]
+__all__ = ["ChatInput", "chat_input", "messages", "typing_hidden"]
 
 HISTORY_NAME = "chat_history"
 
@@ -34,8 +34,16 @@ class ChatInput(Protocol):
 
 def chat_input() -> ChatInput:
     """The source for this process: a line editor on a terminal, else the lines of stdin."""
-    is_terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
-    return _Editor() if is_terminal else _Lines()
+    return _Editor() if _is_terminal() else _Lines()
+
+
+def typing_hidden() -> AbstractContextManager[None]:
+    """Hide what is typed on a terminal while nothing reads it; `ChatInput.typing_kept` keeps it."""
+    return hidden_typing(sys.stdin.fileno()) if _is_terminal() else nullcontext()
+
+
+def _is_terminal() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def messages(source: ChatInput) -> Iterator[str]:

@@ -27,9 +27,11 @@ from powerinfer.cli.report.progress import clear_line
 from powerinfer.errors import PowerInferError, PromptError
 
 if TYPE_CHECKING:
+    from powerinfer import LLM
     from powerinfer.cli.chat_commands import Next
     from powerinfer.cli.chat_input import ChatInput
     from powerinfer.engine.conversation import Conversation
+    from powerinfer.options.llm_options import LLMOptions
 
 __all__ = ["COMMAND"]
 
@@ -86,23 +88,23 @@ def chat(
     **flags: object,
 ) -> None:
     """Talk with MODEL, the same as -m MODEL; remembers the conversation until you leave."""
-    from powerinfer.cli.chat_answers import announce_template
-    from powerinfer.cli.chat_input import chat_input
-    from powerinfer.cli.model import announce, open_llm, reading_bar
-    from powerinfer.cli.report.sparsity import print_recall
-    from powerinfer.engine.conversation import Conversation
-    from powerinfer.store.default_model import story_text
+    from powerinfer.cli.chat_input import typing_hidden
 
-    model = _one_model(name, model)
-    params = sampling_params(flags)
-    options = llm_options(flags)
-    options["context_shift"], options["reuse_prefix"] = context_shift, True
-    source = chat_input()
-    with ExitStack() as open_until_the_end:
-        with source.typing_kept():
-            reading = open_until_the_end.enter_context(reading_bar())
-            llm = open_until_the_end.enter_context(open_llm(model, options, reading))
-        announce(llm.loaded)
+    with ExitStack() as kept_open:
+        # Before the other imports, which take longer than loading a small model.
+        with typing_hidden():
+            from powerinfer.cli.chat_answers import announce_template
+            from powerinfer.cli.chat_input import chat_input
+            from powerinfer.cli.report.sparsity import print_recall
+            from powerinfer.engine.conversation import Conversation
+            from powerinfer.store.default_model import story_text
+
+            model, params = _one_model(name, model), sampling_params(flags)
+            options = llm_options(flags)
+            options["context_shift"], options["reuse_prefix"] = context_shift, True
+            source = chat_input()
+            with source.typing_kept():
+                llm = _open(model, options, kept_open)
         announce_template(llm, is_embedded=model is None)
         conversation = Conversation(
             llm, params, system=system, as_text=story_text if model is None else None
@@ -118,6 +120,16 @@ def chat(
     if talk.failed and not is_typed:
         # A script may not show the message; it checks the exit code.
         raise click.ClickException(f"{_counted(talk.failed)} failed, see above")
+
+
+def _open(model: Path | None, options: "LLMOptions", kept_open: ExitStack) -> "LLM":
+    """Load the model, until `kept_open` closes it, and say what it is."""
+    from powerinfer.cli.model import announce, open_llm, reading_bar
+
+    reading = kept_open.enter_context(reading_bar())
+    llm = kept_open.enter_context(open_llm(model, options, reading))
+    announce(llm.loaded)
+    return llm
 
 
 def _one_model(name: Path | None, model: Path | None) -> Path | None:
