@@ -10,12 +10,21 @@ from powerinfer.serve.running_engine import RunningEngine
 
 __all__ = ["EngineThread"]
 
+# How far an engine may get ahead of the others before it is another one's turn. A turn's first step
+# reads weights that the other engine has driven out of the cache.
+_LEAD_S = 0.010
+
+# Most time that an engine is owed when it gets work again. A client that asks one thing after the
+# other leaves gaps of milliseconds.
+_MOST_OWED_S = 0.050
+
 
 class EngineThread:
-    """Steps engines while they have work; the next step is of the one that had the least time.
+    """Steps engines with work in turns, so that each gets an equal share of the time.
 
-    So busy engines get equal shares of the time, however long their steps are. An idle one saves
-    none up: it begins where the others are (start-time fair queueing, Goyal et al. 1996).
+    An engine takes steps until it had `_LEAD_S` more than another one; then the turn is of the one
+    that had the least. One that was idle begins where the others are (start-time fair queueing,
+    Goyal et al. 1996), less what it was owed before.
     """
 
     def __init__(self, pool: Executor) -> None:
@@ -25,6 +34,8 @@ class EngineThread:
         self._engines: list[RunningEngine] = []
         self._busy: list[RunningEngine] = []
         self._stepped: RunningEngine | None = None
+        # Whose turn it is, or was if it has no more work.
+        self._last: RunningEngine | None = None
         self._now_s = 0.0
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -64,6 +75,8 @@ class EngineThread:
         with self._condition:
             self._engines.remove(running)
             self._busy = [each for each in self._busy if each is not running]
+            if self._last is running:
+                self._last = None
             self._condition.wait_for(lambda: self._stepped is not running)
 
     def _wake(self) -> None:
@@ -96,10 +109,12 @@ class EngineThread:
         busy = [each for each in self._engines if each.engine.has_work]
         for each in busy:
             if each not in self._busy:
-                each.turn_s = max(each.turn_s, self._now_s)
+                each.turn_s = max(each.turn_s, self._now_s - _MOST_OWED_S)
         self._busy = busy
         if not busy:
             return None
-        chosen = min(busy, key=lambda each: each.turn_s)
-        self._now_s = chosen.turn_s
-        return chosen
+        least = min(busy, key=lambda each: each.turn_s)
+        if self._last not in busy or self._last.turn_s >= least.turn_s + _LEAD_S:
+            self._last = least
+        self._now_s = max(self._now_s, least.turn_s)
+        return self._last

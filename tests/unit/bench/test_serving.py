@@ -1,6 +1,7 @@
 """What `bench serve` makes of what it measured."""
 
 import asyncio
+import json
 import socket
 import struct
 from collections.abc import Awaitable, Callable
@@ -53,18 +54,23 @@ _EVENT = b'data: {"choices": [{"text": "a"}], "usage": {"completion_tokens": 2}}
 
 
 def _completed(
-    answer: Callable[[asyncio.StreamWriter], Awaitable[None]], *, is_stopped: bool = False
+    answer: Callable[[asyncio.StreamWriter], Awaitable[None]],
+    *,
+    is_stopped: bool = False,
+    model: str | None = None,
 ) -> Stream:
-    """Complete a prompt at a server that answers so."""
+    """Complete a prompt at a server that answers so, and must be asked for `model`."""
 
     async def go() -> Stream:
         async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")
+            asked.append(json.loads(await reader.readuntil(b"}}")).get("model"))
             await answer(writer)
             writer.close()
             ended.set()
 
         ended = asyncio.Event()
+        asked: list[str | None] = []
         server = await asyncio.start_server(handle, "127.0.0.1")
         stop = asyncio.Event() if is_stopped else None
         if stop is not None:
@@ -72,9 +78,11 @@ def _completed(
         async with server:
             port = server.sockets[0].getsockname()[1]
             try:
-                return await complete(f"http://127.0.0.1:{port}", [1], 2, stop=stop)
+                address = f"http://127.0.0.1:{port}"
+                return await complete(address, [1], 2, model=model, stop=stop)
             finally:
                 await ended.wait()
+                assert asked == [model]
 
     return asyncio.run(go())
 
@@ -85,9 +93,10 @@ def test_a_client_reads_until_the_server_closes_the_connection() -> None:
         await asyncio.sleep(0.02)
         writer.write(_EVENT + b"data: [DONE]\n\n")
 
-    stream = _completed(answer)
-    assert (len(stream.arrivals_s), stream.num_tokens) == (2, 2)
-    assert stream.gaps_s[0] > 0
+    for model in (None, "two"):
+        stream = _completed(answer, model=model)
+        assert (len(stream.arrivals_s), stream.num_tokens) == (2, 2)
+        assert stream.gaps_s[0] > 0
 
 
 def test_a_client_leaves_a_stream_once_it_is_told_to() -> None:

@@ -1,8 +1,9 @@
 """Several models on one server: which one answers, when it is loaded, and when it leaves."""
 
 import asyncio
+import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -341,49 +342,64 @@ class TestTurns:
     """Which engine the thread steps next."""
 
     @staticmethod
-    def _engines(count: int) -> list[FakeEngine]:
-        engines = [FakeEngine(["x"]) for _ in range(count)]
-        for engine in engines:
-            engine.submit(Request(prompt_ids=[1], params=SamplingParams()))
-        return engines
+    def _order(
+        costs: Sequence[float],
+        num_steps: int,
+        is_last_busy: Callable[[int], bool] = lambda _number: True,
+    ) -> list[int]:
+        """Engines by number in the order of their steps.
 
-    async def _shares(self, costs: tuple[float, float]) -> list[float]:
-        with ThreadPoolExecutor(1) as pool:
-            thread = EngineThread(pool)
-            metrics = ServerMetrics().of("model")
-            running = [thread.add(engine, metrics) for engine in self._engines(2)]
-            for _ in range(200):
-                chosen = thread._choose()
-                assert chosen is not None
-                chosen.turn_s += costs[running.index(chosen)]
-            return [each.turn_s for each in running]
+        Args:
+            costs: seconds of a step of each engine.
+            num_steps: how many are taken.
+            is_last_busy: tells before which steps the last engine has work.
+        """
 
-    @pytest.mark.parametrize("costs", [(1.0, 1.0), (1.0, 10.0), (3.0, 1.0)])
-    def test_busy_ones_have_equal_times(self, costs: tuple[float, float]) -> None:
-        first, second = asyncio.run(self._shares(costs))
-        assert abs(first - second) <= max(costs)
-
-    def test_an_idle_one_saves_no_time_up(self) -> None:
         async def go() -> list[int]:
             with ThreadPoolExecutor(1) as pool:
                 thread = EngineThread(pool)
                 metrics = ServerMetrics().of("model")
-                (busy,) = self._engines(1)
-                late = FakeEngine(["x"])
-                running = [thread.add(engine, metrics) for engine in (busy, late)]
+                engines = [FakeEngine(["x"]) for _ in costs]
+                running = [thread.add(engine, metrics) for engine in engines]
                 order: list[int] = []
-                for number in range(20):
-                    if number == 10:
-                        late.submit(Request(prompt_ids=[1], params=SamplingParams()))
+                for number in range(num_steps):
+                    for engine in engines if is_last_busy(number) else engines[:-1]:
+                        if not engine.has_work:
+                            engine.submit(Request(prompt_ids=[1], params=SamplingParams()))
                     chosen = thread._choose()
                     assert chosen is not None
-                    chosen.turn_s += 1.0
                     order.append(running.index(chosen))
+                    chosen.turn_s += costs[order[-1]]
+                    while engines[-1].has_work and not is_last_busy(number + 1):
+                        engines[-1].step()
                 return order
 
-        order = asyncio.run(go())
+        return asyncio.run(go())
+
+    @pytest.mark.parametrize("costs", [(1.0, 1.0), (1.0, 10.0), (0.005, 0.001), (0.001, 0.1)])
+    def test_busy_ones_have_equal_times(self, costs: tuple[float, float]) -> None:
+        order = self._order(costs, 400)
+        first, second = (order.count(number) * costs[number] for number in (0, 1))
+        assert abs(first - second) <= max(costs) + 0.01
+
+    def test_turns_are_of_several_steps_and_short(self) -> None:
+        costs = (0.005, 0.001, 0.001)
+        order = self._order(costs, 400)
+        turns = [costs[each] * len(list(steps)) for each, steps in itertools.groupby(order)][1:-1]
+        assert min(turns) > 0.0099
+        assert max(turns) < 0.0251
+
+    def test_an_idle_one_saves_no_time_up(self) -> None:
+        order = self._order((1.0, 1.0), 20, lambda number: number >= 10)
         assert order[:10] == [0] * 10
         assert 4 <= sum(order[10:]) <= 6
+
+    def test_one_that_pauses_between_requests_keeps_its_share(self) -> None:
+        """Its turns may end early, as soon as a request has ended."""
+        costs = (0.005, 0.001)
+        order = self._order(costs, 2000, lambda number: number % 50 not in (10, 11))
+        first, second = (order.count(number) * costs[number] for number in (0, 1))
+        assert abs(first - second) <= 0.06
 
 
 def test_one_model_is_as_it_was() -> None:

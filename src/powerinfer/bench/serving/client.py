@@ -45,13 +45,19 @@ class Stream:
 
 
 async def complete(
-    address: str, prompt: Sequence[int], max_tokens: int, *, stop: asyncio.Event | None = None
+    address: str,
+    prompt: Sequence[int],
+    max_tokens: int,
+    *,
+    model: str | None = None,
+    stop: asyncio.Event | None = None,
 ) -> Stream:
-    """Request a greedy completion and read it to the end."""
+    """Request a greedy completion and read it to the end, or until the first event after `stop`."""
     started = time.perf_counter()
     try:
         async with asyncio.timeout(_LONGEST_S):
-            received = await _receive(address, _request(address, prompt, max_tokens), stop)
+            request = _request(address, prompt, max_tokens, model)
+            received = await _receive(address, request, stop)
     except (OSError, TimeoutError) as error:
         raise PowerInferError(f"{address} did not answer completely: {error!r}") from error
     return _read(address, started, received, is_whole=stop is None)
@@ -106,9 +112,10 @@ class _Receiver(asyncio.Protocol):
             self.over.set_exception(exc)
 
 
-def _request(address: str, prompt: Sequence[int], max_tokens: int) -> bytes:
+def _request(address: str, prompt: Sequence[int], max_tokens: int, model: str | None) -> bytes:
     body = json.dumps(
         {
+            **({} if model is None else {"model": model}),
             "prompt": list(prompt),
             "max_tokens": max_tokens,
             "temperature": 0,
