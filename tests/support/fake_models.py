@@ -18,7 +18,7 @@ from powerinfer.serve.pooled_model import PooledModel
 from powerinfer.serve.served_model import ServedModel
 from powerinfer.serve.settings import ServerSettings
 
-__all__ = ["FakeModel", "running_pool"]
+__all__ = ["FakeModel", "PoolApi", "running_pool"]
 
 
 @dataclass

@@ -21,6 +21,7 @@ __all__ = [
     "find_served_models",
     "model_source",
     "names_of",
+    "pulled_sources",
 ]
 
 STORY_NAME = "powerinfer-story"
@@ -87,7 +88,7 @@ def find_served_models(given: Sequence[Path], alias: str | None) -> list[NamedMo
             found.append(NamedModel(free, path))
             taken.update(names)
     if not given:
-        found.append(NamedModel(tuple(names_of(None, None if found else alias)), None))
+        found.append(NamedModel(tuple(names_of(None, alias)), None))
     return found
 
 
@@ -164,6 +165,11 @@ def model_source(model: NamedModel, options: "LLMOptions", *, checks: bool) -> "
     if checks:
         source.facts()
     return source
+
+
+def pulled_sources(options: "LLMOptions", alias: str | None) -> "list[ModelSource]":
+    """Describe what is pulled now, and the model of the package, which comes last."""
+    return [model_source(each, options, checks=False) for each in find_served_models((), alias)]
 
 
 def _fetched(path: Path) -> Path:

@@ -108,11 +108,13 @@ class ServerContext:
         Raises:
             ApiError: 404, there is no such model; or as `ModelPool.using`.
         """
+        named = body.get("model") or self.models.models[0].name
+        await self.models.refresh(named if isinstance(named, str) else None)
         fields = Fields({} if self.models.is_one else body)
-        async with self.models.using(self.chosen(fields.text("model"))) as model:
+        async with self.models.using(self.models.find(fields.text("model"), "model")) as model:
             yield model
 
-    def chosen(self, name: str | None) -> PooledModel:
+    async def chosen(self, name: str | None) -> PooledModel:
         """Find the model that a request names; the only model of a server has any name here.
 
         Not all APIs care for its name; those that do check it when they read the body.
@@ -120,6 +122,7 @@ class ServerContext:
         Raises:
             ApiError: 404, there is no such model.
         """
+        await self.models.refresh(name or self.models.models[0].name)
         return self.models.find(None if self.models.is_one else name, "model")
 
     async def run_blocking(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

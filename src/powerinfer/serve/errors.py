@@ -12,6 +12,7 @@ from powerinfer.errors import (
     TokenizerError,
     UnsupportedError,
 )
+from powerinfer.store.memory import format_bytes
 
 __all__ = [
     "ApiError",
@@ -20,7 +21,11 @@ __all__ = [
     "bad_request",
     "error_body",
     "from_engine",
+    "model_failed",
+    "model_stays",
+    "model_too_large",
     "queue_full",
+    "shutting_down",
     "unavailable",
     "unknown_model",
 ]
@@ -98,6 +103,42 @@ def unknown_model(name: str, served: Sequence[str], param: str | None = None) ->
         status=404,
         param=param,
         code="model_not_found",
+    )
+
+
+def shutting_down() -> ApiError:
+    """503: the server takes no more requests."""
+    return unavailable("the server is shutting down", "shutting_down")
+
+
+def model_stays(name: str) -> ApiError:
+    """400: a model cannot be unloaded."""
+    return ApiError(
+        f"the model {name!r} is the only one of this server and stays loaded; a server that was "
+        "started with --keep-alive unloads it",
+        code="model_stays",
+    )
+
+
+def model_failed(name: str, error: PowerInferError) -> ApiError:
+    """503: a model cannot be loaded; 400: it does not fit.
+
+    Remedies name options of the server, which clients cannot set.
+    """
+    message = f"the model {name!r} cannot be loaded: {error.message or error}"
+    if isinstance(error, PromptError):
+        return ApiError(message, code="model_too_large")
+    # Another attempt of the client would end alike.
+    return ApiError(message, status=503, code="model_failed", headers={"x-should-retry": "false"})
+
+
+def model_too_large(name: str, needed_bytes: int, most_bytes: int) -> ApiError:
+    """400: there is no room for a model, even if all others leave."""
+    return ApiError(
+        f"the model {name!r} needs {format_bytes(needed_bytes)} of memory for weights, keys and "
+        f"values, but only {format_bytes(most_bytes)} can be had: "
+        f"{format_bytes(needed_bytes - most_bytes)} are missing",
+        code="model_too_large",
     )
 
 

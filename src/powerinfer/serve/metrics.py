@@ -33,19 +33,24 @@ class ServerMetrics:
 
     def __init__(self, *, by_model: bool = False) -> None:
         """Create the metrics; `by_model` gives those of a model its name as a label."""
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "powerinfer_requests",
+            "Answers by path and status.",
+            ["path", "status"],
+            registry=self.registry,
+        )
+        self._models: list[ModelMetrics] = []
+        self._create(by_model=by_model)
+
+    def _create(self, *, by_model: bool) -> None:
         self.by_model = by_model
-        self.registry = registry = CollectorRegistry()
+        registry = self.registry
         labels = ["model"] if by_model else []
         self.gauges = {
             name: Gauge(f"powerinfer_{title}", text, labels, registry=registry)
             for name, (title, text) in _GAUGES.items()
         }
-        self.requests = Counter(
-            "powerinfer_requests",
-            "Answers by path and status.",
-            ["path", "status"],
-            registry=registry,
-        )
         self.prompt_tokens = Counter(
             "powerinfer_prompt_tokens", "Tokens of prompts.", labels, registry=registry
         )
@@ -78,10 +83,24 @@ class ServerMetrics:
         self.is_loaded = Gauge(
             "powerinfer_model_loaded", "1 while a model is loaded.", labels, registry=registry
         )
+        self._of_models = (
+            *(self.prompt_tokens, self.cached_tokens, self.generated_tokens),
+            *(self.first_token, self.gaps, self.loads, self.is_loaded),
+        )
+
+    def divide(self) -> None:
+        """Give figures of models the model's name as a label; they begin at zero then."""
+        for metric in (*self.gauges.values(), *self._of_models):
+            self.registry.unregister(metric)
+        self._create(by_model=True)
+        for model in self._models:
+            model.bind(self)
 
     def of(self, model: str) -> "ModelMetrics":
         """Metrics of a model; those of the server if it has but one."""
-        return ModelMetrics(self, model)
+        found = ModelMetrics(self, model)
+        self._models.append(found)
+        return found
 
     def text(self) -> bytes:
         """Write all metrics in Prometheus' format."""
@@ -92,8 +111,14 @@ class ModelMetrics:
     """Metrics of one model; they are there from the start, with zeros."""
 
     def __init__(self, metrics: ServerMetrics, model: str) -> None:
+        self._model = model
+        self.bind(metrics)
+
+    def bind(self, metrics: ServerMetrics) -> None:
+        """Use the metrics that there are now."""
+
         def mine(metric: M) -> M:
-            return metric.labels(model) if metrics.by_model else metric
+            return metric.labels(self._model) if metrics.by_model else metric
 
         self._gauges = {name: mine(gauge) for name, gauge in metrics.gauges.items()}
         self._prompt_tokens = mine(metrics.prompt_tokens)

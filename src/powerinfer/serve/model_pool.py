@@ -7,19 +7,26 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
-from powerinfer.errors import PowerInferError, PromptError
+from powerinfer.errors import PowerInferError
 from powerinfer.loading.loader import WORKING_BYTES
 from powerinfer.serve.engine_thread import EngineThread
-from powerinfer.serve.errors import ApiError, EndingError, unavailable, unknown_model
+from powerinfer.serve.errors import (
+    ApiError,
+    EndingError,
+    model_failed,
+    model_stays,
+    model_too_large,
+    shutting_down,
+    unavailable,
+)
 from powerinfer.serve.metrics import ServerMetrics
 from powerinfer.serve.model_source import ModelFacts, ModelSource, stamp_of
-from powerinfer.serve.pooled_model import PooledModel, Resident
+from powerinfer.serve.pooled_model import ModelList, PooledModel, Resident
 from powerinfer.serve.served_model import ModelContext, ServedModel
 from powerinfer.serve.settings import ServerSettings
 from powerinfer.serve.workers import Workers, in_daemon_thread
-from powerinfer.store.memory import available_memory_bytes, format_bytes
+from powerinfer.store.memory import available_memory_bytes
 
 __all__ = ["ModelPool"]
 
@@ -34,9 +41,11 @@ class ModelPool:
     no further requests, and leaves when those that run have ended.
 
     Attributes:
-        models: all of them; a request that names none gets the first.
         longest_wait_s: how long a request may wait for its model.
         available_bytes: says how much memory there is; None if nobody knows.
+        find_sources: lists the models that there are now, in any thread; None: always the same.
+        look_every_s: least time from one look for models to the next.
+        tell: takes a line for the server's log.
     """
 
     def __init__(
@@ -54,6 +63,9 @@ class ModelPool:
         """
         self.longest_wait_s = 60.0
         self.available_bytes: Callable[[], int | None] = available_memory_bytes
+        self.find_sources: Callable[[], Sequence[ModelSource]] | None = None
+        self.look_every_s = 1.0
+        self.tell: Callable[[str], None] = _log.info
         self._workers = workers
         self._keep_alive_s = keep_alive_s
         self._thread = EngineThread(workers)
@@ -62,42 +74,56 @@ class ModelPool:
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._room_bytes: int | None = None
-        self.models = [
-            PooledModel(
-                settings=settings if source is None else _settings_of(source, settings),
-                metrics=metrics.of(settings.model_name if source is None else source.names[0]),
-                source=source,
-            )
-            for source in sources or (None,)
-        ]
+        self._looking = asyncio.Lock()
+        self._looked_at = -math.inf
+        self._list = ModelList(settings, metrics, sources)
+
+    @property
+    def models(self) -> Sequence[PooledModel]:
+        """All of them; a request that names none gets the first."""
+        return self._list.models
 
     @property
     def is_one(self) -> bool:
         """The server has one model, which was given to it and stays."""
-        return self.models[0].source is None
+        return self._list.is_one
 
     def find(self, name: str | None, param: str | None = None) -> PooledModel:
-        """Find a model by one of its names; None and an empty name stand for the first one.
+        """Find a model by one of its names; see `ModelList.find`."""
+        return self._list.find(name, param)
 
-        Raises:
-            ApiError: 404, there is none.
+    async def refresh(self, name: str | None = None) -> None:
+        """Look for models that were added or removed.
+
+        Args:
+            name: if this model is loaded, do not look.
         """
-        if not name:
-            return self.models[0]
-        for model in self.models:
-            if name in model.settings.model_names:
-                return model
-        raise unknown_model(name, [model.name for model in self.models], param)
+        if self.find_sources is None or self._is_draining or self._list.is_loaded(name):
+            return
+        async with self._looking:
+            if time.monotonic() < self._looked_at + self.look_every_s:
+                return
+            try:
+                sources = await self._workers.run(self.find_sources)
+                needed = [each.facts for each in sources[-1:] if self.is_one and len(sources) > 1]
+                facts = [await self._workers.run(each) for each in needed]
+            except (OSError, PowerInferError) as error:
+                self.tell(f"cannot look for models: {error}")
+            else:
+                for model in self._list.take(sources, facts):
+                    self._spawn(self._remove(model))
+            self._looked_at = time.monotonic()
 
     def put(self, served: ServedModel) -> None:
         """Give the server its only model; called on the running event loop."""
         (model,) = self.models
         model.resident = self._start(model, served)
+        model.resident.keep_alive_s = None
 
     def check_answers(self) -> None:
         """Raise ApiError, 503, if no request can be answered now."""
         if self._is_draining:
-            raise _ending()
+            raise shutting_down()
         self.check_loaded()
 
     def check_loaded(self) -> None:
@@ -135,11 +161,11 @@ class ModelPool:
         """
         self.check_answers()
         if model.source is None:
-            raise _staying(model)
+            raise model_stays(model.name)
         if (resident := model.resident) is None:
             return
         is_used = bool(resident.num_users)
-        resident.has_expired = True
+        resident.reason = "a client asked for it"
         leaving = self._spawn(self._end_stay(model))
         if not is_used:
             await asyncio.shield(leaving)
@@ -153,9 +179,9 @@ class ModelPool:
         """Accept no more requests; those that wait for a model end."""
         self._is_draining = True
         for engine in self._thread.engines:
-            engine.refusal = _ending()
+            engine.refusal = shutting_down()
         for model in self.models:
-            model.fail_waiters(_ending())
+            model.fail_waiters(shutting_down())
 
     def end_requests(self) -> None:
         """End all open requests with an error."""
@@ -168,14 +194,20 @@ class ModelPool:
         self._thread.join(timeout_s)
 
     def _residents(self) -> Iterator[tuple[PooledModel, Resident]]:
-        return ((each, each.resident) for each in self.models if each.resident is not None)
+        models = (*self.models, *self._list.removed)
+        return ((each, each.resident) for each in models if each.resident is not None)
+
+    async def _remove(self, model: PooledModel) -> None:
+        async with self._turn:
+            await self._let_go(model, "it was removed")
+        self._list.removed.remove(model)
 
     def _start(self, model: PooledModel, served: ServedModel) -> Resident:
         """Let the thread step a model that was loaded."""
         self._thread.start()
         running = self._thread.add(served.engine, model.metrics)
         if self._is_draining:
-            running.refusal = _ending()
+            running.refusal = shutting_down()
         model.metrics.loaded()
         context = ModelContext(
             settings=model.settings, model=served, engine=running, workers=self._workers
@@ -223,14 +255,14 @@ class ModelPool:
 
     def _expire(self, model: PooledModel) -> None:
         if model.resident is not None:
-            model.resident.has_expired = True
+            model.resident.reason = f"unused for {model.resident.keep_alive_s:g} s"
             self._spawn(self._end_stay(model))
 
     async def _end_stay(self, model: PooledModel) -> None:
         """Let a model go, unless it was used since its time was over."""
         async with self._turn:
-            if model.resident is not None and model.resident.has_expired:
-                await self._let_go(model)
+            if model.resident is not None and model.resident.reason is not None:
+                await self._let_go(model, model.resident.reason)
 
     def _has_changed(self, model: PooledModel, resident: Resident) -> bool:
         """Tell whether an idle model has another file now; one that is missing changes nothing."""
@@ -244,11 +276,14 @@ class ModelPool:
         model.progress, model.problem = 0.0, None
         try:
             async with self._turn:
+                started = time.monotonic()
                 resident = await self._loaded(model, source)
         except ApiError as error:
             model.loading, model.problem = None, error.message
             model.fail_waiters(error)
+            self.tell(error.message)
             return
+        self.tell(f"loaded {model.name} in {time.monotonic() - started:.1f} s")
         model.resident, model.loading = resident, None
         for waiter in model.waiters:
             if not waiter.done():
@@ -264,7 +299,7 @@ class ModelPool:
 
         try:
             if model.resident is not None:
-                await self._let_go(model)
+                await self._let_go(model, "its file has changed")
             facts = await self._workers.run(source.facts)
             await self._make_room(model, facts)
             stamp = stamp_of(source.path)
@@ -272,10 +307,10 @@ class ModelPool:
         except ApiError:
             raise
         except PowerInferError as error:
-            raise _failed(model, error) from None
+            raise model_failed(model.name, error) from None
         except Exception as error:  # noqa: BLE001  requests must hear of it, whatever it is
             _log.exception("loading %s failed", model.name)
-            raise _failed(model, PowerInferError(type(error).__name__)) from None
+            raise model_failed(model.name, PowerInferError(type(error).__name__)) from None
         resident = self._start(model, served)
         resident.needed_bytes, resident.stamp = facts.needed_bytes, stamp
         return resident
@@ -289,8 +324,9 @@ class ModelPool:
         while (free := self._free_bytes()) is not None and free < facts.needed_bytes:
             held = sum(each.needed_bytes for _, each in self._residents())
             if facts.needed_bytes > free + held:
-                raise _too_large(model, facts, free + held)
-            await self._let_go(min(self._residents(), key=_last_use)[0])
+                raise model_too_large(model.name, facts.needed_bytes, free + held)
+            longest_unused, _ = min(self._residents(), key=_last_use)
+            await self._let_go(longest_unused, f"room for {model.name}")
 
     def _free_bytes(self) -> int | None:
         """Estimate the memory for further models; None if nobody knows.
@@ -306,7 +342,7 @@ class ModelPool:
         self._room_bytes = max(self._room_bytes, available)
         return max(0, min(available, self._room_bytes - held) - WORKING_BYTES)
 
-    async def _let_go(self, model: PooledModel) -> None:
+    async def _let_go(self, model: PooledModel, reason: str) -> None:
         """Free a model once its requests have ended; it takes no more of them."""
         resident, model.resident = model.resident, None
         if resident is None:
@@ -322,21 +358,13 @@ class ModelPool:
         del context
         await self._workers.run(_collect)
         model.metrics.left()
+        self.tell(f"unloaded {model.name}: {reason}")
 
     def _spawn(self, work: Coroutine[None, None, None]) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def _settings_of(source: ModelSource, settings: ServerSettings) -> ServerSettings:
-    return replace(
-        settings,
-        model_name=source.names[0],
-        other_names=source.names[1:],
-        is_story_model=source.is_story_model,
-    )
 
 
 def _last_use(pair: tuple[PooledModel, Resident]) -> tuple[bool, float]:
@@ -356,34 +384,3 @@ def _collect() -> None:
 
     gc.collect()
     release_freed_memory()
-
-
-def _ending() -> ApiError:
-    return unavailable("the server is shutting down", "shutting_down")
-
-
-def _staying(model: PooledModel) -> ApiError:
-    return ApiError(
-        f"the model {model.name!r} is the only one of this server and stays loaded; a server that "
-        "was started with --keep-alive unloads it",
-        code="model_stays",
-    )
-
-
-def _failed(model: PooledModel, error: PowerInferError) -> ApiError:
-    """Word an error of a load; remedies name options of the server, which clients cannot set."""
-    message = f"the model {model.name!r} cannot be loaded: {error.message or error}"
-    if isinstance(error, PromptError):
-        return ApiError(message, code="model_too_large")
-    # Another attempt of the client would end alike.
-    return ApiError(message, status=503, code="model_failed", headers={"x-should-retry": "false"})
-
-
-def _too_large(model: PooledModel, facts: ModelFacts, most: int) -> ApiError:
-    missing = facts.needed_bytes - most
-    return ApiError(
-        f"the model {model.name!r} needs {format_bytes(facts.needed_bytes)} of memory for weights, "
-        f"keys and values, but only {format_bytes(most)} can be had: "
-        f"{format_bytes(missing)} are missing",
-        code="model_too_large",
-    )

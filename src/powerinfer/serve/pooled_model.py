@@ -1,18 +1,19 @@
-"""A model of a server by its names, and its stay in memory."""
+"""The models of a server by their names, and their stay in memory."""
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Self
 
-from powerinfer.serve.errors import ApiError
-from powerinfer.serve.metrics import ModelMetrics
-from powerinfer.serve.model_source import FileStamp, ModelSource
+from powerinfer.serve.errors import ApiError, unknown_model
+from powerinfer.serve.metrics import ModelMetrics, ServerMetrics
+from powerinfer.serve.model_source import FileStamp, ModelFacts, ModelSource, stamp_of
 from powerinfer.serve.served_model import ModelContext
 from powerinfer.serve.settings import ServerSettings
 
-__all__ = ["ModelState", "PooledModel", "Resident"]
+__all__ = ["ModelList", "ModelState", "PooledModel", "Resident"]
 
 
 class ModelState(StrEnum):
@@ -36,7 +37,7 @@ class Resident:
         used_at: when the last one ended, on the clock of the event loop.
         is_idle: set while no request uses it.
         leaving: ends its stay, unless a request comes before.
-        has_expired: it was unused for as long as it may be, and still is.
+        reason: why it shall leave, unless a request uses it before.
     """
 
     context: ModelContext
@@ -47,13 +48,13 @@ class Resident:
     used_at: float = field(default_factory=time.monotonic)
     is_idle: asyncio.Event = field(default_factory=asyncio.Event)
     leaving: asyncio.TimerHandle | None = None
-    has_expired: bool = False
+    reason: str | None = None
 
     def use(self) -> Self:
         """Count one more user."""
         self.num_users += 1
         self.is_idle.clear()
-        self.has_expired = False
+        self.reason = None
         if self.leaving is not None:
             self.leaving.cancel()
             self.leaving = None
@@ -96,9 +97,108 @@ class PooledModel:
             return ModelState.LOADING
         return ModelState.UNLOADED if self.problem is None else ModelState.FAILED
 
+    def rename(self, settings: ServerSettings) -> None:
+        """Change the names for clients."""
+        if settings == self.settings:
+            return
+        self.settings = settings
+        if self.resident is not None:
+            self.resident.context = replace(self.resident.context, settings=settings)
+
     def fail_waiters(self, error: ApiError) -> None:
         """End the waiting of all who wait for the model."""
         for waiter in self.waiters:
             if not waiter.done():
                 waiter.set_exception(error)
         self.waiters.clear()
+
+
+class ModelList:
+    """The models of a server.
+
+    Attributes:
+        models: all of them; a request that names none gets the first.
+        removed: those that are gone from the list and still in memory.
+    """
+
+    def __init__(
+        self, settings: ServerSettings, metrics: ServerMetrics, sources: Sequence[ModelSource]
+    ) -> None:
+        """List `sources`, or, without any, a model that is given to the server and stays."""
+        self._settings = settings
+        self._metrics = metrics
+        self.models = [self._model(source) for source in sources or (None,)]
+        self.removed: list[PooledModel] = []
+
+    @property
+    def is_one(self) -> bool:
+        """The server has one model, which was given to it and stays."""
+        return self.models[0].source is None
+
+    def find(self, name: str | None, param: str | None = None) -> PooledModel:
+        """Find a model by one of its names; None and an empty name stand for the first one.
+
+        Raises:
+            ApiError: 404, there is none.
+        """
+        if not name:
+            return self.models[0]
+        for model in self.models:
+            if name in model.settings.model_names:
+                return model
+        raise unknown_model(name, [model.name for model in self.models], param)
+
+    def is_loaded(self, name: str | None) -> bool:
+        """Tell whether a model is loaded; before the only one is, everything counts as loaded."""
+        if self.is_one and self.models[0].resident is None:
+            return True
+        named = (each for each in self.models if name in each.settings.model_names)
+        return any(each.resident is not None for each in named)
+
+    def take(
+        self, sources: Sequence[ModelSource], facts: Sequence[ModelFacts]
+    ) -> list[PooledModel]:
+        """List these from now on, and return those that are to leave the memory.
+
+        Args:
+            facts: of the last source if it is the only model so far, and others have come.
+        """
+        if self.is_one:
+            if not facts:
+                return []
+            self._divide(sources[-1], facts[0])
+        known = {each.source.path: each for each in self.models if each.source is not None}
+        models = []
+        for source in sources:
+            model = known.pop(source.path, None) or self._model(source)
+            model.rename(_settings_of(source, self._settings))
+            models.append(model)
+        # Loads end first.
+        loading = [each for each in known.values() if each.loading is not None]
+        leaving = [each for each in known.values() if each.resident is not None]
+        self.models = [*models, *loading]
+        self.removed += leaving
+        return leaving
+
+    def _divide(self, source: ModelSource, facts: ModelFacts) -> None:
+        """Let the only model come and go, as there are others now."""
+        (model,) = self.models
+        model.source = source
+        self._metrics.divide()
+        if (resident := model.resident) is not None:
+            resident.needed_bytes, resident.stamp = facts.needed_bytes, stamp_of(source.path)
+            model.metrics.loaded()
+
+    def _model(self, source: ModelSource | None) -> PooledModel:
+        settings = self._settings if source is None else _settings_of(source, self._settings)
+        metrics = self._metrics.of(settings.model_name)
+        return PooledModel(settings=settings, metrics=metrics, source=source)
+
+
+def _settings_of(source: ModelSource, settings: ServerSettings) -> ServerSettings:
+    return replace(
+        settings,
+        model_name=source.names[0],
+        other_names=source.names[1:],
+        is_story_model=source.is_story_model,
+    )

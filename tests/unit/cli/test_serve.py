@@ -2,6 +2,7 @@
 
 import math
 import socket
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ from powerinfer.hub import sources as sources_module
 from powerinfer.hub.held import HeldKind, HeldModel
 from powerinfer.hub.names import parse_reference
 from powerinfer.serve.lifecycle import bind
+from powerinfer.serve.model_source import ModelSource
 from powerinfer.serve.settings import ServerSettings
 from powerinfer.store.default_model import default_model_path
 
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the command would serve: model, options, settings."""
+    """What the command would serve: model, options, settings, and how it finds further models."""
     found: list[Any] = []
 
     def run(*arguments: Any) -> int:
@@ -78,7 +80,8 @@ def test_flags_that_llama_server_has_too(served: list[Any]) -> None:
         *("--temp", "0.1", "-t", "2"),
     )
     assert result.exit_code == 0, result.output
-    model, options, settings = served
+    model, options, settings, find = served
+    assert find is None
     assert str(model) == "a/b.gguf"
     assert (options["context_length"], options["threads"], options["mmap"]) == (64, 2, False)
     assert settings.model_names == ("x", "y", "b", "b.gguf", "a/b.gguf")
@@ -114,7 +117,7 @@ def test_flags_that_change_answers_of_llama_server_are_named_apart(served: list[
         "--rope-freq-base, --chat-template, --mirostat, --dry-sequence-breaker",
     ]
     assert invoke("serve", "--predict", "12").exit_code == 0
-    assert served[-1].max_tokens == 12
+    assert served[-2].max_tokens == 12
     assert_error(invoke("serve", "--temperature", "-1"), "--temp")
 
 
@@ -156,7 +159,10 @@ def test_values_that_are_refused(served: list[Any], arguments: list[str]) -> Non
 
 @pytest.fixture
 def pooled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the command would serve of several models: sources, settings, seconds they stay."""
+    """What the command would serve of several models.
+
+    Sources, settings, seconds that models stay, and how the server finds further models.
+    """
     found: list[Any] = []
 
     def run(*arguments: Any) -> int:
@@ -181,7 +187,8 @@ def test_several_models_by_name(pooled: list[Any], files: list[Path]) -> None:
     arguments = [part for path in (*files, files[0]) for part in ("-m", path)]
     result = invoke("serve", *arguments, "-c", "64", "-np", "2")
     assert result.exit_code == 0, result.output
-    sources, settings, keep_alive_s = pooled
+    sources, settings, keep_alive_s, find = pooled
+    assert find is None
     one, two, three = files
     assert [source.names for source in sources] == [
         ("x", "x.gguf", str(one)),
@@ -195,19 +202,27 @@ def test_several_models_by_name(pooled: list[Any], files: list[Path]) -> None:
 
 
 def test_without_models_what_is_pulled_and_the_embedded_one(
-    pooled: list[Any], files: list[Path], monkeypatch: pytest.MonkeyPatch
+    served: list[Any], pooled: list[Any], files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    models: list[HeldModel] = []
+    monkeypatch.setattr(sources_module, "all_held_models", lambda: models)
+
     def held(name: str, path: Path, kind: HeldKind = HeldKind.MODEL) -> HeldModel:
         reference = parse_reference(name)
         return HeldModel(reference, "0" * 40, kind, path, (path,), path.parent, is_ours=True)
 
-    models = [
+    def found(find: Callable[[], Sequence[ModelSource]]) -> list[str]:
+        return [source.names[0] for source in find()]
+
+    assert invoke("serve", "-a", "me").exit_code == 0
+    assert found(served[3]) == ["me"]
+    models += [
         held("hf:org/one", files[0]),
         held("hf:org/one", files[2]),
         held("hf:org/two", files[1]),
         held("hf:org/three", files[1].parent, HeldKind.CHECKPOINT),
     ]
-    monkeypatch.setattr(sources_module, "all_held_models", lambda: models)
+    assert found(served[3]) == ["hf:org/one", "hf:org/two", "me"]
     assert invoke("serve").exit_code == 0
     assert [source.names for source in pooled[0]] == [
         ("hf:org/one", "x", "x.gguf", str(files[0])),
@@ -215,6 +230,15 @@ def test_without_models_what_is_pulled_and_the_embedded_one(
         ("powerinfer-story",),
     ]
     assert [source.is_story_model for source in pooled[0]] == [False, False, True]
+    del models[0]
+    assert found(pooled[3]) == ["hf:org/one", "hf:org/two", "powerinfer-story"]
+
+
+def test_options_of_one_model_keep_others_away(served: list[Any]) -> None:
+    for flags in ((), ("--device", "cuda")):
+        assert invoke("serve", *flags).exit_code == 0
+    assert served[3] is not None
+    assert served[7] is None
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,9 @@
 
 import asyncio
 import itertools
+import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ import pytest
 
 from api_client import running_api
 from fake_engine import FakeEngine
-from fake_models import FakeModel, running_pool
+from fake_models import FakeModel, PoolApi, running_pool
 from powerinfer.engine.request import Request
 from powerinfer.errors import GGUFError, PromptError
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.serve.engine_thread import EngineThread
 from powerinfer.serve.metrics import ServerMetrics
+from powerinfer.serve.model_source import ModelSource
 from serving import wait_for
 
 HELLO = [{"role": "user", "content": "Hi"}]
@@ -300,6 +302,165 @@ class TestLeaving:
             assert api.complete(two).status_code == 429
             one.engine.gate.set()
             running.result()
+
+
+class TestModelsThatComeAndGo:
+    @pytest.fixture
+    def api(self, models: list[FakeModel]) -> Iterator[PoolApi]:
+        """A server of two of the models, which serves all that the list `models` has."""
+        (one, two, _), models[:] = models, models[:2]
+        with running_pool([one, two], keep_alive_s=1000) as api:
+            pool = api.context.models
+            pool.look_every_s = 0
+            pool.find_sources = lambda: [each.source() for each in models]
+            yield api
+
+    def test_a_model_that_is_added(self, api: PoolApi, models: list[FakeModel]) -> None:
+        assert api.complete("three").status_code == 404
+        three = FakeModel("three", models[0].path.with_name("three"))
+        models.insert(1, three)
+        assert api.ask(three) == "three1"
+        listed = [each["id"] for each in api.get("/v1/models").json()["data"]]
+        assert listed == ["one", "three", "two"]
+        assert 'powerinfer_model_loaded{model="three"} 1.0' in api.get("/metrics").text
+
+    @pytest.mark.parametrize(
+        ("path", "shown"),
+        [
+            ("/v1/models", '"three"'),
+            ("/v1/models/three", '"three"'),
+            ("/api/tags", '"three:latest"'),
+        ],
+    )
+    def test_where_it_is_seen(
+        self, api: PoolApi, models: list[FakeModel], path: str, shown: str
+    ) -> None:
+        models.append(FakeModel("three", models[0].path.with_name("three")))
+        assert shown in api.get(path).text
+
+    def test_a_model_that_is_removed(self, api: PoolApi, models: list[FakeModel]) -> None:
+        one, two = models
+        lines: list[str] = []
+        api.context.models.tell = lines.append
+        assert [api.ask(one), api.ask(two)] == ["one1", "two1"]
+        two.engine.gate.clear()
+        running = _start(lambda: api.ask(two))
+        wait_for(lambda: two.engine.has_work)
+        del models[1]
+        assert [each["id"] for each in api.get("/v1/models").json()["data"]] == ["one"]
+        assert api.complete(two).status_code == 404
+        two.engine.gate.set()
+        assert running.result() == "two1"
+        wait_for(lambda: "unloaded two: it was removed" in lines)
+        assert two.engine.is_closed
+        # And is there again.
+        models.append(two)
+        assert api.ask(two) == "two2"
+
+    def test_a_model_that_is_removed_while_it_loads(
+        self, api: PoolApi, models: list[FakeModel]
+    ) -> None:
+        two = models[1]
+        two.may_load.clear()
+        waiting = _start(lambda: api.ask(two))
+        wait_for(lambda: api.pooled(two).progress)
+        del models[1]
+        assert len(api.get("/v1/models").json()["data"]) == 2
+        two.may_load.set()
+        assert waiting.result() == "two1"
+        assert len(api.get("/v1/models").json()["data"]) == 1
+        wait_for(lambda: two.engine.is_closed)
+
+    def test_it_looks_seldom(self, api: PoolApi, models: list[FakeModel]) -> None:
+        looks: list[int] = []
+
+        def find() -> list[ModelSource]:
+            looks.append(len(looks))
+            return [each.source() for each in models]
+
+        api.context.models.find_sources = find
+        api.context.models.look_every_s = 1000
+        api.ask("one")
+        # A model that is loaded needs no look.
+        api.context.models.look_every_s = 0
+        api.ask("one")
+        assert looks == [0]
+        api.context.models.look_every_s = 1000
+        for _ in range(3):
+            api.get("/v1/models")
+            assert api.complete("four").status_code == 404
+        assert looks == [0]
+
+    def test_a_store_that_cannot_be_read(self, api: PoolApi) -> None:
+        def find() -> list[ModelSource]:
+            raise PermissionError("not yours")
+
+        lines: list[str] = []
+        api.context.models.tell = lines.append
+        api.context.models.find_sources = find
+        assert api.ask("one") == "one1"
+        assert lines[0] == "cannot look for models: not yours"
+
+    def test_the_only_model_is_joined_by_others(self, models: list[FakeModel]) -> None:
+        one, two, _ = models
+        served = [one]
+        with running_api(["x"], model_name="one") as api:
+            pool = api.context.models
+            pool.look_every_s = 0
+            pool.find_sources = lambda: [each.source() for each in served]
+            body = {"prompt": "Hi", "max_tokens": 1}
+            assert api.post("/v1/completions", json=body).status_code == 200
+            assert "status" not in api.get("/v1/models").json()["data"][0]
+            assert "powerinfer_generated_tokens_total 1.0" in api.get("/metrics").text
+            served.insert(0, two)
+            answer = api.post("/v1/completions", json={**body, "model": "two"})
+            assert answer.json()["choices"][0]["text"] == "two1 "
+            assert api.get("/health").json()["models"] == {
+                "two": {"status": "loaded"},
+                "one": {"status": "loaded"},
+            }
+            text = api.get("/metrics").text
+            assert 'powerinfer_model_loaded{model="one"} 1.0' in text
+            assert 'powerinfer_generated_tokens_total{model="two"} 1.0' in text
+            answer = api.post("/v1/completions", json={**body, "model": "one"})
+            assert answer.json()["choices"][0]["text"] == "x"
+            # It may be unloaded now, and loaded again.
+            assert api.post("/api/generate", json={"model": "one", "keep_alive": 0}).is_success
+            assert api.get("/health").json()["models"]["one"] == {"status": "unloaded"}
+            answer = api.post("/v1/completions", json={**body, "model": "one"})
+            assert answer.json()["choices"][0]["text"] == "one1 "
+
+
+def test_the_log_says_when_a_model_comes_and_why_it_goes(models: list[FakeModel]) -> None:
+    one, two, three = models
+    lines: list[str] = []
+    with running_pool(models, keep_alive_s=1000, memory_bytes=1) as api:
+        api.context.models.tell = lambda line: lines.append(re.sub(r"[\d.]+ s", "# s", line))
+        api.ask(one)
+        api.ask(two)
+        two.path.write_text("another text")
+        api.ask(two)
+        three.error = GGUFError("the file is damaged")
+        api.complete(three)
+        three.error = None
+        api.ask(three)
+        api.post("/api/generate", json={"model": "three", "keep_alive": 0})
+        body = {"model": "one", "keep_alive": 0, "prompt": "a", "stream": False}
+        assert api.post("/api/generate", json=body).is_success
+        wait_for(lambda: len(lines) == 11)
+    assert lines == [
+        "loaded one in # s",
+        "unloaded one: room for two",
+        "loaded two in # s",
+        "unloaded two: its file has changed",
+        "loaded two in # s",
+        "unloaded two: room for three",
+        "the model 'three' cannot be loaded: the file is damaged",
+        "loaded three in # s",
+        "unloaded three: a client asked for it",
+        "loaded one in # s",
+        "unloaded one: unused for # s",
+    ]
 
 
 class TestFigures:

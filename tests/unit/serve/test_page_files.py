@@ -10,7 +10,7 @@ import pytest
 from api_client import running_api
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.serve.page import files as page_files
-from powerinfer.serve.page.files import PageFiles
+from powerinfer.serve.page.files import PageFile, PageFiles
 from powerinfer.serve.settings import ServerSettings
 
 STATIC = Path(page_files.__file__).parent / "static"
@@ -19,6 +19,10 @@ OURS = sorted(path for kind in ("js", "css") for path in (STATIC / kind).iterdir
 
 def _files(**settings: Any) -> PageFiles:
     return PageFiles(ServerSettings(**settings))
+
+
+def _index(**settings: Any) -> PageFile:
+    return _files(**settings).index(is_story_model=False)
 
 
 def test_the_page_and_all_that_it_names_are_served() -> None:
@@ -82,13 +86,14 @@ def test_no_other_file_is_served(address: str) -> None:
 
 
 def test_the_page_knows_what_the_server_wants() -> None:
-    assert b'data-needs-key="false"' in _files().index.content
-    assert b'data-needs-key="true"' in _files(api_keys=("secret",)).index.content
-    assert b"secret" not in _files(api_keys=("secret",)).index.content
-    assert b"How does the story begin?" in _files(is_story_model=True).index.content
-    index = _files(sampling=SamplingParams(temperature=0.25)).index
+    assert b'data-needs-key="false"' in _index().content
+    assert b'data-needs-key="true"' in _index(api_keys=("secret",)).content
+    assert b"secret" not in _index(api_keys=("secret",)).content
+    assert b"How does the story begin?" in _files().index(is_story_model=True).content
+    assert b"How does the story begin?" not in _index().content
+    index = _index(sampling=SamplingParams(temperature=0.25))
     assert b"&quot;temperature&quot;: 0.25" in index.content
-    assert index.headers["ETag"] != _files().index.headers["ETag"]
+    assert index.headers["ETag"] != _index().headers["ETag"]
 
 
 def test_the_version_changes_with_any_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,9 @@ several are loaded when requests ask for them.
 
 import math
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -31,12 +32,14 @@ from powerinfer.cli.served_models import (
     check_options_for_several,
     find_served_models,
     model_source,
+    pulled_sources,
 )
 
 if TYPE_CHECKING:
     import socket
 
     from powerinfer.options.llm_options import LLMOptions
+    from powerinfer.serve.context import ServerContext
     from powerinfer.serve.model_source import ModelSource
     from powerinfer.serve.served_model import ServedModel
     from powerinfer.serve.settings import ServerSettings
@@ -146,14 +149,27 @@ def serve(models: tuple[Path, ...], keep_alive: float | None, **flags: object) -
     ):
         if names:
             click.echo(f"flags of llama-server {what}: {', '.join(names)}", err=True)
-    found = find_served_models(models, cast("str | None", flags["alias"]))
-    if len(found) == 1 and keep_alive is None:
-        return _run(found[0].path, llm_options(flags), _settings(found[0], flags))
-    check_options_for_several(flags, len(found))
+    alias = cast("str | None", flags["alias"])
+    found = find_served_models(models, alias)
     options: LLMOptions = {**llm_options(flags), "device": "cpu"}
+    find = None if models else partial(pulled_sources, options, alias)
+    if len(found) == 1 and keep_alive is None:
+        if _mean_one_model(flags):
+            find = None
+        return _run(found[0].path, llm_options(flags), _settings(found[0], flags), find)
+    check_options_for_several(flags, len(found))
     stay_s = _KEEP_ALIVE_S if keep_alive is None else keep_alive
     sources = [model_source(each, options, checks=bool(models)) for each in found]
-    return _run_several(sources, _settings(found[0], flags), stay_s)
+    return _run_several(sources, _settings(found[0], flags), stay_s, find)
+
+
+def _mean_one_model(flags: Mapping[str, Any]) -> bool:
+    """Tell whether others cannot come later, as these options are for one model."""
+    try:
+        check_options_for_several(flags, 1)
+    except click.UsageError:
+        return True
+    return False
 
 
 def _settings(model: NamedModel, flags: Mapping[str, Any]) -> "ServerSettings":
@@ -192,8 +208,13 @@ def _keys(given: tuple[str, ...], file: Path | None) -> tuple[str, ...]:
     return tuple(keys)
 
 
-def _run(model: Path | None, options: "LLMOptions", settings: "ServerSettings") -> int:
-    """Serve until a signal comes; returns the exit code."""
+def _run(
+    model: Path | None,
+    options: "LLMOptions",
+    settings: "ServerSettings",
+    find: "Callable[[], Sequence[ModelSource]] | None",
+) -> int:
+    """Serve one model, and others that `find` finds later; returns the exit code."""
     from powerinfer.serve.context import ServerContext
     from powerinfer.serve.lifecycle import run_server
 
@@ -210,12 +231,17 @@ def _run(model: Path | None, options: "LLMOptions", settings: "ServerSettings") 
 
     from powerinfer.cli.model import announce, load_for_serving
 
-    number = run_server(ServerContext(settings), listener, load, announce_ready)
+    context = ServerContext(settings, keep_alive_s=_KEEP_ALIVE_S)
+    _follow(context, find)
+    number = run_server(context, listener, load, announce_ready)
     return _EXIT_INTERRUPTED if number == signal.SIGINT else 0
 
 
 def _run_several(
-    sources: "Sequence[ModelSource]", settings: "ServerSettings", keep_alive_s: float
+    sources: "Sequence[ModelSource]",
+    settings: "ServerSettings",
+    keep_alive_s: float,
+    find: "Callable[[], Sequence[ModelSource]] | None",
 ) -> int:
     """Serve models that load when they are asked for; returns the exit code."""
     from powerinfer.serve.context import ServerContext
@@ -225,8 +251,15 @@ def _run_several(
     names = ", ".join(source.names[0] for source in sources)
     click.echo(f"{address} is open; a model loads when a request names it: {names}", err=True)
     context = ServerContext(settings, sources, None if math.isinf(keep_alive_s) else keep_alive_s)
+    _follow(context, find)
     number = run_server(context, listener)
     return _EXIT_INTERRUPTED if number == signal.SIGINT else 0
+
+
+def _follow(context: "ServerContext", find: "Callable[[], Sequence[ModelSource]] | None") -> None:
+    """Log what becomes of models, and look for others by `find`."""
+    context.models.find_sources = find
+    context.models.tell = partial(click.echo, err=True)
 
 
 def _open(settings: "ServerSettings") -> "tuple[socket.socket, ServerSettings, str]":

@@ -56,7 +56,7 @@ def router(context: ServerContext) -> APIRouter:
         """
         if not model and not context.models.is_one:
             return router_properties(len(context.models.models))
-        async with context.models.using(context.chosen(model)) as chosen:
+        async with context.models.using(await context.chosen(model)) as chosen:
             return server_properties(chosen)
 
     return routes

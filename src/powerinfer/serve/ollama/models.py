@@ -24,7 +24,7 @@ _PARAMETERS = (
 )
 
 
-def find_model(context: ServerContext, name: str | None) -> PooledModel:
+async def find_model(context: ServerContext, name: str | None) -> PooledModel:
     """Find a model by one of its names, perhaps with the tag that clients add.
 
     Raises:
@@ -34,20 +34,24 @@ def find_model(context: ServerContext, name: str | None) -> PooledModel:
         fields = Fields({"model": name})
         fields.required("model")
         raise fields.fault("model", " is empty")
+    await context.models.refresh(name.removesuffix(TAG))
     names = {each for model in context.models.models for each in model.settings.model_names}
     untagged = name.removesuffix(TAG)
     is_tagged = name not in names and untagged in names
     return context.models.find(untagged if is_tagged else name, "model")
 
 
-def with_served_name(context: ServerContext, body: JSONObject) -> tuple[PooledModel, JSONObject]:
+async def with_served_name(
+    context: ServerContext, body: JSONObject
+) -> tuple[PooledModel, JSONObject]:
     """Find the model of a request; returns it, and the body with a name that all routes know."""
-    found = find_model(context, Fields(body).text("model"))
+    found = await find_model(context, Fields(body).text("model"))
     return found, {**body, "model": found.name}
 
 
 async def list_models(context: ServerContext) -> dict[str, object]:
     """Build the answer of `/api/tags`."""
+    await context.models.refresh()
     return {"models": [await _entry(context, each) for each in context.models.models]}
 
 

@@ -100,7 +100,7 @@ def _model_routes(context: ServerContext) -> APIRouter:
         fields = Fields(await read_object(request, context))
         # Older clients write `name`.
         name = fields.text("model") or fields.text("name")
-        return await show_model(context, find_model(context, name))
+        return await show_model(context, await find_model(context, name))
 
     @routes.get("/api/version")
     @routes.api_route("/api/version", methods=["GET", "HEAD"], include_in_schema=False)
@@ -112,7 +112,7 @@ def _model_routes(context: ServerContext) -> APIRouter:
     async def pull(request: Request) -> dict[str, str]:
         """Tell whether a model is here, which many applications make sure of at their start."""
         fields = Fields(await read_object(request, context))
-        _check_pulled(context, fields.text("model") or fields.text("name"))
+        await _check_pulled(context, fields.text("model") or fields.text("name"))
         return {"status": "success"}
 
     for path, advice in _COMMANDS.items():
@@ -133,10 +133,10 @@ async def _generated(
     began_at = time.monotonic_ns()
     given = await read_object(request, context)
     if not given.get(input_field) and read_keep_alive(Fields(given)) == 0:
-        model, _ = with_served_name(context, given)
+        model, _ = await with_served_name(context, given)
         await context.models.unload(model)
         return JSONResponse(_unloaded(given, input_field))
-    return _answered(given, began_at, context, read, new_answer)
+    return await _answered(given, began_at, context, read, new_answer)
 
 
 async def _embedded(
@@ -146,10 +146,10 @@ async def _embedded(
 ) -> Response:
     began_at = time.monotonic_ns()
     given = await read_object(request, context)
-    return _answered(given, began_at, context, read, EmbedAnswer)
+    return await _answered(given, began_at, context, read, EmbedAnswer)
 
 
-def _answered(
+async def _answered(
     given: JSONObject,
     began_at: int,
     context: ServerContext,
@@ -157,7 +157,7 @@ def _answered(
     new_answer: Callable[..., Callable[[Reply], Awaitable[None]]],
 ) -> Response:
     """Answer a request with its model, which stays for the time that the request says."""
-    model, body = with_served_name(context, given)
+    model, body = await with_served_name(context, given)
     stay_s = read_keep_alive(Fields(given))
 
     def begin(chosen: ModelContext, asked: T) -> Callable[[Reply], Awaitable[None]]:
@@ -179,13 +179,15 @@ def _error_body(error: ApiError) -> dict[str, object]:
     return {"error": error.message}
 
 
-def _check_pulled(context: ServerContext, name: str | None) -> None:
+async def _check_pulled(context: ServerContext, name: str | None) -> None:
     try:
-        find_model(context, name)
+        await find_model(context, name)
     except ApiError as error:
         if error.status != 404:
             raise
-        advice = "this server fetches none: use `powerinfer pull NAME` and start it again"
+        advice = "this server fetches none: use `powerinfer pull NAME`"
+        if context.models.find_sources is None:
+            advice += " and start it again"
         raise ApiError(f"{error.message}; {advice}", status=404, code=error.code) from None
 
 

@@ -36,6 +36,7 @@ def router(context: ServerContext) -> APIRouter:
     @routes.get("/models", include_in_schema=False)
     async def models() -> dict[str, object]:
         """List the models."""
+        await context.models.refresh()
         listed = context.models.models
         return {"object": "list", "data": [await _model(context, each) for each in listed]}
 
@@ -43,6 +44,7 @@ def router(context: ServerContext) -> APIRouter:
     @routes.get("/models/{name:path}", include_in_schema=False)
     async def model(name: str) -> dict[str, object]:
         """Describe one model."""
+        await context.models.refresh(name)
         return await _model(context, context.models.find(name))
 
     return routes

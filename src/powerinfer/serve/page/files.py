@@ -93,7 +93,7 @@ class PageFiles:
     """
 
     def __init__(self, settings: ServerSettings) -> None:
-        """Read the files; settings decide about the key, default values and texts of the page."""
+        """Read the files; settings decide about the key and default values."""
         contents = {
             path.relative_to(_FOLDER).as_posix(): path.read_bytes()
             for path in sorted(_FOLDER.rglob("*"))
@@ -105,20 +105,27 @@ class PageFiles:
             name: _page_file(content, _MEDIA_TYPES[PurePosixPath(name).suffix], _FOREVER)
             for name, content in contents.items()
         }
-        self.index = self._make_index(settings)
+        self._indexes = {
+            is_story: self._make_index(settings, _STORIES if is_story else _CHATS)
+            for is_story in (False, True)
+        }
+
+    def index(self, *, is_story_model: bool) -> PageFile:
+        """The page, with texts for the model that answers first."""
+        return self._indexes[is_story_model]
 
     def find(self, version: str, name: str) -> PageFile | None:
         """Find a file by its address; None if it does not exist or has changed."""
         return self._files.get(name) if version == self.version else None
 
-    def _make_index(self, settings: ServerSettings) -> PageFile:
+    def _make_index(self, settings: ServerSettings, texts: Mapping[str, str]) -> PageFile:
         defaults = {name: getattr(settings.sampling, name) for name in _SHOWN_DEFAULTS}
         template = string.Template((_FOLDER / "index.html").read_text(encoding="utf8"))
         text = template.substitute(
             files=f"page/{self.version}",
             needs_key=str(bool(settings.api_keys)).lower(),
             defaults=html.escape(json.dumps(defaults)),
-            **(_STORIES if settings.is_story_model else _CHATS),
+            **texts,
         )
         return _page_file(text.encode(), "text/html; charset=utf-8", _ASK_AGAIN)
 

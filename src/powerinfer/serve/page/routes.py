@@ -37,7 +37,8 @@ def router(context: ServerContext) -> APIRouter:
     @routes.api_route("/", methods=["GET", "HEAD"])
     async def index(request: Request) -> Response:
         """The page."""
-        return _answer(request, files.index)
+        first = context.models.models[0].settings
+        return _answer(request, files.index(is_story_model=first.is_story_model))
 
     @routes.api_route("/page/{version}/{name:path}", methods=["GET", "HEAD"])
     async def file(request: Request, version: str, name: str) -> Response:
@@ -50,7 +51,7 @@ def router(context: ServerContext) -> APIRouter:
     @routes.get("/panel")
     async def panel(model: str | None = None) -> dict[str, object]:
         """Figures of the first model's engine, or of the one that the query names."""
-        chosen = context.chosen(model)
+        chosen = await context.chosen(model)
         if context.models.is_one:
             context.models.check_loaded()
         return await context.run_blocking(panel_figures, chosen)
