@@ -196,6 +196,29 @@ def test_files_that_are_replaced_removed_and_damaged(
         assert server.stop() == 0
 
 
+def test_a_model_that_is_pulled_and_removed_while_the_server_runs(
+    paths: list[Path], asked: list[Asked], cache_folder: Path
+) -> None:
+    story, other = asked[0], asked[len(PROMPTS)]
+    folder = cache_folder / "powerinfer" / "hub" / "org" / "name" / ("0" * 40)
+    with serving(*FLAGS) as server:
+        assert server.get("/health").json() == {"status": "ok"}
+        folder.mkdir(parents=True)
+        (pulled := folder / paths[1].name).symlink_to(paths[1])
+        try:
+            other.check(server, server.post("/v1/completions", other.body))
+            name, story_name = (each["id"] for each in server.get("/v1/models").json()["data"])
+            assert (name[:11], story_name) == ("hf:org/name", "powerinfer-story")
+        finally:
+            pulled.unlink()
+        # The server looks once a second.
+        wait_for(lambda: server.post("/v1/completions", other.body).status_code == 404)
+        wait_for(lambda: f"unloaded {name}: it was removed" in server.lines)
+        body = story.body | {"model": "powerinfer-story"}
+        story.check(server, server.post("/v1/completions", body))
+        assert server.stop() == 0
+
+
 @pytest.mark.parametrize(
     "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.thorough), signal.SIGKILL]
 )

@@ -149,11 +149,14 @@ class ModelList:
         raise unknown_model(name, [model.name for model in self.models], param)
 
     def is_loaded(self, name: str | None) -> bool:
-        """Tell whether a model is loaded; before the only one is, everything counts as loaded."""
+        """Tell whether a model is loaded and its file there; before the only one is, all count."""
         if self.is_one and self.models[0].resident is None:
             return True
         named = (each for each in self.models if name in each.settings.model_names)
-        return any(each.resident is not None for each in named)
+        return any(
+            each.resident is not None and (each.source is None or each.source.path.exists())
+            for each in named
+        )
 
     def take(
         self, sources: Sequence[ModelSource], facts: Sequence[ModelFacts]

@@ -404,7 +404,7 @@ class TestModelsThatComeAndGo:
     def test_the_only_model_is_joined_by_others(self, models: list[FakeModel]) -> None:
         one, two, _ = models
         served = [one]
-        with running_api(["x"], model_name="one") as api:
+        with running_api(["x"], model_name="one", is_story_model=True) as api:
             pool = api.context.models
             pool.look_every_s = 0
             pool.find_sources = lambda: [each.source() for each in served]
@@ -412,7 +412,9 @@ class TestModelsThatComeAndGo:
             assert api.post("/v1/completions", json=body).status_code == 200
             assert "status" not in api.get("/v1/models").json()["data"][0]
             assert "powerinfer_generated_tokens_total 1.0" in api.get("/metrics").text
+            assert "How does the story begin?" in api.get("/").text
             served.insert(0, two)
+            assert "What would you like to know?" in api.get("/").text
             answer = api.post("/v1/completions", json={**body, "model": "two"})
             assert answer.json()["choices"][0]["text"] == "two1 "
             assert api.get("/health").json()["models"] == {

@@ -37,6 +37,7 @@ def router(context: ServerContext) -> APIRouter:
     @routes.api_route("/", methods=["GET", "HEAD"])
     async def index(request: Request) -> Response:
         """The page."""
+        await context.models.refresh()
         first = context.models.models[0].settings
         return _answer(request, files.index(is_story_model=first.is_story_model))
 
