@@ -7,7 +7,7 @@ import pytest
 
 from page_server import PageServer
 from page_visit import Visit, expect
-from powerinfer.engine.request import EngineStatistics
+from powerinfer.engine.statistics import EngineStatistics
 from powerinfer.models import LayerShares
 
 # Each visit takes a second.

@@ -9,7 +9,8 @@ from typing import TypeAlias
 import numpy as np
 
 from powerinfer.engine.engine import Engine
-from powerinfer.engine.request import EngineStatistics, Output, Request, RequestHandle
+from powerinfer.engine.request import Output, Request, RequestHandle
+from powerinfer.engine.statistics import EngineStatistics
 from powerinfer.errors import ContextLengthError, NumericsError, PowerInferError, PromptError
 from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.sampling.logprobs import TokenLogprob

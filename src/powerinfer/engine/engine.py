@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterable
 from powerinfer.engine.costs import StepCosts
 from powerinfer.engine.direct import DirectSequence
 from powerinfer.engine.policy import Begun, Limits, Policy, PolicyState, StepPlan
-from powerinfer.engine.prefill import Chunk, Prefill, PrefillProgress, next_chunk, slices_of
+from powerinfer.engine.prefill import Chunk, Prefill, PrefillProgress, begin_prefill, slices_of
 from powerinfer.engine.queue import Queue
-from powerinfer.engine.request import EngineStatistics, Output, Request, RequestHandle
+from powerinfer.engine.request import Output, Request, RequestHandle
+from powerinfer.engine.statistics import EngineStatistics, check_integrity, statistics_of
 from powerinfer.engine.text import RunningText
 from powerinfer.errors import PowerInferError, PromptError
 from powerinfer.loading.loader import LoadedModel, Progress
@@ -184,31 +185,11 @@ class Engine:
 
     def statistics(self) -> EngineStatistics:
         """Return its state and totals; any thread may call this."""
-        cache, queue, states = self._queue.cache, self._queue, self._queue.cache.states
-        return EngineStatistics(
-            running=len(queue.running),
-            waiting=queue.num_waiting,
-            blocks=cache.num_blocks,
-            blocks_used=cache.num_used_blocks,
-            blocks_cached=cache.num_unused_blocks,
-            steps=self._num_steps,
-            generated_tokens=queue.num_generated,
-            prompt_tokens=queue.num_prompt_tokens,
-            cached_tokens=queue.num_cached_tokens,
-            states=0 if states is None else states.num_slots,
-            states_used=0 if states is None else states.num_used,
-            states_cached=0 if states is None else states.num_unused,
-            layers=self._loaded.model.layer_shares(),
-        )
+        return statistics_of(self._queue, self._loaded.model, self._num_steps)
 
     def check_integrity(self) -> None:
         """Raise PowerInferError if a block is lost, or if an idle engine uses one, or a state."""
-        cache = self._queue.cache
-        cache.check_integrity()
-        if not self.has_work and cache.num_used_blocks:
-            raise PowerInferError(f"{cache.num_used_blocks} blocks are in use by no text")
-        if not self.has_work and cache.states is not None and cache.states.num_used:
-            raise PowerInferError(f"{cache.states.num_used} states are in use by no text")
+        check_integrity(self._queue)
 
     def step(self) -> list[tuple[RequestHandle, Output]]:
         """Compute one step of all texts and return its outputs; [] if there is nothing to do.
@@ -351,7 +332,7 @@ class Engine:
             return False
         if sequence.num_computed == self._most_tokens:
             try:
-                self._queue.shift(sequence, self._num_kept(text))
+                self._queue.shift(sequence, text.num_kept)
             except PromptError as error:
                 text.fail(error)
         return not sequence.num_pending
@@ -360,17 +341,14 @@ class Engine:
         most = self.max_unread
         return most is not None and len(handle.unread) >= most and not self._queue.waiting
 
-    def _num_kept(self, text: RunningText) -> int:
-        options, bos_id = self._loaded.options, self._loaded.tokenizer.bos_id
-        begins_with_bos = text.sequence.token_ids[0] == bos_id
-        return max(options.keep_tokens, int(begins_with_bos))
-
     def _prefill(self, plan: StepPlan) -> None:
         """Compute chunks of prompts, or a slice of chunks that an earlier step began."""
         # After an exception the residual stream is damaged, so the chunks begin again.
         begun, self._begun = self._begun, None
-        if begun is None:
-            begun = self._begin_prefill(plan)
+        queue = self._queue
+        if begun is None and plan.chunks:
+            counts = dict(plan.chunks)
+            begun = begin_prefill(self._loaded, queue.cache, self._progress, queue.running, counts)
         if begun is None:
             return
         rows = begun.run(plan.num_slices or begun.num_left)
@@ -383,25 +361,6 @@ class Engine:
             start, end = end, end + chunk.num_wanted
             self._has_computed(chunk, rows[start:end])
         self._costs.record_prompt(begun.sizes, begun.seconds + time.perf_counter() - started)
-
-    def _begin_prefill(self, plan: StepPlan) -> Prefill | None:
-        counts, loaded = dict(plan.chunks), self._loaded
-        if not counts:
-            return None
-        texts = [text for text in self._queue.running if text.id in counts and not text.is_over]
-        vocab_size = loaded.model.config.vocab_size
-        found = [next_chunk(text, counts[text.id], vocab_size) for text in texts]
-        chunks = [chunk for chunk in found if chunk is not None]
-        if not chunks:
-            return None
-        # A step gives logits or hidden states: those that the first text wants.
-        wants_states = chunks[0].text.wants_states
-        chunks = [each for each in chunks if each.text.wants_states == wants_states]
-        if wants_states and not loaded.is_native_cpu:
-            # Elsewhere roundings, and so a vector, depend on what else is in a step.
-            chunks = chunks[:1]
-        chunks.sort(key=lambda chunk: not chunk.is_prompt)
-        return Prefill(loaded, self._queue.cache, self._progress, chunks)
 
     def _has_computed(self, chunk: Chunk, rows: FloatArray) -> None:
         """Take the f32[num_wanted, columns] rows of a computed chunk."""

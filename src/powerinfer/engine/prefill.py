@@ -1,7 +1,7 @@
 """Prefill of prompts in chunks, whose steps may pause between layers."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from powerinfer.models.blocks import Observer, Stage
 from powerinfer.models.paused_step import PausedStep
 from powerinfer.values import FloatArray, IntArray
 
-__all__ = ["Chunk", "Prefill", "PrefillProgress", "next_chunk", "slices_of"]
+__all__ = ["Chunk", "Prefill", "PrefillProgress", "begin_prefill", "slices_of"]
 
 # Largest logits of a chunk for log probabilities: 110 rows of 152k entries.
 _LOGITS_BYTES = 64 << 20
@@ -86,7 +86,7 @@ def slices_of(model: Model) -> int:
     return model.config.num_layers if model.ops.runs_layers_apart else 1
 
 
-def next_chunk(text: RunningText, count: int, vocab_size: int) -> Chunk | None:
+def _next_chunk(text: RunningText, count: int, vocab_size: int) -> Chunk | None:
     """Return the next tokens of a prompt, at most `count`; None if it is computed."""
     sequence, first = text.sequence, text.first_wanted
     if not sequence.num_pending:
@@ -183,6 +183,35 @@ class Prefill:
         if self._wants_states:
             return model.hidden_states(batch, cache, states_for=self._wanted, observe=self._observe)
         return model.forward(batch, cache, logits_for=self._wanted, observe=self._observe)
+
+
+def begin_prefill(
+    loaded: LoadedModel,
+    cache: KVCache,
+    progress: PrefillProgress,
+    texts: Sequence[RunningText],
+    counts: Mapping[int, int],
+) -> Prefill | None:
+    """Begin the next chunks of prompts; return None if there are none.
+
+    Args:
+        texts: running texts.
+        counts: most tokens to compute, by id of the text.
+    """
+    wanted = [text for text in texts if text.id in counts and not text.is_over]
+    vocab_size = loaded.model.config.vocab_size
+    found = [_next_chunk(text, counts[text.id], vocab_size) for text in wanted]
+    chunks = [chunk for chunk in found if chunk is not None]
+    if not chunks:
+        return None
+    # A step gives logits or hidden states: those that the first text wants.
+    wants_states = chunks[0].text.wants_states
+    chunks = [each for each in chunks if each.text.wants_states == wants_states]
+    if wants_states and not loaded.is_native_cpu:
+        # Elsewhere roundings, and so a vector, depend on what else is in a step.
+        chunks = chunks[:1]
+    chunks.sort(key=lambda chunk: not chunk.is_prompt)
+    return Prefill(loaded, cache, progress, chunks)
 
 
 def _wanted(chunks: Sequence[Chunk]) -> IntArray:

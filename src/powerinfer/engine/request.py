@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from powerinfer.errors import ContextLengthError, PowerInferError, PromptError
-from powerinfer.models import LayerShares
 from powerinfer.models.metrics import CostMeter, Metrics
 from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.sampling.logit_processors import check_biased_ids
@@ -15,7 +14,7 @@ from powerinfer.sampling.logprobs import TokenLogprob
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.values import FloatArray
 
-__all__ = ["EngineStatistics", "Output", "PromptRows", "Request", "RequestHandle", "Times"]
+__all__ = ["Output", "PromptRows", "Request", "RequestHandle", "Times"]
 
 
 class PromptRows(StrEnum):
@@ -178,44 +177,3 @@ class RequestHandle:
     def metrics(self, index: int = 0) -> Metrics:
         """Return the cost of one text so far."""
         return self.costs[index].metrics(self.lengths[index])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStatistics:
-    """State of an engine between two steps, and totals since it was made.
-
-    Attributes:
-        blocks: number of blocks of keys and values.
-        blocks_used: blocks used by running texts.
-        blocks_cached: blocks kept for prompts with the same beginning; freed when room is needed.
-        states: slots of state, 0 for models without; `states_used` and `states_cached` likewise.
-        steps: number of decode steps.
-        prompt_tokens: number of prompt tokens, including those found in the cache.
-        cached_tokens: number of prompt tokens found in the cache.
-        layers: share of the neurons that each layer needed in the last decode step; None before
-            the first, or if the backend does not count.
-    """
-
-    running: int
-    waiting: int
-    blocks: int
-    blocks_used: int
-    blocks_cached: int
-    steps: int
-    generated_tokens: int
-    prompt_tokens: int
-    cached_tokens: int
-    states: int = 0
-    states_used: int = 0
-    states_cached: int = 0
-    layers: LayerShares | None = None
-
-    @property
-    def active_share(self) -> float | None:
-        """Share of the neurons that a text of the last step needed on average."""
-        return None if self.layers is None else float(self.layers.active.mean())
-
-    @property
-    def union_share(self) -> float | None:
-        """Share of the neurons that any text of the last step needed."""
-        return None if self.layers is None else float(self.layers.union.mean())

@@ -173,6 +173,12 @@ class RunningText:
         """Number of generated tokens."""
         return len(self._token_ids) - self._num_prompt
 
+    @property
+    def num_kept(self) -> int:
+        """Number of its first tokens that a shift keeps."""
+        options, bos_id = self._loaded.options, self._loaded.tokenizer.bos_id
+        return max(options.keep_tokens, int(self.sequence.token_ids[0] == bos_id))
+
     def note_prompt(self, end: int, rows: FloatArray) -> None:
         """Collect outputs for the positions before `end` if the request asks for any."""
         outputs = self._prompt_outputs

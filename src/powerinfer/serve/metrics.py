@@ -4,7 +4,8 @@ from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from powerinfer.engine.request import EngineStatistics, RequestHandle
+from powerinfer.engine.request import RequestHandle
+from powerinfer.engine.statistics import EngineStatistics
 
 __all__ = ["ModelMetrics", "ServerMetrics"]
 
