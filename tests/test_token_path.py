@@ -171,7 +171,7 @@ def test_path_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         with trace.step():
             next(texts)
         num_layers = llm.loaded.model.config.num_layers
-    _check(trace, "The life of one token", most_files=8, most_helpers=13)
+    _check(trace, "The life of one token", most_files=8, most_helpers=15)
     # Embedding, final norm and output head are no layer's.
     assert len(first_calls) - 3 == 9 * num_layers
     assert trace.calls == ["embed", "StepRecord.run"]

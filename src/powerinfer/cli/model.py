@@ -186,6 +186,9 @@ def summary(metrics: "Metrics") -> str:
         parts.append(f"{format_bytes(count)} per token, {metrics.gb_per_s or 0:.2f} GB/s")
     if metrics.active_share is not None:
         parts.append(describe_shares(metrics))
+    if (share := metrics.draft_accepted_share) is not None:
+        drafted = f"{share:.0%} of {metrics.num_drafted} drafted tokens accepted"
+        parts.append(f"{drafted}, {metrics.tokens_per_step or 0:.2f} tokens per step")
     return "; ".join(parts)
 
 

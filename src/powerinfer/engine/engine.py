@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 
 from powerinfer.engine.costs import StepCosts
 from powerinfer.engine.direct import DirectSequence
+from powerinfer.engine.drafts.controller import DraftController
 from powerinfer.engine.policy import Begun, Limits, Policy, PolicyState, StepPlan
 from powerinfer.engine.prefill import Chunk, Prefill, PrefillProgress, begin_prefill, slices_of
 from powerinfer.engine.queue import Queue
@@ -84,6 +85,7 @@ class Engine:
         self._loaded = loaded
         self._queue = Queue(loaded)
         self._meter = StepMeter(loaded.model, loaded.dense_bytes, self._queue.cache)
+        self._drafts = DraftController(loaded, self._queue.cache, self._queue.length_limit)
         self._begun: Prefill | None = None
         self._direct: DirectSequence | None = None
         self._limits = Limits(
@@ -128,7 +130,7 @@ class Engine:
         self.notify()
         with self._steps.held():
             # Free weights, keys and values even if a stream keeps this engine.
-            for name in ("_loaded", "_queue", "_meter", "_begun", "_direct"):
+            for name in ("_loaded", "_queue", "_meter", "_drafts", "_begun", "_direct"):
                 self.__dict__.pop(name, None)
         self.notify()
         self.async_leader.stop()
@@ -307,23 +309,25 @@ class Engine:
 
     def _decode(self) -> None:
         """Compute the next token of every decoding text."""
-        texts = [text for text in self._queue.running if self._may_decode(text)]
-        if not texts:
-            return
         started = time.perf_counter()
-        sequences = [text.sequence for text in texts]
-        positions = [each.num_computed for each in sequences]
         cache, loaded = self._queue.cache, self._loaded
-        parts = [(each.key, each.token_ids[-1:], each.num_computed) for each in sequences]
-        batch = cache.batch(parts, [False] * len(parts))
+        planned = self._drafts.plan(list(filter(self._may_decode, self._queue.running)))
+        if not planned:
+            return
+        batch = cache.batch([rows.part for rows in planned], [False] * len(planned))
         with loaded.steps.held(), self._meter.counting():
             logits = loaded.model.forward(batch, cache)
-        for text, cost in zip(texts, self._meter.shares(positions), strict=True):
-            text.cost.add_decode_step(cost)
-        for text, row in zip(texts, logits, strict=True):
-            text.advance(row, self._length_limit, started)
+        shares = self._meter.shares([rows.start for rows in planned])
+        for rows, cost in zip(planned, shares, strict=True):
+            rows.text.cost.add_decode_step(cost)
+        end = 0
+        for rows in planned:
+            start, end = end + rows.num_again, end + len(rows.token_ids)
+            rows.text.advance_drafted(logits[start:end], rows.draft, self._length_limit, started)
         self._num_steps += 1
-        self._costs.record_decode(positions, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        self._costs.record_decode(batch.positions.tolist(), seconds)
+        self._drafts.record(planned, seconds)
 
     def _may_decode(self, text: RunningText) -> bool:
         """Tell whether to compute its last token now; shift a full sequence if that is wanted."""

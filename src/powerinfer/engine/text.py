@@ -179,6 +179,21 @@ class RunningText:
         options, bos_id = self._loaded.options, self._loaded.tokenizer.bos_id
         return max(options.keep_tokens, int(self.sequence.token_ids[0] == bos_id))
 
+    @property
+    def num_prompt(self) -> int:
+        """Number of prompt tokens."""
+        return self._num_prompt
+
+    @property
+    def known_ids(self) -> Sequence[int]:
+        """Prompt and generated tokens, also those that a shift dropped."""
+        return self._token_ids
+
+    def num_wanted(self, length_limit: int) -> int:
+        """Return the most tokens that may still be generated in a sequence of limited length."""
+        most, num_more = self._params.max_tokens, length_limit - self.sequence.num_computed
+        return num_more if most is None else min(num_more, most - self.num_generated)
+
     def note_prompt(self, end: int, rows: FloatArray) -> None:
         """Collect outputs for the positions before `end` if the request asks for any."""
         outputs = self._prompt_outputs
@@ -224,6 +239,31 @@ class RunningText:
             if ready is None or length_hint(ready):
                 restore()
             raise
+
+    def advance_drafted(
+        self,
+        rows: FloatArray,
+        drafts: Sequence[int],
+        length_limit: int | None,
+        started: float,
+    ) -> None:
+        """Choose the next token from each row whose drafts are right, see `advance`.
+
+        An exception leaves the text with the tokens chosen until then.
+
+        Args:
+            rows: f32[1 + len(drafts), vocab_size], logits after the last token and after each
+                drafted one.
+            drafts: computed tokens that may follow.
+            started: see `advance`.
+        """
+        self.advance(rows[0], length_limit, started)
+        for drafted, row in zip(drafts, rows[1:], strict=True):
+            if self.is_over or self._token_ids[-1] != drafted:
+                break
+            self.advance(row, length_limit)
+            self.cost.num_accepted += 1
+        self.cost.num_drafted += len(drafts)
 
     def end(self, reason: FinishReason) -> None:
         """End the text."""

@@ -19,6 +19,7 @@ import heapq
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 
@@ -27,7 +28,10 @@ from powerinfer.kvcache.block_counts import BlockCounts, BlockKeeper
 from powerinfer.kvcache.state_slots import StateSlots
 from powerinfer.values import Batch, IntArray
 
-__all__ = ["SequenceRoom"]
+__all__ = ["SequenceRoom", "StepPart"]
+
+StepPart: TypeAlias = tuple[Hashable, Sequence[int] | IntArray, int]
+"""What a step computes of a sequence: its key, new token ids and position of the first of them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -199,6 +203,13 @@ class SequenceRoom:
             return True
         return self.states.slot_of(sequence, num_positions) is not None
 
+    def resumable(self, sequence: Hashable, num_positions: int) -> int:
+        """Return the most positions, up to `num_positions`, at which a sequence can go on.
+
+        Fewer only in models with state, after a step whose last tokens were not kept.
+        """
+        return num_positions if self.states is None else self.states.last(sequence, num_positions)
+
     def truncate(self, sequence: Hashable, num_positions: int) -> None:
         """Release blocks and states of `sequence` after those of its first `num_positions`."""
         if self.states is not None:
@@ -253,7 +264,7 @@ class SequenceRoom:
 
     def batch(
         self,
-        parts: Sequence[tuple[Hashable, Sequence[int] | IntArray, int]],
+        parts: Sequence[StepPart],
         are_prompts: Sequence[bool],
     ) -> Batch:
         """Allocate blocks for one step and build its batch, whose block tables are read-only.

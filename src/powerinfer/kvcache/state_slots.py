@@ -103,6 +103,11 @@ class StateSlots:
         held = dict(self._held.get(sequence, ()))
         return held.get(num_positions)
 
+    def last(self, sequence: Hashable, num_positions: int) -> int:
+        """Return the most positions, up to `num_positions`, whose state a sequence holds."""
+        held = (length for length, _ in self._held.get(sequence, ()) if length <= num_positions)
+        return max(held, default=0)
+
     def begin(self, sequence: Hashable, slot: int | None, num_positions: int) -> None:
         """Let a sequence hold just this slot, which contains `num_positions`; None: no slot.
 

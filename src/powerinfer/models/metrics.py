@@ -38,7 +38,7 @@ class Metrics:
         prefill_tokens: prompt tokens computed, without those reused from the KV cache.
         prefill_s: seconds from the prompt to the logits of its last token.
         decode_tokens: tokens generated, without the one that ended the generation.
-        decode_steps: single-token steps run for them (the first token needs none).
+        decode_steps: steps run for them (the first token needs none).
         decode_s: seconds of those steps, sampling included.
         decode_bytes: weight and KV bytes read by those steps.
         active_neurons: FFN neurons used in those steps, summed over layers; all with sparsity off.
@@ -48,6 +48,8 @@ class Metrics:
         predicted_tokens_per_s: decode speed predicted by the cost model of a GPU placement; None
             without one.
         has_experts: only neurons of each token's experts are counted.
+        num_drafted: drafted tokens that those steps computed.
+        num_accepted: number of these whose logits gave a further token.
     """
 
     load_s: float
@@ -62,6 +64,8 @@ class Metrics:
     total_neurons: int
     predicted_tokens_per_s: float | None = None
     has_experts: bool = False
+    num_drafted: int = 0
+    num_accepted: int = 0
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
@@ -71,12 +75,27 @@ class Metrics:
     @property
     def decode_tokens_per_s(self) -> float | None:
         """Decode speed; None if no step was run."""
-        return _ratio(self.decode_steps, self.decode_s)
+        return _ratio(self._num_rows, self.decode_s)
 
     @property
     def bytes_per_token(self) -> float | None:
-        """Weight and KV bytes actually read per decode step."""
-        return _ratio(self.decode_bytes, self.decode_steps)
+        """Weight and KV bytes actually read per token of the decode steps."""
+        return _ratio(self.decode_bytes, self._num_rows)
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """Tokens that a decode step gave; 1 without drafts, None if no step was run."""
+        return _ratio(self._num_rows, self.decode_steps)
+
+    @property
+    def draft_accepted_share(self) -> float | None:
+        """Share of the drafted tokens that were right; None if nothing was drafted."""
+        return _share(self.num_accepted, self.num_drafted)
+
+    @property
+    def _num_rows(self) -> int:
+        """Rows of the decode steps that gave a token."""
+        return self.decode_steps + self.num_accepted
 
     @property
     def gb_per_s(self) -> float | None:
@@ -174,11 +193,13 @@ class CostMeter:
     prefill_tokens: int = 0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    num_drafted: int = 0
+    num_accepted: int = 0
     _decode: StepCost = field(default_factory=StepCost)
     _decode_steps: int = 0
 
     def add_decode_step(self, cost: StepCost) -> None:
-        """Count a step that computed one token of this sequence."""
+        """Count a step that computed the next token of this sequence."""
         self._decode = StepCost(*map(add, self._decode, cost))
         self._decode_steps += 1
 
@@ -197,6 +218,8 @@ class CostMeter:
             total_neurons=self._decode.total,
             predicted_tokens_per_s=self.predicted_tokens_per_s,
             has_experts=self.has_experts,
+            num_drafted=self.num_drafted,
+            num_accepted=self.num_accepted,
         )
 
 

@@ -31,6 +31,8 @@ class LLMOptions(TypedDict, total=False):
     disable_gpu_index: bool
     online: bool | None
     solver: str | None
+    draft: str
+    draft_memory: bool
     context_shift: bool
     keep_tokens: int
     reuse_prefix: bool

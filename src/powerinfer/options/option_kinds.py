@@ -17,6 +17,8 @@ from powerinfer import _plugins
 from powerinfer.errors import PromptError
 
 __all__ = [
+    "DRAFT_OFF",
+    "DRAFT_SHORTEST",
     "SOLVER_NAMES",
     "Choice",
     "Number",
@@ -25,6 +27,7 @@ __all__ = [
     "read_activation",
     "read_activation_threshold",
     "read_device",
+    "read_draft",
     "read_functions",
     "read_kernels",
     "read_logit_bias",
@@ -40,6 +43,9 @@ __all__ = [
 _SOLVERS = _plugins.keys("powerinfer.placement.solvers")
 SOLVER_NAMES = ", ".join(_SOLVERS)
 
+DRAFT_OFF = "off"
+DRAFT_SHORTEST = 3
+_DRAFT = re.compile(r"auto|off|ngram(:([1-9]|[1-5]\d|6[0-4]))?")
 _DEVICE = re.compile(r"cpu|auto|cuda(:\d{1,3})?")
 # Exceeds any logit, and a sum with it is still a finite f32.
 _LARGEST_BIAS = 1e9
@@ -255,3 +261,11 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 def _is_within(value: float, low: float, high: float | None) -> bool:
     return low <= value and (high is None or value <= high)
+
+
+def read_draft(value: object) -> str:
+    """Check for `auto`, `off`, `ngram` or `ngram:N`; return it in lower case."""
+    name = str(value).strip().lower()
+    if not _DRAFT.fullmatch(name):
+        raise ValueError("auto, off, ngram or ngram:N with N from 1 to 64")
+    return name

@@ -182,6 +182,27 @@ class EngineOptions(OptionTable):
         ),
     ] = None
 
+    draft: Annotated[
+        str,
+        Option(
+            kinds.read_draft,
+            "--draft MODE",
+            "Guess tokens and check the guesses in the step of the next token: faster where an "
+            "answer repeats its prompt or itself, and not a bit of it changes. ngram: what "
+            "followed the last N tokens before, or more of them; N is 3 unless given as ngram:N. "
+            "auto: ngram on a CPU, as far as it pays. off: none.",
+        ),
+    ] = AUTO
+    draft_memory: Annotated[
+        bool,
+        Option(
+            kinds.read_switch,
+            "--draft-memory",
+            "Also guess from past answers, whoever asked for them; an answer does not depend on "
+            "it, but its speed tells whether another one was like it.",
+        ),
+    ] = False
+
     context_shift: Annotated[
         bool,
         Option(

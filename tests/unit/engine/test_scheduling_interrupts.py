@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from forced_drafts import force_drafts
 from powerinfer import LLM, SamplingParams
 from powerinfer.engine.engine import Engine
 from powerinfer.engine.request import Output, PromptRows, Request, RequestHandle
@@ -130,6 +131,27 @@ def test_ctrl_c_at_any_line_changes_no_text(llm: LLM, is_slicing: bool) -> None:
         assert all(handle.is_over for handle in handles)
         for handle, uninterrupted in zip(handles, whole, strict=True):
             np.testing.assert_array_equal(handle.prompt_rows, uninterrupted.prompt_rows)
+
+
+@pytest.mark.parametrize("manner", ["right", "half"])
+def test_ctrl_c_between_the_rows_of_drafts_changes_no_text(llm: LLM, manner: str) -> None:
+    requests = [
+        Request(prompt_ids=range(10, 30), params=SamplingParams(seed=1, max_tokens=9, logprobs=1)),
+        Request(prompt_ids=range(30, 72), params=SamplingParams(seed=2, max_tokens=7)),
+    ]
+    expected = [all_alone(llm.loaded, request) for request in requests]
+    answers = {id(request): texts for request, texts in zip(requests, expected, strict=True)}
+    names = ("engine/drafts/", "engine/text.py", "engine/engine.py", "powerinfer/kvcache/")
+    counting = _Interrupt(None, names)
+    for at in (None, *range(0, 3000, 97)):
+        engine = new_engine(llm, kv_tokens=512)
+        force_drafts(engine, answers, manner)
+        interrupt = counting if at is None else _Interrupt(at, names)
+        if counting.num_lines <= (at or -1):
+            break
+        handles = _run(engine, interrupt, requests)
+        engine.check_integrity()
+        assert [_texts_of(handle) for handle in handles] == expected, at
 
 
 @pytest.mark.parametrize(("num_prompt", "num_blocks"), [(10, 1), (BLOCK_SIZE + 10, 2)])

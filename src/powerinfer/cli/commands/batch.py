@@ -8,6 +8,7 @@ import click
 from powerinfer.cli.files import PathType
 from powerinfer.cli.flags.flags import flag, flags, llm_options, sampling_params
 from powerinfer.cli.flags.options import (
+    DRAFT_FLAGS,
     STATE_FLAGS,
     engine_options,
     json_option,
@@ -60,7 +61,7 @@ out.jsonl to retry the request.
 )
 @parallel_options
 @flag("max_tokens", help="Most tokens in a chat answer; -1 for no limit.", default=-1)
-@flags(*STATE_FLAGS)
+@flags(*STATE_FLAGS, *DRAFT_FLAGS)
 @engine_options
 @sampling_options
 @json_option

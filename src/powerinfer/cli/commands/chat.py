@@ -21,7 +21,13 @@ from powerinfer.cli.flags.flags import (
     llm_options,
     sampling_params,
 )
-from powerinfer.cli.flags.options import STATE_FLAGS, engine_options, option, sampling_options
+from powerinfer.cli.flags.options import (
+    DRAFT_FLAGS,
+    STATE_FLAGS,
+    engine_options,
+    option,
+    sampling_options,
+)
 from powerinfer.cli.flags.sections import SectionedCommand
 from powerinfer.cli.report.progress import clear_line
 from powerinfer.errors import PowerInferError, PromptError
@@ -79,7 +85,7 @@ _FIRST = (
     "context_shift",
     help="When an answer fills the context, drop the oldest text and continue; otherwise it ends.",
 )
-@flags(*STATE_FLAGS)
+@flags(*STATE_FLAGS, *DRAFT_FLAGS)
 def chat(
     name: Path | None,
     model: Path | None,

@@ -74,7 +74,7 @@ _FIRST = (
 @sampling_options
 @option("-e --escape", "Decode \\n, \\t, \\\\, \\xHH in the prompt.")
 @option("--no-display-prompt", "Do not repeat the prompt on stdout.")
-@flags("context_shift", "keep_tokens", *FORMS)
+@flags("context_shift", "keep_tokens", "draft", *FORMS)
 @json_option
 @flag("logprobs")
 def run(
@@ -294,6 +294,8 @@ def report(llm: "LLM", generation: "Generation") -> dict[str, object]:
         "prefill_tokens_per_s": metrics.prefill_tokens_per_s,
         "decode_tokens": metrics.decode_tokens,
         "decode_tokens_per_s": metrics.decode_tokens_per_s,
+        "tokens_per_step": metrics.tokens_per_step,
+        "draft_accepted_share": metrics.draft_accepted_share,
         "bytes_per_token": metrics.bytes_per_token,
         "gb_per_s": metrics.gb_per_s,
         **sparsity_report(loaded),

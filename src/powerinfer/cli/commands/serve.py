@@ -18,6 +18,7 @@ from powerinfer.cli.files import PathType, read_text
 from powerinfer.cli.flags.flags import flag, flags, llm_options, sampling_params
 from powerinfer.cli.flags.llama_server_flags import llama_server_flags, take_llama_server_flags
 from powerinfer.cli.flags.options import (
+    DRAFT_FLAGS,
     STATE_FLAGS,
     models_option,
     option,
@@ -138,7 +139,7 @@ _FIRST = (
 @flag("context_length")
 @other_engine_options
 @sampling_options
-@flags("context_shift", "keep_tokens", *STATE_FLAGS)
+@flags("context_shift", "keep_tokens", *STATE_FLAGS, *DRAFT_FLAGS)
 @llama_server_flags
 def serve(models: tuple[Path, ...], keep_alive: float | None, **flags: object) -> int:
     """Serve models to many clients at once."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from powerinfer.evaluation.task import Task
 
 __all__ = [
+    "DRAFT_FLAGS",
     "STATE_FLAGS",
     "decode_escapes",
     "engine_options",
@@ -42,7 +43,16 @@ __all__ = [
 
 # Flags that commands add one by one: not every command has them, or their default differs.
 STATE_FLAGS = ("state_cache", "state_interval")
-_ADDED_SINGLY = ("context_shift", "keep_tokens", "max_tokens", "logprobs", *STATE_FLAGS, *FORMS)
+DRAFT_FLAGS = ("draft", "draft_memory")
+_ADDED_SINGLY = (
+    "context_shift",
+    "keep_tokens",
+    "max_tokens",
+    "logprobs",
+    *STATE_FLAGS,
+    *DRAFT_FLAGS,
+    *FORMS,
+)
 
 
 def option(

@@ -18,6 +18,7 @@ _SECTIONS: Mapping[str, Sequence[str]] = {
         *("sparsity", "activation", "activation_threshold", "max_ffn_error", "recall"),
         "measure_recall",
     ),
+    "Drafts": ("draft", "draft_memory"),
     "GPU": (
         *("device", "vram_budget", "gpu_index", "reset_gpu_index", "disable_gpu_index"),
         *("online", "solver"),
