@@ -12,6 +12,7 @@ from powerinfer.engine.engine import Engine
 from powerinfer.engine.request import Output, Request, RequestHandle
 from powerinfer.engine.statistics import EngineStatistics
 from powerinfer.errors import ContextLengthError, NumericsError, PowerInferError, PromptError
+from powerinfer.models.metrics import CostMeter
 from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.sampling.logprobs import TokenLogprob
 from powerinfer.sampling.stop import StopMatcher
@@ -47,6 +48,7 @@ class FakeEngine(Engine):
         kv_tokens: most of a prompt; None for the context.
         parallel: most requests that run.
         num_cached: tokens of each prompt that count as cached.
+        drafts: numbers of drafted and of accepted tokens of each request.
         submitted: all handles, for tests to look at.
         step_error: what the next step raises.
         num_steps: that were begun.
@@ -60,6 +62,7 @@ class FakeEngine(Engine):
     kv_tokens: int | None = None
     parallel: int = 8
     num_cached: int = 0
+    drafts: tuple[int, int] = (0, 0)
     submitted: list[RequestHandle] = field(default_factory=list)
     step_error: Exception | None = None
     step_s: float = 0.0
@@ -81,7 +84,8 @@ class FakeEngine(Engine):
             raise PromptError("the prompt is empty")
         if len(request.prompt_ids) > (self.kv_tokens or self.context_length):
             raise ContextLengthError("the prompt does not fit")
-        handle = RequestHandle(request, seed=0, costs=(), num_cached_tokens=self.num_cached)
+        cost = CostMeter(0.0, num_drafted=self.drafts[0], num_accepted=self.drafts[1])
+        handle = RequestHandle(request, 0, (cost,), num_cached_tokens=self.num_cached)
         script = self.script
         texts = [
             _Text(

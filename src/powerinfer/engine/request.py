@@ -43,7 +43,6 @@ class Request:
         num_rows: see `prompt_rows`.
         reuses_prefix: reuse keys and values of earlier requests with the same beginning.
         shares_answers: also reuse those of generated tokens; the bits then depend on it.
-        draft: the option `draft` for this request; None: the model's.
         snapshot_positions: numbers of prompt tokens behind which later prompts may go on otherwise,
             such as the ends of messages (`message_ends`); models with state keep it there.
     """
@@ -57,7 +56,6 @@ class Request:
     num_rows: int = 0
     reuses_prefix: bool = True
     shares_answers: bool = False
-    draft: str | None = None
     snapshot_positions: Sequence[int] = ()
 
     @property

@@ -73,6 +73,8 @@ class SamplingParams(OptionTable):
             `regex`.
         grammar: generate a text that follows this grammar: GBNF, or llguidance's Lark if the first
             word is `%llguidance`. At most one of the three may be given.
+        draft: `off`, `auto`, `ngram` or `ngram:N`, the model's option `draft` for this text; None
+            leaves it. Its tokens do not depend on it.
 
     Raises:
         PromptError: a value is out of its range, or two forms are given.
@@ -210,6 +212,7 @@ class SamplingParams(OptionTable):
             "Generate a text that the grammar in FILE allows: GBNF, or Lark after %llguidance.",
         ),
     ] = None
+    draft: Annotated[str | None, Option(kinds.read_draft)] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

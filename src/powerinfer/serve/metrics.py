@@ -64,6 +64,18 @@ class ServerMetrics:
         self.generated_tokens = Counter(
             "powerinfer_generated_tokens", "Tokens generated.", labels, registry=registry
         )
+        self.drafted_tokens = Counter(
+            "powerinfer_drafted_tokens",
+            "Drafted tokens that steps computed, of texts that are over.",
+            labels,
+            registry=registry,
+        )
+        self.accepted_tokens = Counter(
+            "powerinfer_accepted_draft_tokens",
+            "Number of these that were right.",
+            labels,
+            registry=registry,
+        )
         self.first_token = Histogram(
             "powerinfer_time_to_first_token_seconds",
             "From the submission of a prompt to the first token of each of its texts.",
@@ -125,6 +137,8 @@ class ModelMetrics:
         self._prompt_tokens = mine(metrics.prompt_tokens)
         self._cached_tokens = mine(metrics.cached_tokens)
         self._generated_tokens = mine(metrics.generated_tokens)
+        self._drafted_tokens = mine(metrics.drafted_tokens)
+        self._accepted_tokens = mine(metrics.accepted_tokens)
         self._first_token = mine(metrics.first_token)
         self._gaps = mine(metrics.gaps)
         self._loads = mine(metrics.loads)
@@ -146,9 +160,11 @@ class ModelMetrics:
         self._generated_tokens.inc(num_tokens)
 
     def closed(self, handle: RequestHandle) -> None:
-        """Count the tokens of a prompt, whose cache hits are known now."""
+        """Count the tokens of a prompt, whose cache hits are known now, and those drafted."""
         self._prompt_tokens.inc(handle.num_prompt_tokens)
         self._cached_tokens.inc(handle.num_cached_tokens)
+        self._drafted_tokens.inc(sum(cost.num_drafted for cost in handle.costs))
+        self._accepted_tokens.inc(sum(cost.num_accepted for cost in handle.costs))
 
     def measure(self, statistics: EngineStatistics) -> None:
         """Take the statistics of an engine; gauges of shares that it lacks stay as they are."""

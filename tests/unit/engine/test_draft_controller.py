@@ -136,8 +136,8 @@ def test_a_request_has_its_own_setting(setting: str, monkeypatch: pytest.MonkeyP
         costs = _costs(n1=1.0, n8=1.01)
         monkeypatch.setattr(costs, "record", lambda *_: None)
         engine._drafts._costs = costs
-        params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, logit_bias={40: 90})
-        request = Request(prompt_ids=[10, 40, 40, 40, 40], params=params, draft=setting)
+        params = SamplingParams(max_tokens=30, ignore_eos=True, logit_bias={40: 90}, draft=setting)
+        request = Request(prompt_ids=[10, 40, 40, 40, 40], params=params)
         handle = engine.submit(request)
         run(engine, [handle])
         metrics = handle.metrics()

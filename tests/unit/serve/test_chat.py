@@ -50,6 +50,24 @@ def test_a_whole_answer() -> None:
     assert (asked.params.temperature, asked.params.top_k, asked.params.min_p) == (0.8, 40, 0.05)
 
 
+def test_drafts_are_asked_for_and_counted() -> None:
+    with running_api() as api:
+        api.fake.drafts = (7, 3)
+        answer = chat(api, draft="NGRAM:5")
+        assert api.fake.submitted[0].request.params.draft == "ngram:5"
+        metrics = api.get("/metrics").text
+        refused = api.post("/v1/chat/completions", json={**HELLO, "draft": "eagle"})
+    assert answer["usage"]["completion_tokens_details"] == {
+        "accepted_prediction_tokens": 3,
+        "rejected_prediction_tokens": 4,
+    }
+    assert "powerinfer_drafted_tokens_total 7.0" in metrics
+    assert "powerinfer_accepted_draft_tokens_total 3.0" in metrics
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "draft"
+    assert "auto, off, ngram" in refused.json()["error"]["message"]
+
+
 def test_a_stream() -> None:
     with running_api() as api:
         chunks = streamed(api, stream_options={"include_usage": True})

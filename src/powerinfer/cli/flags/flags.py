@@ -35,10 +35,11 @@ __all__ = [
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
-_OPTIONS = options_of(EngineOptions) | options_of(SamplingParams)
+# A field of both is a flag of the former: what texts that say nothing of it get.
+_OPTIONS = options_of(SamplingParams) | options_of(EngineOptions)
 _DEFAULTS: dict[str, object] = {
     field.name: field.default
-    for table in (EngineOptions, SamplingParams)
+    for table in (SamplingParams, EngineOptions)
     for field in fields(table)
 }
 
@@ -119,8 +120,8 @@ def sampling_params(flags: Mapping[str, object]) -> SamplingParams:
     Raises:
         PromptError: two forms are given.
     """
-    names = options_of(SamplingParams).keys() & flags.keys()
-    given: dict[str, Any] = {name: flags[name] for name in names}
+    names = options_of(SamplingParams).keys() - options_of(EngineOptions).keys()
+    given: dict[str, Any] = {name: flags[name] for name in names & flags.keys()}
     return SamplingParams(**given)
 
 

@@ -235,7 +235,7 @@ class DraftController:
     def _propose(self, text: RunningText) -> Draft:
         drafts = self._texts.get(text)
         if drafts is None:
-            setting = text.handle.request.draft
+            setting = text.handle.request.params.draft
             shortest = shortest_match(self._setting if setting is None else setting)
             if shortest is None:
                 return NO_DRAFT

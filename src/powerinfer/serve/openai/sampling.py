@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from powerinfer.errors import PromptError, UnsupportedError
+from powerinfer.options.option_kinds import read_draft
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.serve.errors import bad_request
 from powerinfer.serve.fields import Fields
@@ -36,6 +37,7 @@ def read_sampling(fields: Fields, context: ModelContext, **given: Any) -> Sampli
         "repeat_penalty": fields.number("repeat_penalty", 1e-3, 1e3),
         "repeat_last_n": fields.whole("repeat_last_n", 0, MAX_TOKENS),
         "ignore_eos": fields.switch("ignore_eos") if "ignore_eos" in fields else None,
+        "draft": _read_draft(fields),
     }
     values = {name: value for name, value in named.items() if value is not None}
     try:
@@ -43,6 +45,15 @@ def read_sampling(fields: Fields, context: ModelContext, **given: Any) -> Sampli
         return replace(context.settings.sampling, **(values | given))
     except (PromptError, UnsupportedError) as error:
         raise bad_request(str(error), code="invalid_value") from None
+
+
+def _read_draft(fields: Fields) -> str | None:
+    """Read the kind of drafts."""
+    draft = fields.text("draft")
+    try:
+        return None if draft is None else read_draft(draft)
+    except ValueError as error:
+        raise fields.error("draft", str(error), "invalid_value") from None
 
 
 def _read_stop(fields: Fields) -> tuple[str, ...] | None:

@@ -52,12 +52,21 @@ class Streams:
 
     def usage(self) -> dict[str, object]:
         """Build OpenAI's object of token counts, of the texts so far."""
-        return {
+        costs = [cost for stream in self.streams for cost in stream.handle.costs]
+        drafted = sum(cost.num_drafted for cost in costs)
+        accepted = sum(cost.num_accepted for cost in costs)
+        usage: dict[str, object] = {
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": self.num_tokens,
             "total_tokens": self.num_prompt_tokens + self.num_tokens,
             "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
         }
+        if drafted:
+            usage["completion_tokens_details"] = {
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": drafted - accepted,
+            }
+        return usage
 
 
 @asynccontextmanager
