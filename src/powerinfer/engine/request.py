@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from powerinfer.engine.drafts.drafter import Drafter
 from powerinfer.errors import ContextLengthError, PowerInferError, PromptError
 from powerinfer.models.metrics import CostMeter, Metrics
 from powerinfer.sampling.finish_reason import FinishReason
@@ -43,6 +44,7 @@ class Request:
         num_rows: see `prompt_rows`.
         reuses_prefix: reuse keys and values of earlier requests with the same beginning.
         shares_answers: also reuse those of generated tokens; the bits then depend on it.
+        drafter: source of its drafts in place of what `params.draft` chooses, for measurements.
         snapshot_positions: numbers of prompt tokens behind which later prompts may go on otherwise,
             such as the ends of messages (`message_ends`); models with state keep it there.
     """
@@ -56,6 +58,7 @@ class Request:
     num_rows: int = 0
     reuses_prefix: bool = True
     shares_answers: bool = False
+    drafter: Drafter | None = None
     snapshot_positions: Sequence[int] = ()
 
     @property

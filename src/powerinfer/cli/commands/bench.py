@@ -1,7 +1,8 @@
 """Measure how fast a model runs on this machine, and what sparsity costs in quality.
 
 Prefill and decode in tokens/s, the bytes that a token reads, and the rate of a plain read of the
-same bytes. With --quality, one row of speed and perplexity per sparsity setting.
+same bytes. With --quality, one row of speed and perplexity per sparsity setting. With --draft,
+what guessed tokens win on tasks of several kinds.
 """
 
 import math
@@ -24,6 +25,8 @@ from powerinfer.cli.flags.options import (
 )
 from powerinfer.cli.report.progress import BEGINS_AGAIN, ProgressBar, when_stopped
 from powerinfer.cli.report.tables import percent, print_paragraph, print_table
+from powerinfer.options.option_kinds import DRAFT_OFF, read_draft
+from powerinfer.options.options import AUTO
 
 if TYPE_CHECKING:
     from powerinfer.bench.speed import SpeedReport, SpeedResult
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["COMMAND"]
 
 DEFAULT_WINDOW = 512
+DEFAULT_DECODE = 32
+DEFAULT_ANSWER = 256
 
 _EPILOG = """\b
 Examples:
@@ -43,6 +48,8 @@ Examples:
   powerinfer bench --quality -f text.txt --settings sign,lowbit:2 --errors 0.005,0.01,0.02
   powerinfer bench --quality -f text.txt --settings threshold:0.05,threshold:0.1
   powerinfer bench --quality -f text.txt --tasks copa,./mine.jsonl --data tasks/ -o table.json
+  powerinfer bench --draft -m model.gguf
+  powerinfer bench --draft --draft-acceptance 0.7 -m model.gguf
   powerinfer bench serve -m model.gguf --clients 1,4,16
 
 `powerinfer bench serve` measures a server with many clients; see its --help.
@@ -56,6 +63,11 @@ decodes along the same text, so that all settings compute the same tokens. Give
 a text that the model was not calibrated on. Rows are measured one after the
 other, so do not compare their tokens/s: the machine may have been busier during
 one of them. Compare speedups; --repeats shows their spread.
+
+--draft has a chat model correct texts, edit code, fill in JSON and write prose,
+greedily, each with and without drafts in turns, and checks that the answers are
+the same. --draft-acceptance takes drafts that are right that often instead, so
+that speeds can be compared whatever a model would copy.
 """
 
 
@@ -65,6 +77,17 @@ def _lengths(_context: click.Context, _parameter: click.Parameter, text: str) ->
     if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
         raise click.BadParameter(f"{text!r} is not a list of prompt lengths such as 128,512")
     return tuple(int(part) for part in parts)
+
+
+def _draft(_context: click.Context, _parameter: click.Parameter, mode: str | None) -> str | None:
+    """Check the mode of drafts; none is no measurement."""
+    try:
+        checked = None if mode is None else read_draft(mode)
+    except ValueError as error:
+        raise click.BadParameter(f"must be {error}, got {mode!r}") from None
+    if checked == DRAFT_OFF:
+        raise click.BadParameter("there is nothing to measure with off; give auto or ngram:N")
+    return checked
 
 
 def _errors(
@@ -93,10 +116,9 @@ def _errors(
 )
 @option(
     "--decode N",
-    "Tokens to decode per repeat; 0 measures none.",
+    "Tokens to decode per repeat; 0 measures none. [default: 32, with --draft at most 256]",
     click.IntRange(min=0),
     name="decode_steps",
-    default=32,
 )
 @option("--repeats N", "Rounds to measure.", click.IntRange(min=1), default=3)
 @option(
@@ -123,6 +145,19 @@ def _errors(
     default="",
     callback=_errors,
 )
+@click.option(
+    "--draft",
+    metavar="[MODE]",
+    is_flag=False,
+    flag_value=AUTO,
+    callback=_draft,
+    help="Measure drafts of this mode (auto unless given) against none; see `powerinfer run`.",
+)
+@option(
+    "--draft-acceptance X",
+    "Probability that a drafted token is right, for --draft: drafts come from the known answer.",
+    click.FloatRange(0, 1),
+)
 @task_options
 @option(
     "-o --output FILE",
@@ -143,7 +178,7 @@ def _errors(
 def bench(
     model: Path | None,
     prefill_lengths: tuple[int, ...],
-    decode_steps: int,
+    decode_steps: int | None,
     repeats: int,
     quality: bool,
     file: Path | None,
@@ -154,11 +189,30 @@ def bench(
     limit: int | None,
     output: Path | None,
     num_windows: int,
+    draft: str | None,
+    draft_acceptance: float | None,
     as_json: bool,
     **flags: object,
 ) -> None:
     """Measure how fast a model runs on this machine, and what sparsity costs in quality."""
     options = llm_options(flags)
+    if draft_acceptance is not None and draft is None:
+        raise click.UsageError("--draft-acceptance is for --draft: give --draft too")
+    if draft is not None and quality:
+        raise click.UsageError("--draft and --quality are two measurements: give one of them")
+    of_quality = (("settings", settings), ("errors", errors), ("file", file), ("tasks", tasks))
+    for name, value in (*of_quality, ("data", data), ("limit", limit), ("output", output)):
+        if value and not quality:
+            raise click.UsageError(f"--{name} is for --quality: give --quality too")
+    if draft is not None:
+        from powerinfer.bench.drafts import DraftPlan
+        from powerinfer.cli.report.drafts import run_drafts
+
+        num_tokens = DEFAULT_ANSWER if decode_steps is None else max(decode_steps, 2)
+        wanted = DraftPlan(draft, draft_acceptance, num_tokens, repeats)
+        run_drafts(model, wanted, options, as_json=as_json)
+        return
+    decode_steps = DEFAULT_DECODE if decode_steps is None else decode_steps
     if quality:
         from powerinfer.bench.quality_row import QualityPlan
         from powerinfer.cli.report.quality import QualityJob, run_quality
@@ -168,10 +222,6 @@ def bench(
         job = QualityJob(wanted, read_tasks(tasks, data, limit), file, output)
         run_quality(model, job, options, as_json=as_json)
         return
-    others = (("settings", settings), ("errors", errors), ("file", file), ("tasks", tasks))
-    for name, value in (*others, ("data", data), ("limit", limit), ("output", output)):
-        if value:
-            raise click.UsageError(f"--{name} is for --quality: give --quality too")
     from powerinfer.bench.speed import SpeedPlan, measure_speed
     from powerinfer.cli.model import announce, device_report, open_llm
     from powerinfer.cli.report.sparsity import print_recall, sparsity_report

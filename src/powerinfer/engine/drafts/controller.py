@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 from powerinfer.engine.drafts.drafter import NO_DRAFT, Draft, Drafter, may_draft
 from powerinfer.engine.drafts.ngram import AnswerMemory, NgramDrafter, shortest_match
+from powerinfer.engine.request import Request
 from powerinfer.engine.text import RunningText
 from powerinfer.kvcache import KVCache
 from powerinfer.kvcache.sequence_room import StepPart
@@ -235,12 +236,19 @@ class DraftController:
     def _propose(self, text: RunningText) -> Draft:
         drafts = self._texts.get(text)
         if drafts is None:
-            setting = text.handle.request.params.draft
-            shortest = shortest_match(self._setting if setting is None else setting)
-            if shortest is None:
+            drafter = self._drafter(text.handle.request)
+            if drafter is None:
                 return NO_DRAFT
-            drafts = self._texts[text] = _TextDrafts(NgramDrafter(shortest, self._memory))
+            drafts = self._texts[text] = _TextDrafts(drafter)
         return drafts.propose(text.known_ids, self._eog_ids)
+
+    def _drafter(self, request: Request) -> Drafter | None:
+        """Return the source of drafts that a request asks for; None if it wants none."""
+        if request.drafter is not None:
+            return request.drafter
+        setting = request.params.draft
+        shortest = shortest_match(self._setting if setting is None else setting)
+        return None if shortest is None else NgramDrafter(shortest, self._memory)
 
     def _best(self, gains: Sequence[tuple[float, int]], num_rows: Sequence[int]) -> int:
         """Return how many of the likeliest drafts give most tokens per second."""
