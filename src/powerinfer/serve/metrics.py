@@ -98,6 +98,7 @@ class ServerMetrics:
         )
         self._of_models = (
             *(self.prompt_tokens, self.cached_tokens, self.generated_tokens),
+            *(self.drafted_tokens, self.accepted_tokens),
             *(self.first_token, self.gaps, self.loads, self.is_loaded),
         )
 

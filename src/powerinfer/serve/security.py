@@ -100,8 +100,8 @@ class Guard:
         if not is_own or headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             got = f"got {media_type[:60]!r}" if media_type else "it has none"
             raise ApiError(
-                f"a web page of {(origin or 'another origin')[:100]} may not send this: allow it "
-                f"by --cors-origin, or send the content-type application/json, {got}",
+                f"a web page of {(origin or 'another origin')[:100]} may not send this: allow that "
+                f"origin when starting the server, or send the content-type application/json, {got}",
                 status=403,
                 code="forbidden_origin",
             )
