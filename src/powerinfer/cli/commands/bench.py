@@ -209,8 +209,8 @@ def bench(
         from powerinfer.cli.report.drafts import run_drafts
 
         num_tokens = DEFAULT_ANSWER if decode_steps is None else max(decode_steps, 2)
-        wanted = DraftPlan(draft, draft_acceptance, num_tokens, repeats)
-        run_drafts(model, wanted, options, as_json=as_json)
+        drafts = DraftPlan(draft, draft_acceptance, num_tokens, repeats)
+        run_drafts(model, drafts, options, as_json=as_json)
         return
     decode_steps = DEFAULT_DECODE if decode_steps is None else decode_steps
     if quality:
