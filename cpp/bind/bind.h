@@ -11,6 +11,7 @@ void BindRows(nanobind::module_& module);         ///< embed, norms, sums
 void BindLinear(nanobind::module_& module);       ///< products
 void BindRecode(nanobind::module_& module);       ///< copies of matrices in other formats
 void BindLogits(nanobind::module_& module);       ///< what sampling asks of all logits
+void BindScreenedHead(nanobind::module_& module);  ///< the head for a choice among few
 void BindAttention(nanobind::module_& module);    ///< rotation, cache writes, attention
 void BindState(nanobind::module_& module);        ///< states of sequences, and their mixers
 void BindLazyExperts(nanobind::module_& module);  ///< matrices of experts

@@ -45,6 +45,7 @@ NB_MODULE(_core, module) {
   powerinfer::BindLinear(module);
   powerinfer::BindRecode(module);
   powerinfer::BindLogits(module);
+  powerinfer::BindScreenedHead(module);
   powerinfer::BindAttention(module);
   powerinfer::BindState(module);
   powerinfer::BindLazyExperts(module);

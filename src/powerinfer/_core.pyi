@@ -250,6 +250,16 @@ def linear(
     outs: list[FloatArray],
     is_prompt: BoolArray | None = None,
 ) -> None: ...
+def screened_head(
+    team: ThreadTeam,
+    x: FloatArray,
+    matrix: Matrix,
+    bias: Vector | None,
+    copied: tuple[Matrix, IntArray, FloatArray, float],
+    counts: OffsetArray,
+    margins: FloatArray,
+    out: FloatArray,
+) -> int: ...
 def rope_and_store(
     team: ThreadTeam,
     q: FloatArray,

@@ -10,6 +10,7 @@ from typing import Any, NewType, Protocol, TypeAlias
 from powerinfer.ops.protocol import (
     FFN,
     DeltaRule,
+    HeadCopy,
     HeadNorms,
     Linear,
     NeuronPredictor,
@@ -27,6 +28,7 @@ __all__ = [
     "Matrix",
     "SomeDeltaRule",
     "SomeFFN",
+    "SomeHeadCopy",
     "SomeHeadNorms",
     "SomeLinear",
     "SomePredictor",
@@ -59,6 +61,7 @@ KVLayer = NewType("KVLayer", object)
 StateLayer: TypeAlias = KVLayer
 
 SomeDeltaRule: TypeAlias = DeltaRule[Vector]
+SomeHeadCopy: TypeAlias = HeadCopy[Matrix]
 SomeHeadNorms: TypeAlias = HeadNorms[Vector]
 SomeLinear: TypeAlias = Linear[Matrix, Vector]
 SomeSelectiveScan: TypeAlias = SelectiveScan[Vector]

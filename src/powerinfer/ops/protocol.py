@@ -4,9 +4,10 @@
 reference (the oracle), the native CPU backend and the hybrid of CPU and GPU.
 
 A backend loads weights (`WeightLoader`), runs whole steps (`StepRunner`) and computes (`Ops`, which
-includes the other two and, from `ops/mixer_ops.py`, mixers with state). The protocols are generic
-over the backend's types: its arrays of activations, its matrices and vectors, its KV cache of a
-layer and its states of one. Models know none of these types; see `powerinfer.ops.backend`.
+includes the other two, from `ops/mixer_ops.py` mixers with state, and from `ops/head_ops.py` the
+head that computes few logits). The protocols are generic over the backend's types: its arrays of
+activations, its matrices and vectors, its KV cache of a layer and its states of one. Models know
+none of these types; see `powerinfer.ops.backend`.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from powerinfer.gguf import Tensor
+from powerinfer.ops.head_ops import HeadCopy, HeadOps, WantedLogits
 from powerinfer.ops.mixer_ops import ArrayT, MixerOps, StateLayerT
 from powerinfer.ops.operands import (
     FFN,
@@ -44,7 +46,9 @@ __all__ = [
     "ArrayT",
     "DeltaRule",
     "FFNCounters",
+    "HeadCopy",
     "HeadNorms",
+    "HeadOps",
     "KVLayerT",
     "KVType",
     "LayerProgram",
@@ -64,6 +68,7 @@ __all__ = [
     "StateLayerT",
     "StepRunner",
     "VectorT",
+    "WantedLogits",
     "WeightLoader",
 ]
 
@@ -210,6 +215,7 @@ class Ops(
     WeightLoader[MatrixT, VectorT],
     StepRunner[ArrayT],
     MixerOps[ArrayT, VectorT, StateLayerT],
+    HeadOps[MatrixT, VectorT],
     Protocol[ArrayT, MatrixT, VectorT, KVLayerT, StateLayerT],
 ):
     """A backend: one device, or several that work together.

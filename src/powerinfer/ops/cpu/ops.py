@@ -24,8 +24,8 @@ from powerinfer.ops.cpu.handles import (
     add_stats,
     new_batch,
 )
+from powerinfer.ops.cpu.heads import NativeHeads
 from powerinfer.ops.cpu.machine import start_team
-from powerinfer.ops.cpu.mixers import NativeMixers
 from powerinfer.ops.cpu.prefetch_settings import PrefetchSettings
 from powerinfer.ops.protocol import (
     ActiveIds,
@@ -45,7 +45,7 @@ MAX_RECORDED_TOKENS = 32
 MB per token at 7B. With more tokens Python's share of a step is small."""
 
 
-class NativeOps(NativeMixers):
+class NativeOps(NativeHeads):
     """`powerinfer.ops.protocol.Ops` on a team of threads; see there for shapes.
 
     Errors beyond the protocol's: TypeError for arrays of another dtype or not C-contiguous,

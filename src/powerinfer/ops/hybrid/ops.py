@@ -23,6 +23,7 @@ from powerinfer.ops.cpu.ops import NativeOps
 from powerinfer.ops.gpu.cache import DeviceBatch, DeviceKV
 from powerinfer.ops.gpu.memory import Arena, naming_exhaustion
 from powerinfer.ops.gpu.ops import TorchGPU
+from powerinfer.ops.head_ops import NoHeadOps
 from powerinfer.ops.hybrid.blocks import SplitBlocks
 from powerinfer.ops.hybrid.decode import HandedFFN, SplitFFN
 from powerinfer.ops.hybrid.handles import (
@@ -65,7 +66,7 @@ __all__ = ["HybridOps", "HybridSettings"]
 StepBatch: TypeAlias = Batch | DeviceBatch
 
 
-class HybridOps(NoMixerOps, CPULoading):
+class HybridOps(NoHeadOps, NoMixerOps, CPULoading):
     """`powerinfer.ops.protocol.Ops` on a CPU and a GPU; see there for shapes.
 
     Activations are numpy arrays or tensors of the device, whichever the operation that made them

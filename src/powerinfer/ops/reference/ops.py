@@ -40,6 +40,7 @@ from powerinfer.ops.reference.ffn import (
     neuron_values,
     run_ffn,
 )
+from powerinfer.ops.reference.heads import ReferenceHeads
 from powerinfer.ops.reference.matrix import (
     DoubleArray,
     Mask,
@@ -102,7 +103,7 @@ class ReferenceKV:
 
 
 @dataclass(slots=True)
-class ReferenceOps(ReferenceMixers):
+class ReferenceOps(ReferenceHeads, ReferenceMixers):
     """`powerinfer.ops.protocol.Ops` in numpy; see there for shapes and errors."""
 
     name: str = "reference"
