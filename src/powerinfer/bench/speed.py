@@ -17,6 +17,7 @@ from powerinfer.models.metrics import NeuronTally
 from powerinfer.ops.cpu.prefetch_settings import PlainReadSettings
 from powerinfer.sampling.sampler import Sampler
 from powerinfer.sampling.sampling_params import SamplingParams
+from powerinfer.sampling.wanted_logits import wanted_logits
 from powerinfer.values import ByteArray
 
 __all__ = ["SpeedPlan", "SpeedResult", "measure_speed"]
@@ -204,7 +205,9 @@ def _decode(llm: LLM, steps: int, random: np.random.Generator, result: SpeedResu
     """Decode as `run` does, including sampling, but without end-of-generation tokens."""
     loaded = llm.loaded
     sequence = llm.new_sequence()
-    sampler = Sampler(SamplingParams(seed=int(random.integers(1 << 32))), loaded.tokenizer.eog_ids)
+    params, banned = SamplingParams(seed=int(random.integers(1 << 32))), loaded.tokenizer.eog_ids
+    sampler = Sampler(params, banned)
+    sequence.wanted = wanted_logits(params, len(banned), loaded.model.config.vocab_size)
     logits = sequence.extend(_random_tokens(llm, DECODE_PROMPT_LENGTH, random))
     neurons = NeuronTally(loaded.model)
     native_before = loaded.model.ops.native_s

@@ -11,6 +11,7 @@ from powerinfer.errors import PowerInferError, PromptError
 from powerinfer.kvcache import KVCache
 from powerinfer.loading.turns import FairLock
 from powerinfer.models import Model, sequence_bytes
+from powerinfer.ops.protocol import WantedLogits
 from powerinfer.values import FloatArray
 
 __all__ = ["DirectSequence"]
@@ -26,6 +27,7 @@ class DirectSequence:
 
     Attributes:
         context_length: most tokens that it may hold.
+        wanted: logits of generated tokens that a screened head must compute; None for all.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class DirectSequence:
         self._exclusive = exclusive
         self._sequence = TokenSequence()
         self.context_length = model.context_length
+        self.wanted: WantedLogits | None = None
 
     @property
     def token_ids(self) -> list[int]:
@@ -167,7 +170,13 @@ class DirectSequence:
         observe = self._progress.begin(begun, len(token_ids), sequence.num_to_read)
         batch = self._cache.batch([(sequence.key, token_ids, start)], [kind])
         with self._held():
-            logits = self._model.forward(batch, self._cache, logits_for=wanted, observe=observe)
+            logits = self._model.forward(
+                batch,
+                self._cache,
+                logits_for=wanted,
+                observe=observe,
+                wanted=[self.wanted] * len(wanted),
+            )
         # One assignment, which no interrupt can split, makes them tokens in the cache.
         sequence.num_computed = start + len(token_ids)
         return logits

@@ -316,7 +316,8 @@ class Engine:
             return
         batch = cache.batch([rows.part for rows in planned], [False] * len(planned))
         with loaded.steps.held(), self._meter.counting():
-            logits = loaded.model.forward(batch, cache)
+            wanted = [rows.text.wanted for rows in planned for _ in rows.token_ids]
+            logits = loaded.model.forward(batch, cache, wanted=wanted)
         shares = self._meter.shares([rows.start for rows in planned])
         for rows, cost in zip(planned, shares, strict=True):
             rows.text.cost.add_decode_step(cost)

@@ -14,6 +14,7 @@ from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.sampling.logprobs import TokenLogprob, token_logprob
 from powerinfer.sampling.sampler import new_sampler
 from powerinfer.sampling.stop import StopMatcher
+from powerinfer.sampling.wanted_logits import wanted_logits
 from powerinfer.values import FloatArray
 
 __all__ = ["RunningText", "TokenSequence"]
@@ -116,6 +117,7 @@ class RunningText:
         sequence: its tokens and their place in the KV cache.
         is_over: nothing more is computed.
         has_failed: ended by an error, after which computed keys and values may be damaged.
+        wanted: logits that its choices look at; None for all.
         snapshot_positions: numbers of tokens after which its state is kept for later texts.
     """
 
@@ -140,6 +142,8 @@ class RunningText:
         self._sampler = new_sampler(tokenizer, self._params, known)
         self._stops = StopMatcher(self._params.stop_strings)
         self._eog_ids = tokenizer.eog_ids
+        num_banned = len(self._eog_ids) if self._params.ignore_eos else 0
+        self.wanted = wanted_logits(self._params, num_banned, loaded.model.config.vocab_size)
         # The decoder must know the prompt: only the beginning of a text loses its first space.
         self._decoder = tokenizer.new_stream(known)
         self._token_ids = list(request.prompt_ids)

@@ -14,6 +14,7 @@ from powerinfer.gguf import GGUFFile
 from powerinfer.kvcache import BLOCK_SIZE, KVCache
 from powerinfer.kvcache.state_slots import num_slots_for
 from powerinfer.loading.reading_speeds import use_measured_settings
+from powerinfer.loading.screened import with_screened_head
 from powerinfer.loading.turns import FairLock
 from powerinfer.models import (
     Model,
@@ -218,6 +219,8 @@ def load(
         context_length=options.context_length,
         progress=progress,
     )
+    if options.head == "screened":
+        model = with_screened_head(model, tokenizer)
     sparsity = attach_sparsity(model, file, tokenizer, options, calibrating)
     placement = None
     if device is not None:

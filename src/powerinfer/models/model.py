@@ -1,6 +1,6 @@
 """A loaded model: configuration, weights, step functions and bytes per step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -25,9 +25,10 @@ from powerinfer.models.blocks import (
 )
 from powerinfer.models.config import ModelConfig
 from powerinfer.models.paused_step import PausedStep
+from powerinfer.models.tensors.screened_head import ScreenedHead
 from powerinfer.models.weights import LayerWeights, ModelWeights, Norm
 from powerinfer.ops.backend import Activations, Backend, KVLayer, SomeFFN
-from powerinfer.ops.protocol import KVType, LayerProgram, NeuronShares, RopeTable
+from powerinfer.ops.protocol import KVType, LayerProgram, NeuronShares, RopeTable, WantedLogits
 from powerinfer.predictors.kind import THRESHOLD
 from powerinfer.quant import get_format
 from powerinfer.values import Batch, BoolArray, FloatArray, IntArray
@@ -64,6 +65,7 @@ class Model:
             the name of the predictors' or thresholds' setting.
         mlp_threshold: score from which the file's predictors call a neuron active.
         observer: default observer of steps.
+        screened_head: computes the logits that choices want; None computes all.
     """
 
     config: ModelConfig
@@ -75,6 +77,7 @@ class Model:
     sparsity: str
     mlp_threshold: float = 0.0
     observer: Observer | StepObserver | None = None
+    screened_head: ScreenedHead | None = None
 
     @property
     def rope_tables(self) -> list[RopeTable]:
@@ -158,6 +161,7 @@ class Model:
         *,
         logits_for: IntArray | None = None,
         observe: Observer | None = None,
+        wanted: Sequence[WantedLogits | None] | None = None,
     ) -> FloatArray:
         """Run one step and return logits: f32[num_selected, vocab_size].
 
@@ -166,8 +170,15 @@ class Model:
             logits_for: i32[num_selected], tokens of the batch whose logits are wanted; None for
                 all.
             observe: receives the stages of each layer, see `blocks.Observer`.
+            wanted: for each row of a decode step, the logits that a screened head must compute;
+                None for all.
         """
         x = self.embed(batch)
+        head = self.screened_head
+        if head is not None and batch.is_prompt is None:
+            program = self._program(x, batch, cache, final_states, logits_for, observe)
+            states = self.ops.step(x, batch, program)
+            return head.logits(self.ops, self.weights.output, states, wanted)
         program = self._program(x, batch, cache, output_logits, logits_for, observe)
         return scale_logits(self.config.scales, self.ops.step(x, batch, program))
 
@@ -227,7 +238,9 @@ class Model:
         # A recorded program depends on the cache's identity only, so prompt flags, a selection or
         # an observer rule recording out.
         is_plain = wanted is None and batch.is_prompt is None and observer is None
-        may_record = end is output_logits and is_plain
+        # A cache has records of one kind: of logits, or of the input of a screened head.
+        recorded = output_logits if self.screened_head is None else final_states
+        may_record = end is recorded and is_plain
         marks = marks_of(batch, wanted)
         table = self.weights.per_layer
         inputs = () if table is None else (table.inputs(self.ops, batch, x),)
@@ -287,7 +300,8 @@ class Model:
     def dense_bytes(self) -> int:
         """Bytes read by every token: attention, norms, output head, one embedding row."""
         weights, ops = self.weights, self.ops
-        total = ops.matrix_bytes(weights.output.matrix)
+        head = self.screened_head
+        total = ops.matrix_bytes(weights.output.matrix) if head is None else head.num_bytes(ops)
         total += ops.matrix_bytes(weights.embedding) // self.config.vocab_size
         if weights.output_norm is not None:
             total += _bytes_of_norm(self.config, "output_norm", weights.output_norm)

@@ -24,6 +24,7 @@ class LLMOptions(TypedDict, total=False):
     max_ffn_error: float | None
     recall: float | None
     measure_recall: bool
+    head: str
     device: str
     vram_budget: str | float | VramBudget | None
     gpu_index: Path | str | None

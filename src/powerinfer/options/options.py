@@ -118,6 +118,17 @@ class EngineOptions(OptionTable):
         ),
     ] = False
 
+    head: Annotated[
+        str,
+        Option(
+            kinds.Choice("output head", ("exact", "screened")),
+            "--head",
+            "Output head. exact: all logits. screened: multiply a copy in 4 bits first, then only "
+            "the rows that may matter for greedy, top-k or min-p alone; the same texts. Other "
+            "settings compute all logits. CPU only. [default: exact]",
+        ),
+    ] = "exact"
+
     device: Annotated[
         str,
         Option(
@@ -314,6 +325,8 @@ class EngineOptions(OptionTable):
             return "{measure_recall}"
         if self.activation_threshold is not None:
             return "{activation_threshold}"
+        if self.head != "exact":
+            return "{head}"
         return "{kernels='reference'}" if self.kernels == REFERENCE else None
 
     @property

@@ -25,7 +25,7 @@ _SECTIONS: Mapping[str, Sequence[str]] = {
     ),
     "Memory and processor": (
         *("context_length", "context_shift", "keep_tokens", "kv_type", "kv_tokens"),
-        *("state_cache", "state_interval", "mmap", "threads", "kernels"),
+        *("state_cache", "state_interval", "mmap", "threads", "kernels", "head"),
     ),
 }
 
