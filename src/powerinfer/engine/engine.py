@@ -326,9 +326,8 @@ class Engine:
             start, end = end + rows.num_again, end + len(rows.token_ids)
             rows.text.advance_drafted(logits[start:end], rows.draft, self._length_limit, started)
         self._num_steps += 1
-        seconds = time.perf_counter() - started
-        self._costs.record_decode(batch.positions.tolist(), seconds)
-        self._drafts.record(planned, seconds)
+        self._costs.record_decode(batch.positions.tolist(), time.perf_counter() - started)
+        self._drafts.record(planned, time.perf_counter() - started)
 
     def _may_decode(self, text: RunningText) -> bool:
         """Tell whether to compute its last token now; shift a full sequence if that is wanted."""

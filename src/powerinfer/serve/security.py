@@ -101,7 +101,8 @@ class Guard:
             got = f"got {media_type[:60]!r}" if media_type else "it has none"
             raise ApiError(
                 f"a web page of {(origin or 'another origin')[:100]} may not send this: allow that "
-                f"origin when starting the server, or send the content-type application/json, {got}",
+                "origin when starting the server, or send the content-type application/json, "
+                f"{got}",
                 status=403,
                 code="forbidden_origin",
             )

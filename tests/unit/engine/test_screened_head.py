@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from forced_drafts import force_drafts
 from powerinfer import LLM, SamplingParams
 from powerinfer.engine.request import Request
 from powerinfer.errors import PromptError, UnsupportedError
@@ -60,7 +61,7 @@ def requests(count: int) -> list[Request]:
     ]
 
 
-def test_texts_are_equal_alone_and_in_a_batch(models: tuple[LLM, LLM]) -> None:
+def test_texts_are_equal_alone_in_a_batch_and_with_drafts(models: tuple[LLM, LLM]) -> None:
     exact, screened = models
     asked = requests(2 * len(SETTINGS))
     engine = new_engine(screened, parallel=len(asked), kv_tokens=40 * len(asked))
@@ -68,6 +69,12 @@ def test_texts_are_equal_alone_and_in_a_batch(models: tuple[LLM, LLM]) -> None:
     outputs = run(engine, handles)
     for handle, request in zip(handles, asked, strict=True):
         assert text_of(outputs[handle, 0]) == alone(exact.loaded, request)
+    engine = new_engine(screened, parallel=len(asked), kv_tokens=40 * len(asked))
+    force_drafts(engine, {id(each): [alone(exact.loaded, each)] for each in asked}, "half")
+    handles = [engine.submit(each) for each in asked]
+    drafted = run(engine, handles)
+    for handle, request in zip(handles, asked, strict=True):
+        assert text_of(drafted[handle, 0]) == alone(exact.loaded, request)
     head = screened.loaded.model.screened_head
     assert head is not None
     assert head.computed_share is not None

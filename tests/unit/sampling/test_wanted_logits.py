@@ -41,7 +41,7 @@ def test_choices_among_few(settings: dict[str, float], wanted: WantedLogits) -> 
         {**GREEDY, "presence_penalty": 0.1},
         {**GREEDY, "frequency_penalty": -0.1},
     ],
-    ids=str,
+    ids=lambda settings: "-".join(settings),
 )
 def test_other_choices_want_all(settings: dict[str, object]) -> None:
     assert wanted_logits(SamplingParams(**settings), 0, VOCAB) is None  # type: ignore[arg-type]
