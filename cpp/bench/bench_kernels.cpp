@@ -1,12 +1,12 @@
 // Speed of the matrix-vector kernels, alone: GB/s and weights/s per table, format and thread count.
 //
 //   bench_kernels [TABLE|all] [FORMAT|all] [MEGABYTES] [THREADS] [TOKENS] [dot|axpy|axpy2|decode]
-//   [AHEAD]
+//   [AHEAD] [COLUMNS]
 //
-// Each thread works through its own rows of 4096 weights, MEGABYTES in all (0.25: in the cache;
-// 1000 and more: from memory); processor time, the best of several passes. "read" adds up the same
-// bytes. TOKENS may be a list, 1,2,4,8,16,32: then each count is also given as a multiple of the
-// time of the first.
+// Each thread works through its own rows of COLUMNS weights (4096, or fewer), MEGABYTES in all
+// (0.25: in the cache; 1000 and more: from memory); processor time, the best of several passes.
+// "read" adds up the same bytes. TOKENS may be a list, 1,2,4,8,16,32: then each count is also given
+// as a multiple of the time of the first.
 #include <time.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@
 namespace powerinfer {
 namespace {
 
-constexpr std::int64_t kColumns = 4096;
+constexpr std::int64_t kMaxColumns = 4096;
 
 struct Options {
   std::string table = "all";
@@ -35,30 +35,31 @@ struct Options {
   std::int64_t num_tokens = 1;  ///< the count measured now
   std::string operation = "dot";
   std::int64_t ahead = kDefaultReadWays.of_kind[0].ahead;
+  std::int64_t columns = kMaxColumns;  ///< of a row
 };
 
 /// One token's activations, aligned as a workspace aligns them.
 template <typename T>
 struct alignas(64) Activations {
-  T values[kColumns];
-  explicit Activations(T value) { std::fill_n(values, kColumns, value); }
+  T values[kMaxColumns];
+  explicit Activations(T value) { std::fill_n(values, kMaxColumns, value); }
 };
 
 /// Input of every measurement: activations, and bytes that serve as rows of any format.
 struct Data {
   std::vector<std::uint8_t> bytes;
-  std::vector<float> scales = std::vector<float>(kColumns / 32, 0.1F);
-  std::vector<float> sums = std::vector<float>(kColumns / 32, 0.3F);
-  std::vector<std::int32_t> half_sums = std::vector<std::int32_t>(kColumns / 16, 3);
-  std::vector<std::uint64_t> sign_bits = std::vector<std::uint64_t>(kColumns / 64, 0x5A5A);
+  std::vector<float> scales = std::vector<float>(kMaxColumns / 32, 0.1F);
+  std::vector<float> sums = std::vector<float>(kMaxColumns / 32, 0.3F);
+  std::vector<std::int32_t> half_sums = std::vector<std::int32_t>(kMaxColumns / 16, 3);
+  std::vector<std::uint64_t> sign_bits = std::vector<std::uint64_t>(kMaxColumns / 64, 0x5A5A);
   std::vector<Activations<float>> all_values;
   std::vector<Activations<std::int8_t>> all_quantized;
   std::vector<ActivationRow> x;
 
   explicit Data(const Options& options) : bytes(static_cast<std::size_t>(options.megabytes * 1e6)) {
     std::memset(bytes.data(), 0x21, bytes.size());  // finite halves, no slow subnormals
-    const QuantizedVector vector{nullptr,     nullptr,  scales.data(),
-                                 sums.data(), kColumns, half_sums.data()};
+    const QuantizedVector vector{nullptr,     nullptr,         scales.data(),
+                                 sums.data(), options.columns, half_sums.data()};
     // Each token has activations of its own: they take the same room in the caches as in a model.
     const std::int64_t most =
         *std::max_element(options.token_counts.begin(), options.token_counts.end());
@@ -90,26 +91,28 @@ float ReadAll(const std::uint8_t* bytes, std::int64_t num_bytes) {
 void Work(const Options& options, const KernelTable* table, std::int32_t format, const Data& data,
           const std::uint8_t* rows, std::int64_t num_rows, std::int64_t row_bytes) {
   std::vector<float> out(
-      static_cast<std::size_t>(std::max(num_rows, kColumns) * options.num_tokens));
+      static_cast<std::size_t>(std::max(num_rows, kMaxColumns) * options.num_tokens));
   if (table == nullptr) {
     out[0] = ReadAll(rows, num_rows * row_bytes);
   } else if (options.operation == "dot") {
-    table->dot_rows[format](rows, row_bytes, num_rows, kColumns, data.x.data(), options.num_tokens,
-                            out.data(), num_rows, options.ahead);
+    table->dot_rows[format](rows, row_bytes, num_rows, options.columns, data.x.data(),
+                            options.num_tokens, out.data(), num_rows, options.ahead);
   } else if (options.operation == "axpy2") {
     for (std::int64_t r = 0; r + 1 < num_rows; r += 2) {
       const std::uint8_t* row = rows + r * row_bytes;
-      for (std::int64_t c = 0; c < kColumns; c += 512)
+      for (std::int64_t c = 0; c + 512 <= options.columns; c += 512)
         for (std::int64_t t = 0; t < options.num_tokens; ++t)
-          table->axpy_two_rows[format](row + c * row_bytes / kColumns,
-                                       row + row_bytes + c * row_bytes / kColumns, 512, 0.1F, 0.2F,
-                                       out.data() + t * kColumns + c);
+          table->axpy_two_rows[format](row + c * row_bytes / options.columns,
+                                       row + row_bytes + c * row_bytes / options.columns, 512, 0.1F,
+                                       0.2F, out.data() + t * options.columns + c);
     }
   } else {
     for (std::int64_t r = 0; r < num_rows; ++r) {
       const std::uint8_t* row = rows + r * row_bytes;
-      if (options.operation == "axpy") table->axpy_row[format](row, kColumns, 0.1F, out.data());
-      if (options.operation == "decode") table->dequantize_row[format](row, kColumns, out.data());
+      if (options.operation == "axpy")
+        table->axpy_row[format](row, options.columns, 0.1F, out.data());
+      if (options.operation == "decode")
+        table->dequantize_row[format](row, options.columns, out.data());
     }
   }
   static std::atomic<float> sink;  // keeps the work from being optimized away
@@ -145,7 +148,7 @@ double Seconds(const Options& options, const KernelTable* table, std::int32_t fo
 /// Prints one line and returns the seconds of a pass; `first`: those of the first count, or 0.
 double Measure(const Options& options, const KernelTable* table, std::int32_t format,
                const Data& data, double first) {
-  const std::int64_t row_bytes = RowBytes(static_cast<Format>(format), kColumns);
+  const std::int64_t row_bytes = RowBytes(static_cast<Format>(format), options.columns);
   const auto size = static_cast<std::int64_t>(data.bytes.size());
   const std::int64_t num_rows = std::max<std::int64_t>(1, size / row_bytes / options.num_threads);
   const double all_bytes = static_cast<double>(num_rows * options.num_threads * row_bytes);
@@ -157,7 +160,7 @@ double Measure(const Options& options, const KernelTable* table, std::int32_t fo
     best = std::min(best, Seconds(options, table, format, data, num_rows, row_bytes, repeats));
   }
   const double passes = static_cast<double>(repeats);
-  const double weights = static_cast<double>(num_rows * options.num_threads * kColumns);
+  const double weights = static_cast<double>(num_rows * options.num_threads * options.columns);
   std::printf("%-9s %-16s %3d tokens %6.1f GB/s %6.1f Gweights/s",
               table == nullptr ? "read" : std::string(table->name).c_str(),
               std::string(kFormatInfo[static_cast<std::size_t>(format)].name).c_str(),
@@ -219,5 +222,6 @@ int main(int argc, char** argv) {
   if (argc > 5) options.token_counts = powerinfer::ParseCounts(argv[5]);
   if (argc > 6) options.operation = argv[6];
   if (argc > 7) options.ahead = std::clamp(std::atoi(argv[7]), 0, 1 << 20);
+  if (argc > 8) options.columns = std::clamp(std::atoi(argv[8]) / 32 * 32, 32, 4096);
   powerinfer::Run(options);
 }

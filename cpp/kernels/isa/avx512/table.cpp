@@ -9,6 +9,7 @@
 #include "kernels/isa/avx512/block_lanes.h"
 #include "kernels/isa/avx512/fp4.h"
 #include "kernels/isa/avx512/nibble_rows.h"
+#include "kernels/isa/avx512/row_ends.h"
 #include "kernels/isa/avx512/vectors.h"
 #include "kernels/isa/shared/table-inl.h"
 #include "kernels/isa_tables.h"

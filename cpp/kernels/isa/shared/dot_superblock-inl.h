@@ -20,16 +20,25 @@ constexpr std::int64_t kGroupSuperblocks = kBlockLanes / 8;
 /// Stands for the superblock that an odd row lacks in its last group.
 constexpr std::uint8_t kZeroSuperblock[272] = {};
 
-/// Finds the superblocks of kRows rows, of which the last may lack blocks.
+/// Finds the superblocks of kRows rows, of which the last may lack blocks, and their ends.
 template <class Superblock, int kRows>
 class RowSuperblocks {
  public:
   explicit RowSuperblocks(std::int64_t columns)
       : num_whole_(columns / kSuperblockWeights),
         count_((columns + kSuperblockWeights - 1) / kSuperblockWeights),
-        tail_(columns) {}
+        tail_(columns) {
+    if constexpr (kHasRowEnds<Superblock>) {
+      if (count_ % kGroupSuperblocks == 0) return;
+      --count_;
+      end_blocks_ = columns / 32 - 8 * count_;
+    }
+  }
 
+  /// Superblocks that are read in groups; an end follows them, or the row ends there.
   std::int64_t Count() const { return count_; }
+  /// The blocks of the end, 0 to 8.
+  std::int64_t EndBlocks() const { return end_blocks_; }
   /// Superblock `s` of a row, the tile's row r, or zeros beyond its end.
   [[gnu::always_inline]] const std::uint8_t* At(const std::uint8_t* row, int r, std::int64_t s) {
     const std::uint8_t* at = row + s * Superblock::kBytes;
@@ -39,7 +48,7 @@ class RowSuperblocks {
   }
 
  private:
-  std::int64_t num_whole_, count_;
+  std::int64_t num_whole_, count_, end_blocks_ = 0;
   TailSuperblock<Superblock> tail_;
   typename TailSuperblock<Superblock>::Room room_[kRows];
 };
@@ -64,6 +73,26 @@ class SuperblockTile {
                                   std::int64_t at) {
     AddPart<0>(first, second, x, at);
     if constexpr (kParts == 2) AddPart<1>(first, second, x, at);
+  }
+
+  /// Adds the ends of the rows, of `num_blocks` blocks from ends[r] on.
+  [[gnu::always_inline]] void AddEnds(const std::uint8_t* const* ends, std::int64_t num_blocks,
+                                      const ActivationRow* x, std::int64_t at) {
+    BlockInts dots[kTokens][kRows];
+    BlockFloats scales[kRows];
+    BlockFloats minima[kRows];
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      const RowEnd<Superblock> end(ends[r], num_blocks);
+      scales[r] = end.Scales();
+      if constexpr (Superblock::kHasMinima) minima[r] = end.Minima();
+#pragma GCC unroll 8
+      for (int t = 0; t < kTokens; ++t) {
+        dots[t][r] = end.Dots(FirstSums(x[t].quantized, at, 0),
+                              x[t].quantized.permuted + kSuperblockWeights * at);
+      }
+    }
+    AddProducts(scales, minima, x, at, dots);
   }
 
   [[gnu::always_inline]] float Finish(int token, int row) const {
@@ -127,6 +156,7 @@ class SuperblockTile {
   [[gnu::always_inline]] void Scale(const std::uint8_t* const* first,
                                     const std::uint8_t* const* second, const ActivationRow* x,
                                     std::int64_t at, const Dots (&dots)[kTokens][kRows]) {
+    BlockInts totals[kTokens][kRows];
     BlockFloats scales[kRows];
     BlockFloats minima[kRows];
 #pragma GCC unroll 4
@@ -134,8 +164,25 @@ class SuperblockTile {
       scales[r] = Beside(Superblock::Scales(first[r], kPart), Superblock::Scales(second[r], kPart));
       if constexpr (Superblock::kHasMinima) {
         minima[r] = Beside(Superblock::Minima(first[r]), Superblock::Minima(second[r]));
+      }
+#pragma GCC unroll 8
+      for (int t = 0; t < kTokens; ++t) totals[t][r] = dots[t][r].Total();
+    }
+    AddProducts(scales, minima, x, at, totals);
+  }
+
+  /// Adds the scaled sums of a group; minima are read if the layout has any.
+  [[gnu::always_inline]] void AddProducts(const BlockFloats (&scales)[kRows],
+                                          const BlockFloats (&minima)[kRows],
+                                          const ActivationRow* x, std::int64_t at,
+                                          const BlockInts (&dots)[kTokens][kRows]) {
+    BlockFloats offsets[kRows];
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      if constexpr (Superblock::kHasMinima) {
+        offsets[r] = minima[r];
       } else if constexpr (kHasFloatOffsets) {
-        minima[r] = MulFloats(scales[r], BroadcastFloats(-Superblock::kOffset));
+        offsets[r] = MulFloats(scales[r], BroadcastFloats(-Superblock::kOffset));
       }
     }
 #pragma GCC unroll 8
@@ -145,9 +192,9 @@ class SuperblockTile {
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
         BlockFloats& sum = sums_[t][r];
-        sum = FmaFloats(ToFloats(dots[t][r].Total()), MulFloats(scales[r], x_scales), sum);
+        sum = FmaFloats(ToFloats(dots[t][r]), MulFloats(scales[r], x_scales), sum);
         if constexpr (Superblock::kHasMinima || kHasFloatOffsets) {
-          sum = FmaFloats(minima[r], x_sums, sum);
+          sum = FmaFloats(offsets[r], x_sums, sum);
         }
       }
     }
@@ -220,6 +267,20 @@ void DotSuperblockRows(const DotArguments& a) {
         second[r] = kGroupSuperblocks == 1 ? first[r] : superblocks.At(rows.row[r], r, s + 1);
       }
       tile.Add(first, second, a.x, s);
+    }
+    if constexpr (kHasRowEnds<Superblock>) {
+      if (superblocks.EndBlocks() > 0) {
+        const std::int64_t at = superblocks.Count() * kBytes;
+        if (a.num_passes == 1) {
+          PrefetchAhead<kBytes>(rows.row[0], at, a.ahead, num_bytes);
+        } else {
+          next.Ask(kRows * kBytes);
+        }
+        const std::uint8_t* ends[kRows];
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) ends[r] = rows.row[r] + at;
+        tile.AddEnds(ends, superblocks.EndBlocks(), a.x, superblocks.Count());
+      }
     }
     for (int t = 0; t < kTokens; ++t) {
 #pragma GCC unroll 4

@@ -147,6 +147,14 @@ class TailSuperblock<Superblock> {
   TailLanes lanes_;
 };
 
+/// The last blocks of a row, at most eight, where vectors have room for twice as many: multiplied
+/// as they lie, in vectors half as long, with the bits of a superblock beside one of zeros
+/// (avx512/row_ends.h).
+template <class Superblock>
+class RowEnd;
+template <class Superblock>
+constexpr bool kHasRowEnds = requires { sizeof(RowEnd<Superblock>); };
+
 struct Lowbit2Superblock : HalfScales {
   static constexpr std::int64_t kBytes = kLowbit2Bytes;
   static constexpr int kBits = 4;  // as many are added at once
