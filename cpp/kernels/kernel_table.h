@@ -82,7 +82,8 @@ struct DeltaStep {
   const float* v = nullptr;  ///< f32[value_dim]
   float decay = 1.0F;
   float beta = 0.0F;
-  float* out = nullptr;  ///< f32[value_dim]
+  float* out = nullptr;       ///< f32[value_dim]
+  bool is_read_late = false;  ///< `after` need not stay in a cache
 };
 
 /// One token of a head of a selective scan. Of each row of its state, with sums in an order that
@@ -98,7 +99,8 @@ struct ScanStep {
   float decay = 1.0F;
   float step = 0.0F;
   float skip = 0.0F;
-  float* out = nullptr;  ///< f32[head_dim]
+  float* out = nullptr;       ///< f32[head_dim]
+  bool is_read_late = false;  ///< `after` need not stay in a cache
 };
 
 struct KernelTable {

@@ -42,14 +42,15 @@ class HeadScan {
     float* after = span.after + place;
     if (span.before == nullptr) std::fill_n(after, size, 0.0F);
     const float* before = span.before == nullptr ? after : span.before + place;
+    const bool is_read_late = span.IsReadLate(rule_.num_value_heads * size);
     for (std::int64_t t = span.first_token; t < span.first_token + span.num_tokens; ++t) {
-      Step(t, before, after);
+      Step(t, before, after, is_read_late);
       before = after;
     }
   }
 
  private:
-  void Step(std::int64_t t, const float* before, float* after) const {
+  void Step(std::int64_t t, const float* before, float* after, bool is_read_late) const {
     const float* row = convolved_.Row(t);
     const float* q = row + head_ % rule_.num_key_heads * rule_.key_dim;
     Normalize(kernels_, q, rule_.key_dim, 1.0F / std::sqrt(static_cast<float>(rule_.key_dim)), q_);
@@ -59,7 +60,7 @@ class HeadScan {
     const float step = Softplus(call_.alpha.Row(t)[head_] + rule_.dt_bias[head_]);
     kernels_.step_delta({before, after, rule_.key_dim, rule_.value_dim, q_, k_,
                          row + 2 * rule_.NumKeys() + place, FastExp(rule_.a[head_] * step),
-                         SigmoidOf(call_.beta.Row(t)[head_]), out});
+                         SigmoidOf(call_.beta.Row(t)[head_]), out, is_read_late});
     RmsNormRow(out, rule_.value_dim, rule_.norm, rule_.eps, out);
     std::copy_n(call_.gate.Row(t) + place, rule_.value_dim, z_);
     kernels_.gemm.silu(rule_.value_dim, z_, out);

@@ -29,14 +29,15 @@ class ScannedHead {
     float* after = span.after + place;
     if (span.before == nullptr) std::fill_n(after, size, 0.0F);
     const float* before = span.before == nullptr ? after : span.before + place;
+    const bool is_read_late = span.IsReadLate(scan_.num_heads * size);
     for (std::int64_t t = span.first_token; t < span.first_token + span.num_tokens; ++t) {
-      Step(t, before, after);
+      Step(t, before, after, is_read_late);
       before = after;
     }
   }
 
  private:
-  void Step(std::int64_t t, const float* before, float* after) const {
+  void Step(std::int64_t t, const float* before, float* after, bool is_read_late) const {
     const float* row = convolved_.Row(t);
     const std::int64_t group = head_ / (scan_.num_heads / scan_.num_groups);
     const float* b = row + scan_.NumInner() + group * scan_.state_dim;
@@ -46,7 +47,8 @@ class ScannedHead {
     const float dt = input[scan_.NumInner() + scan_.NumChannels() + head_];
     const float step = Softplus(dt + scan_.dt_bias[head_]);
     kernels_.step_scan({before, after, scan_.state_dim, scan_.head_dim, row + place, b, c,
-                        FastExp(scan_.a[head_] * step), step, scan_.skip[head_], result_});
+                        FastExp(scan_.a[head_] * step), step, scan_.skip[head_], result_,
+                        is_read_late});
     float* out = call_.out.Row(t) + place;
     std::copy_n(input + place, scan_.head_dim, out);
     kernels_.gemm.silu(scan_.head_dim, out, result_);

@@ -35,12 +35,19 @@ class StateLayer {
   PageMemory memory_;
 };
 
+/// A state of fewer numbers may stay in the second-level cache of a thread until the next step.
+inline constexpr std::int64_t kLargeState = 128 * 1024;
+
 /// The tokens of one sequence in a batch, and its state before and after them.
 struct StateSpan {
   std::int64_t first_token = 0;
   std::int64_t num_tokens = 0;
   const float* before = nullptr;  ///< null: zeros
   float* after = nullptr;
+
+  /// True if a state of `size` numbers that the span leaves need not stay in a cache: the next step
+  /// reads it after all weights of a model.
+  bool IsReadLate(std::int64_t size) const { return num_tokens == 1 && size >= kLargeState; }
 };
 
 /// The sequences of a batch in order. Throws std::invalid_argument if the batch names no slots, if

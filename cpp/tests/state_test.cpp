@@ -61,6 +61,9 @@ std::vector<double> ExactStep(const DeltaStep& step) {
   return out;
 }
 
+/// Of a head's state in these tests.
+constexpr std::size_t kMostNumbers = 128 * 9;
+
 struct HeadStep {
   std::vector<float> before, after, q, k, v, out;
   DeltaStep step;
@@ -108,6 +111,14 @@ TEST_CASE("a step of the delta rule is that of exact arithmetic, with every kern
       table->step_delta(again.step);
       CHECK(std::isnan(again.out[0]));
       for (std::size_t row = 1; row < again.out.size(); ++row) CHECK(again.out[row] == got[row]);
+      // What is read late may be stored otherwise, where it is aligned.
+      alignas(64) float late[kMostNumbers];
+      again.step.before = head.before.data();
+      again.step.after = late;
+      again.step.is_read_late = true;
+      table->step_delta(again.step);
+      std::copy_n(late, again.after.size(), again.after.data());
+      CHECK(SameBits(again.Results(), got));
     }
   }
 }
@@ -140,12 +151,15 @@ TEST_CASE("a step of a selective scan is that of exact arithmetic, with every ke
       const std::vector<float> x = RandomFloats(head_dim, random);
       const std::vector<float> b = RandomFloats(state_dim, random);
       const std::vector<float> c = RandomFloats(state_dim, random);
-      const auto run = [&](const float* from, std::vector<float>& state) {
+      const auto step_to = [&](const float* from, float* state, bool is_read_late) {
         std::vector<float> all(x.size());
-        table->step_scan({from, state.data(), state_dim, head_dim, x.data(), b.data(), c.data(),
-                          0.875F, 0.3125F, -0.5F, all.data()});
-        all.insert(all.end(), state.begin(), state.end());
+        table->step_scan({from, state, state_dim, head_dim, x.data(), b.data(), c.data(), 0.875F,
+                          0.3125F, -0.5F, all.data(), is_read_late});
+        all.insert(all.end(), state, state + size);
         return all;
+      };
+      const auto run = [&](const float* from, std::vector<float>& state) {
+        return step_to(from, state.data(), false);
       };
       std::vector<float> after(size);
       const std::vector<float> got = run(before.data(), after);
@@ -164,6 +178,9 @@ TEST_CASE("a step of a selective scan is that of exact arithmetic, with every ke
       const std::vector<float> damaged = run(after.data(), after);
       CHECK(std::isnan(damaged[0]));
       for (std::size_t row = 1; row < x.size(); ++row) CHECK(damaged[row] == got[row]);
+      // As for the delta rule.
+      alignas(64) float late[kMostNumbers];
+      CHECK(SameBits(step_to(before.data(), late, true), got));
     }
   }
 }

@@ -19,6 +19,7 @@ inline VecF Zero() { return _mm256_setzero_ps(); }
 inline VecF Broadcast(float value) { return _mm256_set1_ps(value); }
 inline VecF Load(const void* p) { return _mm256_loadu_ps(static_cast<const float*>(p)); }
 inline void Store(float* p, VecF v) { _mm256_storeu_ps(p, v); }
+inline void StorePastCache(float* p, VecF v) { _mm256_stream_ps(p, v); }
 inline VecF Add(VecF a, VecF b) { return _mm256_add_ps(a, b); }
 inline VecF Mul(VecF a, VecF b) { return _mm256_mul_ps(a, b); }
 inline VecF Fma(VecF a, VecF b, VecF c) { return _mm256_fmadd_ps(a, b, c); }

@@ -19,6 +19,7 @@ inline VecF Zero() { return _mm512_setzero_ps(); }
 inline VecF Broadcast(float value) { return _mm512_set1_ps(value); }
 inline VecF Load(const void* p) { return _mm512_loadu_ps(p); }
 inline void Store(float* p, VecF v) { _mm512_storeu_ps(p, v); }
+inline void StorePastCache(float* p, VecF v) { _mm512_stream_ps(p, v); }
 inline VecF Add(VecF a, VecF b) { return _mm512_add_ps(a, b); }
 inline VecF Mul(VecF a, VecF b) { return _mm512_mul_ps(a, b); }
 inline VecF Fma(VecF a, VecF b, VecF c) { return _mm512_fmadd_ps(a, b, c); }

@@ -25,6 +25,8 @@ inline VecF Load(const void* p) {
   return vreinterpretq_f32_u8(vld1q_u8(static_cast<const std::uint8_t*>(p)));
 }
 inline void Store(float* p, VecF v) { vst1q_f32(p, v); }
+inline void StorePastCache(float* p, VecF v) { Store(p, v); }
+inline void FinishStores() {}
 inline VecF Add(VecF a, VecF b) { return vaddq_f32(a, b); }
 inline VecF Mul(VecF a, VecF b) { return vmulq_f32(a, b); }
 inline VecF Fma(VecF a, VecF b, VecF c) { return vfmaq_f32(c, a, b); }

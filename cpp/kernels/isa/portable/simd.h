@@ -26,6 +26,10 @@ inline VecF Load(const void* p) {
   return value;
 }
 inline void Store(float* p, VecF v) { *p = v; }
+/// Store to aligned memory that nothing reads soon: its old content is not fetched. FinishStores
+/// must follow before another thread may read.
+inline void StorePastCache(float* p, VecF v) { Store(p, v); }
+inline void FinishStores() {}
 inline VecF Add(VecF a, VecF b) { return a + b; }
 inline VecF Mul(VecF a, VecF b) { return a * b; }
 inline VecF Fma(VecF a, VecF b, VecF c) { return a * b + c; }

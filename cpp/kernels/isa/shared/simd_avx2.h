@@ -28,6 +28,9 @@ inline float Sum256(__m256 v) {
   return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
 }
 
+/// After StorePastCache, before another thread may read.
+inline void FinishStores() { _mm_sfence(); }
+
 using Scale8 = __m256;
 
 inline Scale8 Load8(const float* p) { return _mm256_loadu_ps(p); }

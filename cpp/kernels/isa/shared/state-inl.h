@@ -32,9 +32,28 @@ void GateRow(const float* g, std::int64_t n, float* x) {
   for (std::int64_t i = 0; i < n; ++i) x[i] *= 1.0F / (1.0F + FastExp(-g[i]));
 }
 
+/// Stores a part of a state, past the caches if it is read late: that halves the bytes of a write,
+/// since a line that is stored whole is not read before.
+template <bool kIsReadLate>
+inline void StoreState(float* p, VecF v) {
+  if constexpr (kIsReadLate) {
+    StorePastCache(p, v);
+  } else {
+    Store(p, v);
+  }
+}
+
+/// True if a step may store past the caches: rows are whole, aligned vectors.
+template <class Step>
+inline bool StoresPastCache(const Step& step, std::int64_t row_size) {
+  constexpr std::uintptr_t kBytes = sizeof(VecF);
+  return step.is_read_late && row_size % kLanes == 0 &&
+         reinterpret_cast<std::uintptr_t>(step.after) % kBytes == 0;
+}
+
 /// Rows [first, first + kRows) of a head. All have their first pass before any has its second, so
 /// that none waits for its sum; a row's sums do not depend on the others.
-template <int kRows>
+template <int kRows, bool kIsReadLate>
 inline void StepDeltaRows(const DeltaStep& step, std::int64_t first) {
   const std::int64_t n = step.key_dim;
   const float* before = step.before + first * n;
@@ -65,22 +84,29 @@ inline void StepDeltaRows(const DeltaStep& step, std::int64_t first) {
     for (int r = 0; r < kRows; ++r) {
       const VecF decayed = Mul(decay, Load(before + r * n + i));
       const VecF updated = Fma(Broadcast(deltas[r]), k, decayed);
-      Store(after + r * n + i, updated);
+      StoreState<kIsReadLate>(after + r * n + i, updated);
       sums[r] = Fma(updated, q, sums[r]);
     }
   }
   for (int r = 0; r < kRows; ++r) step.out[first + r] = Sum(sums[r]) + tails[r];
 }
 
-void StepDelta(const DeltaStep& step) {
+template <bool kIsReadLate>
+inline void StepDeltaHead(const DeltaStep& step) {
   constexpr int kRows = 4;  // with AVX2 their sums and factors leave registers for the operands
   std::int64_t row = 0;
-  for (; row + kRows <= step.value_dim; row += kRows) StepDeltaRows<kRows>(step, row);
-  for (; row < step.value_dim; ++row) StepDeltaRows<1>(step, row);
+  for (; row + kRows <= step.value_dim; row += kRows) StepDeltaRows<kRows, kIsReadLate>(step, row);
+  for (; row < step.value_dim; ++row) StepDeltaRows<1, kIsReadLate>(step, row);
+}
+
+void StepDelta(const DeltaStep& step) {
+  if (!StoresPastCache(step, step.key_dim)) return StepDeltaHead<false>(step);
+  StepDeltaHead<true>(step);
+  FinishStores();
 }
 
 /// Rows [first, first + kRows) of a head, in one pass; a row's sum does not depend on the others.
-template <int kRows>
+template <int kRows, bool kIsReadLate>
 inline void StepScanRows(const ScanStep& step, std::int64_t first) {
   const std::int64_t n = step.state_dim;
   const float* before = step.before + first * n;
@@ -96,7 +122,7 @@ inline void StepScanRows(const ScanStep& step, std::int64_t first) {
     const VecF b = Load(step.b + i), c = Load(step.c + i);
     for (int r = 0; r < kRows; ++r) {
       const VecF updated = Fma(factors[r], b, Mul(decay, Load(before + r * n + i)));
-      Store(after + r * n + i, updated);
+      StoreState<kIsReadLate>(after + r * n + i, updated);
       sums[r] = Fma(updated, c, sums[r]);
     }
   }
@@ -112,11 +138,18 @@ inline void StepScanRows(const ScanStep& step, std::int64_t first) {
   }
 }
 
-void StepScan(const ScanStep& step) {
-  constexpr int kRows = 4;  // as StepDelta
+template <bool kIsReadLate>
+inline void StepScanHead(const ScanStep& step) {
+  constexpr int kRows = 4;  // as StepDeltaHead
   std::int64_t row = 0;
-  for (; row + kRows <= step.head_dim; row += kRows) StepScanRows<kRows>(step, row);
-  for (; row < step.head_dim; ++row) StepScanRows<1>(step, row);
+  for (; row + kRows <= step.head_dim; row += kRows) StepScanRows<kRows, kIsReadLate>(step, row);
+  for (; row < step.head_dim; ++row) StepScanRows<1, kIsReadLate>(step, row);
+}
+
+void StepScan(const ScanStep& step) {
+  if (!StoresPastCache(step, step.state_dim)) return StepScanHead<false>(step);
+  StepScanHead<true>(step);
+  FinishStores();
 }
 
 }  // namespace
