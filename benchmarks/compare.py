@@ -46,6 +46,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("--plain", type=Path, help="file of the same weights that the peer runs")
     parser.add_argument("--sparsity", action="append", help="KIND or KIND@MAX_FFN_ERROR")
+    parser.add_argument(
+        "--dense-plain", action="store_true", help="also our dense decode of the --plain file"
+    )
     parser.add_argument("--head-apart", action="store_true", help="also without the output head")
     parser.add_argument(
         "--no-mmap", action="store_true", help="our sides copy their weights into huge pages"
@@ -68,6 +71,8 @@ def _options() -> argparse.Namespace:
         parser.error("--sparsity compares one model")
     if options.sparsity and not (options.plain or options.no_peer):
         parser.error("--sparsity needs --plain FILE for the peer, or --no-peer")
+    if options.dense_plain and not (options.sparsity and options.plain):
+        parser.error("--dense-plain needs --plain FILE and --sparsity KIND")
     if options.original and (options.prefill or not options.sparsity):
         parser.error("--original decodes sparse models only: add --sparsity KIND and --prefill ''")
     return options

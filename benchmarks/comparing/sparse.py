@@ -21,7 +21,7 @@ from powerinfer.gguf import GGUFFile, open_gguf
 
 __all__ = ["compare_sparse", "print_sparse"]
 
-PEER, ORIGINAL, DENSE = "llama.cpp", "original", "dense"
+PEER, ORIGINAL, DENSE, PLAIN = "llama.cpp", "original", "dense", "dense, plain file"
 # What the comparison with llama.cpp means where it does not compute the same function.
 CAVEATS = {
     "llama": "llama.cpp runs the plain file with SiLU: equal bytes, speed only",
@@ -44,12 +44,14 @@ def compare_sparse(model: Path, options: argparse.Namespace) -> dict[str, Any]:
     if options.original:
         sides[ORIGINAL] = original_command(model, options)
     sides[DENSE] = our_command(model, options, "off")
+    if options.dense_plain:
+        sides[PLAIN] = our_command(options.plain, options, "off")
     sides |= {kind: our_command(model, options, kind) for kind in options.sparsity}
     drop_cached_pages(model, *([] if options.no_peer else [options.plain]))
     rounds = alternate(model.name, sides, options.pairs)
     file = open_gguf(model)
     size = bytes_of_file(file)
-    references = [side for side in (PEER, ORIGINAL, DENSE) if side in sides]
+    references = [side for side in (PEER, ORIGINAL, DENSE, PLAIN) if side in sides]
     kinds = {}
     for kind in (DENSE, *options.sparsity):
         kinds[kind] = {
@@ -195,7 +197,7 @@ def print_sparse(result: dict[str, Any]) -> None:
             for what, found in table.items():
                 bound = _bound_text(row["bound"] if what == "decode" else None)
                 print(
-                    f"    {what:12} {found['ours']:8.2f}  {other:9} {found['peer']:8.2f}"
+                    f"    {what:12} {found['ours']:8.2f}  {other:17} {found['peer']:8.2f}"
                     f"  ratio {found['ratio']:.2f}"
                     f" ({found['ratio_min']:.2f}-{found['ratio_max']:.2f}){bound}"
                 )

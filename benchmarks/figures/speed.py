@@ -147,12 +147,17 @@ def _experts_sparse() -> Iterator[Row]:
     return _sparse_rows(_experts())
 
 
-@table("families_sparse", _SPARSE_COLUMNS)
+@table(
+    "families_sparse",
+    _SPARSE_COLUMNS.replace("/ our dense", "/ our dense | / our dense, plain file"),
+)
 def _families_sparse() -> Iterator[Row]:
-    return _sparse_rows(load_all("*/families/*-sparse.json"))
+    return _sparse_rows(load_all("*/families/*-sparse.json"), ("dense", "dense, plain file"))
 
 
-def _sparse_rows(results: Iterable[tuple[str, Json]]) -> Iterator[Row]:
+def _sparse_rows(
+    results: Iterable[tuple[str, Json]], bases: tuple[str, ...] = ("dense",)
+) -> Iterator[Row]:
     for name, result in results:
         for kind, row in result.get("kinds", {}).items():
             for what, found in row["against"].get("llama.cpp", {}).items():
@@ -160,10 +165,10 @@ def _sparse_rows(results: Iterable[tuple[str, Json]]) -> Iterator[Row]:
                 if what == "decode":
                     active, bound = _text(row["active_share"]), _text(row["bound"])
                     rate = f"{row['gb_per_s']:.1f} ({row['read_gb_per_s']:.1f})"
-                dense = row["against"].get("dense", {}).get(what, {}).get("ratio")
+                own = (row["against"].get(base, {}).get(what, {}).get("ratio") for base in bases)
                 label = name.removesuffix("-sparse"), f"`{kind}`"
                 cells = (*label, what.replace("prefill", "prompt of"), active, rate)
-                yield *cells, *_speeds(found), ratio_text(found), _text(dense), bound
+                yield *cells, *_speeds(found), ratio_text(found), *map(_text, own), bound
 
 
 @table(

@@ -107,15 +107,16 @@ def test_bounds_of_a_shape() -> None:
 @pytest.mark.slow
 def test_compare_prints_ratio_and_bound(tmp_path: Path) -> None:
     """Ours against our own dense; the tables of the result name every kind."""
-    model, result = tmp_path / "tiny.gguf", tmp_path / "tiny.json"
-    _script("planted.py", "--shape", "tiny", "-o", str(model))
-    kinds = ["--sparsity", "mlp", "--sparsity", "exact"]
+    model, plain, result = (tmp_path / name for name in ("tiny.gguf", "plain.gguf", "tiny.json"))
+    _script("planted.py", "--shape", "tiny", "-o", str(model), "--plain", str(plain))
+    kinds = ["--sparsity", "mlp", "--sparsity", "exact", "--plain", str(plain), "--dense-plain"]
     plan = ["--no-peer", "--pairs", "1", "--prefill", "", "--decode", "2", "-o", str(result)]
     _script("compare.py", str(model), *kinds, *plan)
     found = json.loads(result.read_text("utf8"))["results"][0]["kinds"]
     assert list(found) == ["dense", "mlp", "exact"]
     for kind in ("mlp", "exact"):
         assert found[kind]["against"]["dense"]["decode"]["ratio"] > 0
+        assert found[kind]["against"]["dense, plain file"]["decode"]["ratio"] > 0
         assert found[kind]["bytes_per_token"] < found["dense"]["bytes_per_token"]
         assert found[kind]["bound"] > found["dense"]["bound"] == 1.0
     table = _script("table.py", str(tmp_path))
