@@ -158,8 +158,9 @@ class Screen {
         static_cast<std::size_t>(std::min(rows, wanted.count + wanted.count / 2 + 8)));
     WriteLargest({item_.out.Row(token), static_cast<std::size_t>(rows)}, ids);
     for (const std::int64_t row : ids) Fetch(row);
-    std::vector<float> logits;
-    for (const std::int64_t row : ids) logits.push_back(Logit(row, token));
+    std::vector<float> logits(ids.size());
+    std::ranges::transform(ids, logits.begin(),
+                           [&](std::int64_t row) { return Logit(row, token); });
     const auto last = logits.begin() +
                       static_cast<std::ptrdiff_t>(std::min(wanted.count, std::ssize(logits)) - 1);
     const bool is_nan = std::any_of(logits.begin(), logits.end(), [](float x) { return x != x; });
