@@ -73,7 +73,7 @@ class RowCosts:
     # Of what a step of one row takes, for each further row, before anything is known.
     _FURTHER_ROW = 0.1
     # Steps after which a size that was not computed meanwhile is forgotten.
-    _LIFE = 1024
+    _LIFE = 128
 
     def __init__(self) -> None:
         self._samples: dict[int, deque[float]] = {}
