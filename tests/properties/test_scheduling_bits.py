@@ -1,4 +1,8 @@
-"""Every text of an engine has the bits that it has alone, whoever comes, goes and shares steps."""
+"""Every text of an engine has the bits that it has alone, whoever comes, goes and shares steps.
+
+Whatever is drafted, too: tokens that are right, wrong or both, also for texts that are cancelled
+meanwhile, and for later ones that reuse what was accepted.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -9,16 +13,26 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from forced_drafts import MANNERS, force_drafts
 from powerinfer import LLM, SamplingParams
 from powerinfer.engine.engine import Engine
 from powerinfer.engine.request import Output, Request, RequestHandle
 from powerinfer.ops.cpu.machine import machine_info
 from powerinfer.sampling.finish_reason import FinishReason
-from scheduling_cases import alone, new_engine, text_of
-from tiny_models import TINY_MODELS, wide, write_model
+from scheduling_cases import WholeText, all_alone, new_engine, text_of
+from tiny_models import TINY_EXPERTS, TINY_MODELS, wide, write_model
 
 FORMATS = ("f16", "q4_0", "q4_k")
 SPARSITIES = ("off", "exact", "mlp", "lowbit", "sign")
+# Recipes, and which neurons they compute.
+KINDS = (
+    *(("bamboo", sparsity) for sparsity in SPARSITIES),
+    ("gemma3", "off"),
+    ("mixtral-drelu-transposed", "exact"),
+    ("lfm2", "off"),
+    ("qwen35moe", "off"),
+    ("nemotron_h", "off"),
+)
 PREFIXES = tuple(
     tuple(np.random.default_rng(seed).integers(5, 500, 200).tolist()) for seed in range(3)
 )
@@ -29,15 +43,15 @@ class Models:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._open: dict[tuple[str, str, str], LLM] = {}
+        self._open: dict[tuple[str, ...], LLM] = {}
 
-    def open(self, format_name: str, sparsity: str, kernels: str) -> LLM:
-        key = format_name, sparsity, kernels
+    def open(self, format_name: str, recipe: str, sparsity: str, kernels: str) -> LLM:
+        key = format_name, recipe, sparsity, kernels
         if key not in self._open:
-            path = self._folder / f"{format_name}.gguf"
+            path = self._folder / f"{recipe}-{format_name}.gguf"
             if not path.exists():
-                recipe = replace(wide(TINY_MODELS["bamboo"], format_name), context_length=640)
-                write_model(path, recipe)
+                model = wide((TINY_MODELS | TINY_EXPERTS)[recipe], format_name)
+                write_model(path, replace(model, context_length=640))
             self._open[key] = LLM(path, sparsity=sparsity, kernels=kernels, threads=1)
         return self._open[key]
 
@@ -81,19 +95,24 @@ def _answers(engine: Engine, visits: list[Visit]) -> list[tuple[RequestHandle, l
     return [(handles[number], outputs[handles[number]]) for number in range(len(visits))]
 
 
-def _check(llm: LLM, engine: Engine, visits: list[Visit]) -> None:
-    known: dict[tuple[object, ...], object] = {}
+def _check(llm: LLM, engine: Engine, visits: list[Visit], manner: str | None = None) -> None:
+    """Compare texts with those alone; `manner`: drafts of this kind at every step."""
+    known: dict[tuple[object, ...], list[WholeText]] = {}
+    answers: dict[int, list[WholeText]] = {}
+    for request in (visit.request for visit in visits):
+        key = tuple(request.prompt_ids), request.is_prompt, repr(request.params)
+        if key not in known:
+            known[key] = all_alone(llm.loaded, request)
+        answers[id(request)] = known[key]
+    if manner is not None:
+        force_drafts(engine, answers, manner)
     for visit, (handle, outputs) in zip(visits, _answers(engine, visits), strict=True):
         request = visit.request
-        for index in range(request.params.n):
+        for index, wanted in enumerate(answers[id(request)]):
             of_text = [output for output in outputs if output.index == index]
-            key = tuple(request.prompt_ids), request.is_prompt, repr(request.params), index
-            if key not in known:
-                known[key] = alone(llm.loaded, request, index)
-            wanted = known[key]
             if of_text[-1].finish_reason is FinishReason.CANCELLED:
                 made = [token_id for output in of_text for token_id in output.token_ids]
-                assert wanted.token_ids[: len(made)] == made  # type: ignore[attr-defined]
+                assert wanted.token_ids[: len(made)] == made
             else:
                 assert text_of(of_text) == wanted
         assert handle.num_cached_tokens < len(request.prompt_ids)
@@ -137,9 +156,10 @@ def visits(draw: st.DrawFn) -> Visit:
     data=st.data(),
     kind=st.tuples(
         st.sampled_from(FORMATS),
-        st.sampled_from(SPARSITIES),
+        st.sampled_from(KINDS),
         st.sampled_from(machine_info().available_kernels),
     ),
+    manner=st.none() | st.sampled_from(MANNERS),
     parallel=st.integers(1, 9),
     batch_size=st.sampled_from([3, 17, 64, 512]),
     is_slicing=st.booleans(),
@@ -148,17 +168,19 @@ def visits(draw: st.DrawFn) -> Visit:
 def test_whoever_comes_and_goes(
     models: Models,
     data: st.DataObject,
-    kind: tuple[str, str, str],
+    kind: tuple[str, tuple[str, str], str],
+    manner: str | None,
     parallel: int,
     batch_size: int,
     is_slicing: bool,
     kv_tokens: int,
 ) -> None:
-    llm = models.open(*kind)
+    format_name, (recipe, sparsity), kernels = kind
+    llm = models.open(format_name, recipe, sparsity, kernels)
     engine = new_engine(
         llm, is_slicing=is_slicing, parallel=parallel, batch_size=batch_size, kv_tokens=kv_tokens
     )
-    _check(llm, engine, data.draw(st.lists(visits(), min_size=1, max_size=8)))
+    _check(llm, engine, data.draw(st.lists(visits(), min_size=1, max_size=8)), manner)
 
 
 @pytest.mark.each_value
@@ -167,7 +189,7 @@ def test_whoever_comes_and_goes(
 def test_thirty_two_at_once(models: Models, format_name: str, sparsity: str) -> None:
     """1 to 300 tokens, greedy and seeded, stop strings, shared prefixes, some cancelled."""
     best = machine_info().available_kernels[0]
-    llm = models.open(format_name, sparsity, best)
+    llm = models.open(format_name, "bamboo", sparsity, best)
     random = np.random.default_rng(7)
     listed = []
     for number in range(32):

@@ -14,7 +14,7 @@ from powerinfer.engine.engine import Engine
 from powerinfer.engine.request import Request
 from powerinfer.errors import NumericsError
 from powerinfer.models import Model
-from powerinfer.values import FloatArray
+from powerinfer.values import Batch, FloatArray
 from scheduling_cases import WholeText, all_alone, new_engine, run, text_of
 from tiny_models import TINY_EXPERTS, TINY_MODELS, write_model
 
@@ -192,6 +192,37 @@ def test_right_drafts_save_steps_and_are_counted(dense: LLM, stateful: LLM) -> N
         assert metrics.decode_steps + metrics.num_accepted == 32
         assert metrics.draft_accepted_share == 1
         assert metrics.tokens_per_step == 32 / metrics.decode_steps
+
+@pytest.mark.usefixtures("no_end_tokens")
+@pytest.mark.parametrize("manner", ["right", "half"])
+@pytest.mark.parametrize("name", ["dense", "stateful"])
+def test_a_text_that_is_cancelled_while_its_drafts_are_computed(
+    name: str, manner: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = request.getfixturevalue(name)
+    wanted = Request(prompt_ids=PROMPT, params=SamplingParams(seed=5, max_tokens=30, logprobs=0))
+    answers = _answers(llm, [wanted])
+    (whole,) = answers[id(wanted)]
+    engine = new_engine(llm, kv_tokens=1024, reuse_prefix=True)
+    force_drafts(engine, answers, manner, seed=1)
+    handle = engine.submit(wanted)
+    forward = Model.forward
+
+    def leave(model: Model, batch: Batch, *args: Any, **options: Any) -> FloatArray:
+        if handle.num_generated and len(batch.token_ids) > 2:
+            engine.cancel(handle)
+        return forward(model, batch, *args, **options)
+
+    monkeypatch.setattr(Model, "forward", leave)
+    outputs = run(engine, [handle])[handle, 0]
+    assert outputs[-1].finish_reason == "cancelled"
+    made = [token_id for output in outputs for token_id in output.token_ids]
+    assert 0 < len(made) < 30
+    assert made == whole.token_ids[: len(made)]
+    # What it leaves in the cache is right: the same request, from the same prompt.
+    again = replace(wanted)
+    force_drafts(engine, {id(again): [whole]}, manner)
+    assert _texts(engine, [again]) == [[whole]]
 
 
 FORMS = {
