@@ -118,6 +118,7 @@ def _serve_and_check(
         assert 0 < accepted < drafted, counts
         assert server.figure("powerinfer_drafted_tokens_total") == drafted
         assert server.figure("powerinfer_accepted_draft_tokens_total") == accepted
+        assert server.figure("powerinfer_decode_steps_total") > 0
     return counts
 
 

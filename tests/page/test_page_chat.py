@@ -8,12 +8,17 @@ from page_visit import Visit, expect
 WORDS = tuple(f"word{number} " for number in range(200))
 
 
-def test_an_answer_appears_as_markdown(visit: Visit, server: PageServer) -> None:
+def test_an_answer_appears_as_markdown(
+    visit: Visit, server: PageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.fake, "drafts", (3, 2))
     server.play(("Some **bo", "ld** text", "\n\n- one\n", "- two"))
     answer = visit.ask("Say something bold")
     expect(answer.locator("strong")).to_have_text("bold")
     expect(answer.locator("li")).to_have_text(["one", "two"])
     expect(answer.locator(".figures")).to_contain_text("4 tokens")
+    drafts = "67 % of 3 drafted tokens accepted · 3.00 tokens per step"
+    expect(answer.locator(".figures")).to_contain_text(drafts)
     expect(visit.questions).to_have_text(["Say something bold"])
     assert visit.chats == ["Say something bold"]
     assert visit.bodies[0]["messages"] == [{"role": "user", "content": "Say something bold"}]

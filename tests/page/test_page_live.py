@@ -38,6 +38,9 @@ def busy(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> PageServer:
             generated_tokens=next(tokens),
             prompt_tokens=200,
             cached_tokens=50,
+            drafted_tokens=40,
+            accepted_tokens=30,
+            text_steps=60,
             layers=layers,
         )
 
@@ -56,6 +59,7 @@ def test_figures_are_shown_and_follow(visit: Visit, busy: PageServer) -> None:
     expect(live.get_by_role("img", name="50 % in use, 25 % kept")).to_be_visible()
     expect(live).to_contain_text("25 % of all prompt tokens were computed before.")
     expect(live).to_contain_text("States: 6 in use, 9 kept for prompts that begin alike, room for")
+    expect(live).to_contain_text("75 % of 40 drafted tokens accepted, 1.50 tokens per step.")
 
 
 def test_neurons_have_bars_words_and_numbers(visit: Visit, busy: PageServer) -> None:

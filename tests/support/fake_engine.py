@@ -48,7 +48,7 @@ class FakeEngine(Engine):
         kv_tokens: most of a prompt; None for the context.
         parallel: most requests that run.
         num_cached: tokens of each prompt that count as cached.
-        drafts: numbers of drafted and of accepted tokens of each request.
+        drafts: numbers of drafted and of accepted tokens of each text.
         submitted: all handles, for tests to look at.
         step_error: what the next step raises.
         num_steps: that were begun.
@@ -84,8 +84,11 @@ class FakeEngine(Engine):
             raise PromptError("the prompt is empty")
         if len(request.prompt_ids) > (self.kv_tokens or self.context_length):
             raise ContextLengthError("the prompt does not fit")
-        cost = CostMeter(0.0, num_drafted=self.drafts[0], num_accepted=self.drafts[1])
-        handle = RequestHandle(request, 0, (cost,), num_cached_tokens=self.num_cached)
+        costs = tuple(
+            CostMeter(0.0, num_drafted=self.drafts[0], num_accepted=self.drafts[1])
+            for _ in range(request.params.n)
+        )
+        handle = RequestHandle(request, 0, costs, num_cached_tokens=self.num_cached)
         script = self.script
         texts = [
             _Text(

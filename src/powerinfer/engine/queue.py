@@ -15,6 +15,7 @@ from powerinfer.errors import PromptError
 from powerinfer.kvcache import KVCache
 from powerinfer.kvcache.prefix_tree import PrefixTree
 from powerinfer.loading.loader import LoadedModel
+from powerinfer.models.metrics import TokenCounts
 from powerinfer.prompts.messages import message_ends
 from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.values import FloatArray
@@ -91,7 +92,7 @@ class Queue:
         self.waiting: list[RunningText] = []
         self.running: list[RunningText] = []
         self.num_prompt_tokens = self.num_cached_tokens = 0
-        self._num_generated = 0  # of texts that are over
+        self._ended_counts = TokenCounts()  # of texts that are over
 
     @property
     def is_empty(self) -> bool:
@@ -104,9 +105,10 @@ class Queue:
         return len(self._arrivals) + len(self.waiting)
 
     @property
-    def num_generated(self) -> int:
-        """Number of tokens generated in all texts, past and present."""
-        return self._num_generated + sum(text.num_generated for text in self.running)
+    def token_counts(self) -> TokenCounts:
+        """Counts of all texts, past and present."""
+        running = (text.token_counts for text in self.running)
+        return TokenCounts.total([self._ended_counts, *running])
 
     @property
     def handles(self) -> list[RequestHandle]:
@@ -264,7 +266,7 @@ class Queue:
         self._free(text, self._shared_prompts.get(text.handle))
         self._forget(text.handle)  # first: nobody comes back to a text that does not run
         self.running = _without(text, self.running)
-        self._num_generated += text.num_generated
+        self._ended_counts = TokenCounts.total([self._ended_counts, text.token_counts])
 
     def _forget(self, handle: RequestHandle) -> None:
         """Drop the shared prompt of a request once no text needs it."""

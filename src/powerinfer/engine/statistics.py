@@ -21,6 +21,9 @@ class EngineStatistics:
         steps: number of decode steps.
         prompt_tokens: number of prompt tokens, including those found in the cache.
         cached_tokens: number of prompt tokens found in the cache.
+        drafted_tokens: number of drafted tokens that steps computed; `accepted_tokens` of them
+            were right.
+        text_steps: number of decode steps, a step counted for each of its texts.
         layers: share of the neurons that each layer needed in the last decode step; None before
             the first, or if the backend does not count.
     """
@@ -34,6 +37,9 @@ class EngineStatistics:
     generated_tokens: int
     prompt_tokens: int
     cached_tokens: int
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    text_steps: int = 0
     states: int = 0
     states_used: int = 0
     states_cached: int = 0
@@ -52,7 +58,7 @@ class EngineStatistics:
 
 def statistics_of(queue: Queue, model: Model, num_steps: int) -> EngineStatistics:
     """Collect them; any thread may call this."""
-    cache, states = queue.cache, queue.cache.states
+    cache, states, counts = queue.cache, queue.cache.states, queue.token_counts
     return EngineStatistics(
         running=len(queue.running),
         waiting=queue.num_waiting,
@@ -60,9 +66,12 @@ def statistics_of(queue: Queue, model: Model, num_steps: int) -> EngineStatistic
         blocks_used=cache.num_used_blocks,
         blocks_cached=cache.num_unused_blocks,
         steps=num_steps,
-        generated_tokens=queue.num_generated,
+        generated_tokens=counts.generated,
         prompt_tokens=queue.num_prompt_tokens,
         cached_tokens=queue.num_cached_tokens,
+        drafted_tokens=counts.drafted,
+        accepted_tokens=counts.accepted,
+        text_steps=counts.steps,
         states=0 if states is None else states.num_slots,
         states_used=0 if states is None else states.num_used,
         states_cached=0 if states is None else states.num_unused,

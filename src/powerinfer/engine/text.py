@@ -9,7 +9,7 @@ from powerinfer.engine.prompt_outputs import prompt_outputs
 from powerinfer.engine.request import Output, PromptRows, RequestHandle
 from powerinfer.errors import NumericsError, PowerInferError, PromptError
 from powerinfer.loading.loader import LoadedModel
-from powerinfer.models.metrics import CostMeter
+from powerinfer.models.metrics import CostMeter, TokenCounts
 from powerinfer.sampling.finish_reason import FinishReason
 from powerinfer.sampling.logprobs import TokenLogprob, token_logprob
 from powerinfer.sampling.sampler import new_sampler
@@ -176,6 +176,11 @@ class RunningText:
     def num_generated(self) -> int:
         """Number of generated tokens."""
         return len(self._token_ids) - self._num_prompt
+
+    @property
+    def token_counts(self) -> TokenCounts:
+        """Counts so far."""
+        return self.cost.token_counts(self.num_generated)
 
     @property
     def num_kept(self) -> int:

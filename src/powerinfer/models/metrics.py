@@ -1,7 +1,7 @@
 """Cost of a generation: seconds, tokens, bytes read, neurons computed."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, fields
@@ -19,6 +19,7 @@ __all__ = [
     "NeuronTally",
     "StepCost",
     "StepMeter",
+    "TokenCounts",
     "has_predictors",
     "uncounted",
 ]
@@ -182,6 +183,20 @@ class StepCost(NamedTuple):
     total: int = 0
 
 
+class TokenCounts(NamedTuple):
+    """Tokens generated, drafted and accepted, and decode steps, a step counted for each text."""
+
+    generated: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    steps: int = 0
+
+    @classmethod
+    def total(cls, counts: Iterable["TokenCounts"]) -> "TokenCounts":
+        """Add up the counts of several texts."""
+        return cls(*map(sum, zip(*counts, strict=True)))
+
+
 @dataclass(slots=True, eq=False)
 class CostMeter:
     """Adds up the cost of one sequence; keeps neither weights nor KV cache alive."""
@@ -195,13 +210,17 @@ class CostMeter:
     decode_s: float = 0.0
     num_drafted: int = 0
     num_accepted: int = 0
+    decode_steps: int = 0
     _decode: StepCost = field(default_factory=StepCost)
-    _decode_steps: int = 0
 
     def add_decode_step(self, cost: StepCost) -> None:
         """Count a step that computed the next token of this sequence."""
         self._decode = StepCost(*map(add, self._decode, cost))
-        self._decode_steps += 1
+        self.decode_steps += 1
+
+    def token_counts(self, num_generated: int) -> TokenCounts:
+        """Return the counts of a text with so many tokens."""
+        return TokenCounts(num_generated, self.num_drafted, self.num_accepted, self.decode_steps)
 
     def metrics(self, decode_tokens: int) -> Metrics:
         """Return the figures so far."""
@@ -210,7 +229,7 @@ class CostMeter:
             prefill_tokens=self.prefill_tokens,
             prefill_s=self.prefill_s,
             decode_tokens=decode_tokens,
-            decode_steps=self._decode_steps,
+            decode_steps=self.decode_steps,
             decode_s=self.decode_s,
             decode_bytes=self._decode.bytes_read,
             active_neurons=self._decode.active,

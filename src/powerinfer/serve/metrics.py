@@ -76,6 +76,12 @@ class ServerMetrics:
             labels,
             registry=registry,
         )
+        self.decode_steps = Counter(
+            "powerinfer_decode_steps",
+            "Decode steps of texts that are over, a step counted for each of its texts.",
+            labels,
+            registry=registry,
+        )
         self.first_token = Histogram(
             "powerinfer_time_to_first_token_seconds",
             "From the submission of a prompt to the first token of each of its texts.",
@@ -98,7 +104,7 @@ class ServerMetrics:
         )
         self._of_models = (
             *(self.prompt_tokens, self.cached_tokens, self.generated_tokens),
-            *(self.drafted_tokens, self.accepted_tokens),
+            *(self.drafted_tokens, self.accepted_tokens, self.decode_steps),
             *(self.first_token, self.gaps, self.loads, self.is_loaded),
         )
 
@@ -140,6 +146,7 @@ class ModelMetrics:
         self._generated_tokens = mine(metrics.generated_tokens)
         self._drafted_tokens = mine(metrics.drafted_tokens)
         self._accepted_tokens = mine(metrics.accepted_tokens)
+        self._decode_steps = mine(metrics.decode_steps)
         self._first_token = mine(metrics.first_token)
         self._gaps = mine(metrics.gaps)
         self._loads = mine(metrics.loads)
@@ -166,6 +173,7 @@ class ModelMetrics:
         self._cached_tokens.inc(handle.num_cached_tokens)
         self._drafted_tokens.inc(sum(cost.num_drafted for cost in handle.costs))
         self._accepted_tokens.inc(sum(cost.num_accepted for cost in handle.costs))
+        self._decode_steps.inc(sum(cost.decode_steps for cost in handle.costs))
 
     def measure(self, statistics: EngineStatistics) -> None:
         """Take the statistics of an engine; gauges of shares that it lacks stay as they are."""

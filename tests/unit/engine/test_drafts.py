@@ -192,6 +192,10 @@ def test_right_drafts_save_steps_and_are_counted(dense: LLM, stateful: LLM) -> N
         assert metrics.decode_steps + metrics.num_accepted == 32
         assert metrics.draft_accepted_share == 1
         assert metrics.tokens_per_step == 32 / metrics.decode_steps
+        statistics = engine.statistics()
+        assert statistics.drafted_tokens == statistics.accepted_tokens == metrics.num_accepted
+        assert (statistics.text_steps, statistics.generated_tokens) == (metrics.decode_steps, 33)
+
 
 @pytest.mark.usefixtures("no_end_tokens")
 @pytest.mark.parametrize("manner", ["right", "half"])

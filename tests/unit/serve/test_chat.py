@@ -63,6 +63,7 @@ def test_drafts_are_asked_for_and_counted() -> None:
     }
     assert "powerinfer_drafted_tokens_total 7.0" in metrics
     assert "powerinfer_accepted_draft_tokens_total 3.0" in metrics
+    assert "powerinfer_decode_steps_total 0.0" in metrics
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "draft"
     assert "auto, off, ngram" in refused.json()["error"]["message"]

@@ -47,8 +47,17 @@ def test_a_whole_answer() -> None:
     assert (answer["tokens_predicted"], answer["tokens_evaluated"]) == (4, len(ONCE))
     assert answer["timings"]["cache_n"] == 1
     assert answer["timings"]["prompt_n"] == len(ONCE) - 1
+    assert "draft_n" not in answer["timings"]
     assert not answer["truncated"]
     assert "completion_probabilities" not in answer
+
+
+def test_drafts_are_counted_for_each_text() -> None:
+    with running_api() as api:
+        api.fake.drafts = (7, 3)
+        for answer in complete(api, ["Once", "Once"]):
+            timings = answer["timings"]
+            assert (timings["draft_n"], timings["draft_n_accepted"]) == (7, 3)
 
 
 def test_a_stream() -> None:

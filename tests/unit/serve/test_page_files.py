@@ -136,7 +136,7 @@ def test_figures_of_an_engine_that_counts_little() -> None:
     with running_api() as api:
         figures = api.get("/panel").json()
     assert (figures["model"], figures["running"], figures["blocks"]) == ("test-model", 0, 64)
-    assert figures["layers"] is None
+    assert (figures["drafted_tokens"], figures["layers"]) == (0, None)
     assert figures["time"] > 0
 
 

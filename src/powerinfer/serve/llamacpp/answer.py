@@ -62,15 +62,18 @@ class _Text:
         }
 
     def timings(self) -> dict[str, object]:
-        """Report the times of the prompt and of the text."""
+        """Report the times of the prompt and of the text, and drafts if there were any."""
         now = time.monotonic()
         first = now if self.first_at is None else self.first_at
         cached = self.stream.handle.num_cached_tokens
         prompt_n, predicted_n = self.num_prompt - cached, len(self.token_ids)
+        cost = self.stream.handle.costs[self.index % self.stream.handle.request.params.n]
+        drafts = {"draft_n": cost.num_drafted, "draft_n_accepted": cost.num_accepted}
         return {
             "cache_n": cached,
             **_speed("prompt", prompt_n, first - self.started_at),
             **_speed("predicted", predicted_n, now - first),
+            **(drafts if cost.num_drafted else {}),
         }
 
 

@@ -24,6 +24,9 @@ _COUNTS = (
     "generated_tokens",
     "prompt_tokens",
     "cached_tokens",
+    "drafted_tokens",
+    "accepted_tokens",
+    "text_steps",
 )
 """Attributes of `EngineStatistics`; token counts are cumulative: rates are differences."""
 

@@ -26,7 +26,7 @@ export class ApiError extends Error {
  * @property {string} content
  * @property {string} reasoning
  * @property {string | null} finish why it ended; null while it goes on
- * @property {{prompt_tokens: number, completion_tokens: number} | null} usage with the last event
+ * @property {any} usage OpenAI's object, with the last event; else null
  */
 
 /**

@@ -149,7 +149,7 @@ export class Chats extends EventTarget {
   async #write(body, answer, writing) {
     const asked = performance.now();
     let first = 0;
-    let tokens = 0;
+    let usage = null;
     const { signal } = writing.controller;
     for await (const delta of streamChat(body, this.#settings.apiKey, signal)) {
       if (delta.content || delta.reasoning) {
@@ -159,12 +159,14 @@ export class Chats extends EventTarget {
         this.#grown(writing);
       }
       if (delta.finish) answer.state = delta.finish === "length" ? "length" : "done";
-      if (delta.usage) tokens = delta.usage.completion_tokens;
+      usage = delta.usage ?? usage;
     }
     if (answer.state === "writing") answer.state = "done";
     const seconds = (performance.now() - first) / 1000;
+    const tokens = usage?.completion_tokens ?? 0;
     if (first && tokens > 1 && seconds > 0) {
-      answer.figures = { tokens, perSecond: (tokens - 1) / seconds, firstAfter: (first - asked) / 1000 };
+      const times = { perSecond: (tokens - 1) / seconds, firstAfter: (first - asked) / 1000 };
+      answer.figures = { tokens, ...times, ...draftsOf(usage) };
     }
   }
 
@@ -220,4 +222,15 @@ export class Chats extends EventTarget {
   #tell(...names) {
     for (const name of names) this.dispatchEvent(new Event(name));
   }
+}
+
+/**
+ * @param {any} usage of OpenAI's API
+ * @returns {{drafts?: import("./store.js").Drafts}} nothing where no token was drafted
+ */
+function draftsOf(usage) {
+  const details = usage?.completion_tokens_details;
+  const accepted = details?.accepted_prediction_tokens ?? 0;
+  const drafted = accepted + (details?.rejected_prediction_tokens ?? 0);
+  return drafted ? { drafts: { drafted, accepted } } : {};
 }

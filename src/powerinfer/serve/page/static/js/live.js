@@ -82,6 +82,7 @@ export class LivePanel {
         tile("Waiting", shown(figures.waiting)),
       ),
       ...memory(figures),
+      ...drafts(figures),
       ...neurons(figures.layers),
     );
     this.#details.hidden = !figures.layers;
@@ -160,6 +161,15 @@ function states({ states, states_used, states_cached }) {
   if (!states) return [];
   const words = `States: ${states_used} in use, ${states_cached} kept for prompts that begin alike, room for ${states}.`;
   return [make("p", { class: "note" }, words)];
+}
+
+/** @param {any} figures @returns {HTMLElement[]} */
+function drafts({ drafted_tokens, accepted_tokens, text_steps }) {
+  if (!drafted_tokens || !text_steps) return [];
+  const share = percent(accepted_tokens / drafted_tokens);
+  const perStep = (1 + accepted_tokens / text_steps).toFixed(2);
+  const words = `${share} of ${drafted_tokens} drafted tokens accepted, ${perStep} tokens per step.`;
+  return [make("h3", {}, "Drafts"), make("p", { class: "note" }, words)];
 }
 
 /** @param {import("./layer_chart.js").LayerShares | null} layers @returns {HTMLElement[]} */

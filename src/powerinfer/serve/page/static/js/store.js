@@ -15,13 +15,19 @@ const LEFT = {
 };
 
 /**
+ * @typedef {object} Drafts tokens that were guessed, see the server's documentation
+ * @property {number} drafted
+ * @property {number} accepted
+ */
+
+/**
  * @typedef {object} Message
  * @property {"user" | "assistant"} role
  * @property {string} content
  * @property {string} [reasoning] what the model thought before it answered
  * @property {"writing" | "done" | "stopped" | "length" | "failed"} [state] of an answer
  * @property {import("./failures.js").Failure} [failure] why the answer broke off
- * @property {{tokens: number, perSecond: number, firstAfter: number}} [figures] times in seconds
+ * @property {{tokens: number, perSecond: number, firstAfter: number, drafts?: Drafts}} [figures] times in seconds
  */
 
 /**

@@ -3,6 +3,7 @@
 import { copyButton } from "./copy.js";
 import { make } from "./dom.js";
 import { icon } from "./icons.js";
+import { percent } from "./layer_chart.js";
 import { showMarkdown } from "./markdown.js";
 
 /** @typedef {import("./store.js").Message} Message */
@@ -146,8 +147,13 @@ function makeThoughts() {
  */
 function figures({ figures: known }) {
   if (!known) return "";
-  const { tokens, perSecond, firstAfter } = known;
-  return `${tokens} tokens · ${perSecond.toFixed(1)} tokens/s · first after ${firstAfter.toFixed(2)} s`;
+  const { tokens, perSecond, firstAfter, drafts } = known;
+  const words = `${tokens} tokens · ${perSecond.toFixed(1)} tokens/s · first after ${firstAfter.toFixed(2)} s`;
+  const steps = tokens - 1 - (drafts?.accepted ?? 0);
+  if (!drafts || steps < 1) return words;
+  const share = percent(drafts.accepted / drafts.drafted);
+  const perStep = ((tokens - 1) / steps).toFixed(2);
+  return `${words} · ${share} of ${drafts.drafted} drafted tokens accepted · ${perStep} tokens per step`;
 }
 
 /**
