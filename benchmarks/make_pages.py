@@ -17,6 +17,7 @@ from pathlib import Path
 
 # The modules of tables register their parts.
 from figures import (  # noqa: F401
+    drafts,
     models,
     quality,
     real_models,

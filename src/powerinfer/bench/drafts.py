@@ -22,7 +22,14 @@ from powerinfer.loading.loader import LoadedModel
 from powerinfer.options.option_kinds import DRAFT_OFF
 from powerinfer.sampling.sampling_params import SamplingParams
 
-__all__ = ["DraftPlan", "DraftReport", "DraftResult", "DraftTask", "measure_drafts"]
+__all__ = [
+    "DraftPlan",
+    "DraftReport",
+    "DraftResult",
+    "DraftTask",
+    "measure_drafts",
+    "read_draft_tasks",
+]
 
 _FILE = "draft_tasks.toml"
 _SYSTEM = {"role": "system", "content": "You are a helpful assistant."}
