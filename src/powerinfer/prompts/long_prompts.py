@@ -17,8 +17,9 @@ def encode_prompt(
     add_bos: bool | None = None,
     num_uncomputed: int = 0,
     name: str = "the prompt",
+    parse_special: bool = True,
 ) -> list[int]:
-    """Token ids of a prompt, with special tokens recognised.
+    """Token ids of a prompt.
 
     A text that is far too long is refused early, by its length alone or after a small part of it.
 
@@ -28,6 +29,7 @@ def encode_prompt(
         add_bos: put BOS in front; None does what the model expects.
         num_uncomputed: tokens at the end that are never computed and need no room.
         name: name of the text in an error.
+        parse_special: read names of special tokens as these tokens.
 
     Raises:
         ContextLengthError: the prompt has more tokens than the context holds.
@@ -37,7 +39,9 @@ def encode_prompt(
     if least > longest:
         raise too_long(f"at least {least}", context_length, name)
     counted = _COUNTED_CONTEXTS * longest
-    token_ids = tokenizer.encode(text, add_bos=add_bos, parse_special=True, at_most=counted)
+    token_ids = tokenizer.encode(
+        text, add_bos=add_bos, parse_special=parse_special, at_most=counted
+    )
     if len(token_ids) > counted:
         raise too_long(f"more than {counted}", context_length, name)
     if len(token_ids) > longest:

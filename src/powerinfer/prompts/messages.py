@@ -1,12 +1,13 @@
 """Prompts from the messages of a conversation, by the model's chat template."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
 from powerinfer.errors import PromptError
 from powerinfer.prompts.harmony import split_parts
-from powerinfer.prompts.long_prompts import encode_prompt
+from powerinfer.prompts.long_prompts import encode_prompt, too_long
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.tokenizer import Tokenizer
 
@@ -16,6 +17,7 @@ __all__ = [
     "chat_text",
     "message_ends",
     "message_ids",
+    "plain_message_ids",
     "with_chat_stop",
 ]
 
@@ -46,6 +48,39 @@ def message_ids(
     token_ids = encode_prompt(tokenizer, text, context_length, add_bos=False)
     if not token_ids:
         raise PromptError("the prompt is empty: the chat template wrote nothing for the messages")
+    return token_ids
+
+
+# Stands for a content while a template is rendered; no template writes it.
+_PLACE = re.compile("\0([0-9]+)\0")
+
+
+def plain_message_ids(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    context_length: int,
+    **variables: object,
+) -> list[int]:
+    """Token ids as of `message_ids`, but contents stay text.
+
+    Names of special tokens in them are not parsed, so that untrusted text cannot end its message.
+
+    Raises:
+        PromptError: as for `message_ids`.
+    """
+    _check_contents(messages)
+    places = [{**each, "content": f"\0{index}\0"} for index, each in enumerate(messages)]
+    parts = _PLACE.split(chat_text(tokenizer, places, variables))
+    token_ids: list[int] = []
+    for index, part in enumerate(parts):
+        # What the template wrote and the numbers of contents alternate.
+        if index % 2:
+            token_ids += tokenizer.encode_inside(str(messages[int(part)]["content"] or ""))
+        else:
+            inside = index > 0
+            token_ids += tokenizer.encode(part, add_bos=False, parse_special=True, is_inside=inside)
+        if len(token_ids) > context_length:
+            raise too_long(f"at least {len(token_ids)}", context_length)
     return token_ids
 
 

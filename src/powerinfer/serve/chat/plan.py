@@ -6,7 +6,12 @@ from dataclasses import dataclass, field, replace
 from powerinfer.engine.request import Request
 from powerinfer.errors import ContextLengthError, PromptError
 from powerinfer.prompts.long_prompts import encode_prompt
-from powerinfer.prompts.messages import message_ends, message_ids, with_chat_stop
+from powerinfer.prompts.messages import (
+    message_ends,
+    message_ids,
+    plain_message_ids,
+    with_chat_stop,
+)
 from powerinfer.prompts.reasoning import ends_within
 from powerinfer.sampling.sampling_params import SamplingParams
 from powerinfer.serve.chat.deltas import ChatDelta, ChatOutputParser, PlainOutput
@@ -37,6 +42,7 @@ class Chat:
         parallel_tool_calls: the answer may call several tools.
         template_variables: further variables of the chat template (`enable_thinking` ...).
         prefill: beginning of the answer, which the model continues.
+        is_plain: contents and `prefill` stay text; names of special tokens in them are not parsed.
     """
 
     messages: Sequence[ChatMessage]
@@ -46,6 +52,7 @@ class Chat:
     parallel_tool_calls: bool = True
     template_variables: Mapping[str, object] = field(default_factory=dict)
     prefill: str = ""
+    is_plain: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +107,10 @@ def plan_chat(context: ModelContext, chat: Chat) -> ChatPlan:
     prefix = ""
     if params.has_form or chat.prefill:
         prefix = _prefix(marks if is_open else None, forced, is_harmony=is_harmony)
-    if begun := prefix + chat.prefill:
+    if begun := prefix + ("" if chat.is_plain else chat.prefill):
         prompt_ids += tokenizer.encode(begun, add_bos=False, parse_special=True)
+    if chat.is_plain and chat.prefill:
+        prompt_ids += tokenizer.encode_inside(chat.prefill)
     # A story has only the calls that a grammar enforces.
     callable_tools = [] if is_story and forced is None else tools
 
@@ -136,7 +145,12 @@ def _read_tool(tool: FunctionTool) -> Tool:
 def _story_ids(context: ModelContext, chat: Chat) -> list[int]:
     """Write the prompt of a model that continues stories."""
     turns = [{"role": each["role"], "content": each["content"] or ""} for each in chat.messages]
-    return encode_prompt(context.tokenizer, story_text(turns), context.model.context_length)
+    return encode_prompt(
+        context.tokenizer,
+        story_text(turns),
+        context.model.context_length,
+        parse_special=not chat.is_plain,
+    )
 
 
 def _chat_ids(
@@ -148,8 +162,9 @@ def _chat_ids(
         variables["tools"] = list(chat.tools)
     messages = written_as.messages(chat.messages, [_read_tool(tool) for tool in chat.tools])
     model, tokenizer = context.model, context.tokenizer
+    write_ids = plain_message_ids if chat.is_plain else message_ids
     try:
-        prompt_ids = message_ids(tokenizer, messages, model.context_length, **variables)
+        prompt_ids = write_ids(tokenizer, messages, model.context_length, **variables)
     except ContextLengthError as error:
         if not chat.tools:
             raise
