@@ -40,7 +40,13 @@ LEVEL_OF = {package: level for level, row in enumerate(LEVELS) for package in ro
 
 MOST_MODULES = 20
 """In a folder, `__init__` apart."""
-PLUGIN_FOLDERS = ("cli/commands", "quant/formats", "models/architectures", "serve/tool_formats")
+PLUGIN_FOLDERS = (
+    "cli/commands",
+    "quant/formats",
+    "models/architectures",
+    "serve/tool_formats",
+    "orchestra/primitives",
+)
 """They may hold more: each file is named like what it adds."""
 
 # Who alone may import a heavy or private module.
@@ -57,11 +63,16 @@ RESERVED = {
     "uvicorn": ("serve/",),
     "ray": ("serve/ray/",),
     "prometheus_client": ("serve/",),
+    "httpx": ("orchestra/",),
     "llguidance": ("sampling/grammar/",),
 }
 
 # Who may import a reserved module inside functions only: the base install lacks it, or it is slow.
-LATE_ONLY = {"torch": ("placement/activation_folder.py",), "huggingface_hub": ("hub/",)}
+LATE_ONLY = {
+    "torch": ("placement/activation_folder.py",),
+    "huggingface_hub": ("hub/",),
+    "httpx": ("orchestra/",),
+}
 
 # What a backend may import of the others; the files beside these folders import none of them.
 BACKENDS: dict[str, tuple[str, ...]] = {

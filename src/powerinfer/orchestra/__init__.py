@@ -1,1 +1,1 @@
-"""Orchestra: a policy splits a task and routes its parts to several models and tools."""
+"""Orchestra: tasks divided among models and tools, each part done by the cheapest that suffices."""

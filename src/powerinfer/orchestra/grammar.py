@@ -33,19 +33,22 @@ _SKILL = '" skill="'
 _END = json.dumps('">')
 
 
-def action_grammar(due: Next, offers: Offers) -> str:
+def action_grammar(due: Next, offers: Offers, scale: float = 1.0) -> str:
     """Write the grammar of one action, from its first tag to its last.
 
     Args:
         due: what may come; not nothing.
         offers: who may be routed to.
+        scale: multiplies the longest lengths of texts, for small contexts.
     """
     rules = dict(_rules(due, offers))
     if not rules:
         raise ValueError("nothing may come next")
     start = " | ".join(name for name in ("plan", "route", "verify", "answer") if name in rules)
     lines = [f"{name}: {body}" for name, body in rules.items()]
-    terminals = (line for tag in _LONGEST for line in _text(tag) if f"{tag}_text" in str(lines))
+    terminals = (
+        line for tag in _LONGEST for line in _text(tag, scale) if f"{tag}_text" in str(lines)
+    )
     return "\n".join(["%llguidance {}", f"start: {start}", *lines, *terminals]) + "\n"
 
 
@@ -97,11 +100,11 @@ def _rising(name: str, ids: Sequence[int]) -> Iterator[tuple[str, str]]:
         yield f"{name}_at_{index}", f'"{number}"' + (f' ("," ({later}))?' if later else "")
 
 
-def _text(tag: str) -> Iterator[str]:
+def _text(tag: str, scale: float) -> Iterator[str]:
     """A text and the tag that ends it; `<` is not followed by the beginning of another tag."""
-    name = f"{tag.upper()}_TEXT"
+    name, longest = f"{tag.upper()}_TEXT", round(scale * _LONGEST[tag])
     yield f"{tag}_text[lazy]: {name}"
-    yield rf"{name}: /[^\s<]({_PIECE}){{0,{_LONGEST[tag] - 1}}}<\/{tag}>/"
+    yield rf"{name}: /[^\s<]({_PIECE}){{0,{longest - 1}}}<\/{tag}>/"
 
 
 def _quoted(text: str) -> str:

@@ -1,0 +1,1 @@
+"""Those who do the work: models of this machine, models elsewhere."""
