@@ -17,7 +17,8 @@ KERNELS = SOURCE / "ops" / "gpu" / "kernels"
 LEVELS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
     ("cli",),
-    ("orchestra", "evaluation", "serve", "bench"),
+    ("orchestra",),
+    ("evaluation", "serve", "bench"),
     ("engine",),
     ("scoring",),
     ("prompts", "train"),
@@ -63,7 +64,7 @@ RESERVED = {
     "uvicorn": ("serve/",),
     "ray": ("serve/ray/",),
     "prometheus_client": ("serve/",),
-    "httpx": ("orchestra/",),
+    "httpx": ("bench/serving/", "orchestra/"),
     "llguidance": ("sampling/grammar/",),
 }
 

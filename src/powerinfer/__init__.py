@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from powerinfer.engine.text_stream import AsyncTextStream, Generation, TextStream
     from powerinfer.models.metrics import Metrics
     from powerinfer.options.llm_options import LLMOptions
+    from powerinfer.orchestra.orchestra import Orchestra
     from powerinfer.sampling.logprobs import TokenLogprob
     from powerinfer.sampling.sampling_params import SamplingParams
     from powerinfer.scoring.scoring import Score
@@ -61,6 +62,7 @@ __all__ = [
     "MeasurementError",
     "Metrics",
     "NumericsError",
+    "Orchestra",
     "OutOfDeviceMemoryError",
     "PlacementError",
     "PowerInferError",
@@ -84,6 +86,7 @@ _LAZY = {
     "LLMOptions": "powerinfer.options.llm_options",
     "LayerRecall": "powerinfer.calibration.recall",
     "Metrics": "powerinfer.models.metrics",
+    "Orchestra": "powerinfer.orchestra.orchestra",
     "SamplingParams": "powerinfer.sampling.sampling_params",
     "Score": "powerinfer.scoring.scoring",
     "TextStream": "powerinfer.engine.text_stream",

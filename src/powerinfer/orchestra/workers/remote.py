@@ -3,15 +3,12 @@
 import json
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from typing import Any, cast
 
 from powerinfer._extras import how_to_install
 from powerinfer.errors import UnsupportedError
 from powerinfer.orchestra.pool import PoolError, WorkerEntry
 from powerinfer.orchestra.workers.worker import Answer, Question, WorkerError
-
-if TYPE_CHECKING:
-    import httpx
 
 __all__ = ["RemoteWorker"]
 
@@ -23,14 +20,12 @@ _HIDDEN = "[key]"
 class RemoteWorker:
     """Asks `/chat/completions` below an address. Its key appears in no text and no error."""
 
-    def __init__(
-        self, entry: WorkerEntry, transport: "httpx.AsyncBaseTransport | None" = None
-    ) -> None:
+    def __init__(self, entry: WorkerEntry, transport: Any = None) -> None:
         """Read the key from the environment.
 
         Args:
             entry: with `base_url`.
-            transport: replaces the network, in tests.
+            transport: httpx's, in place of the network, for tests.
 
         Raises:
             PoolError: the environment variable of the key is not set.
