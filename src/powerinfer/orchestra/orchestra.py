@@ -1,14 +1,16 @@
 """`Orchestra`: a pool whose models are open, ready for tasks."""
 
 import asyncio
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Self, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 from powerinfer.errors import PowerInferError
 from powerinfer.options.llm_options import LLMOptions
 from powerinfer.orchestra import primitives
+from powerinfer.orchestra.measuring import measure_worker
 from powerinfer.orchestra.policy import ModelPolicy
-from powerinfer.orchestra.pool import Pool, default_pool, read_pool
+from powerinfer.orchestra.pool import Cost, Pool, default_pool, read_pool
 from powerinfer.orchestra.primitives.primitive import Permissions
 from powerinfer.orchestra.runtime import Outcome, Players, Tell, run_task
 from powerinfer.orchestra.workers.local import LocalWorker, model_source
@@ -19,6 +21,8 @@ from powerinfer.serve.model_source import ModelSource
 from powerinfer.serve.settings import ServerSettings
 
 __all__ = ["Orchestra", "open_pool", "players_of", "pool_sources"]
+
+T = TypeVar("T")
 
 # Calls that run side by side on one model; more wait.
 _PARALLEL = 4
@@ -144,9 +148,7 @@ class Orchestra:
             task: in words.
             tell: called with each event as it happens.
         """
-        if self._runner is None:
-            self._runner = asyncio.Runner()
-        return self._runner.run(self.arun(task, tell))
+        return self._run(self.arun(task, tell))
 
     async def arun(self, task: str, tell: Tell = lambda _: None) -> Outcome:
         """Do a task: plan, route, verify and answer.
@@ -159,6 +161,29 @@ class Orchestra:
             tell: called with each event as it happens.
         """
         return await run_task(task, self.players, tell)
+
+    def measure(self, name: str) -> Cost | None:
+        """Measure what a worker costs; None for tools, whose calls differ too much.
+
+        Args:
+            name: of the worker.
+
+        Raises:
+            WorkerError: the worker cannot answer.
+        """
+        entry = self.pool[name]
+        if entry.is_tool:
+            return None
+        source = self._context.models.find(name).source if entry.is_local_model else None
+        num_bytes = source.facts().needed_bytes if source else 0
+        work = measure_worker(self.players.workers[name], entry, resident_bytes=num_bytes)
+        return self._run(work)
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run on the event loop that all calls share."""
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        return self._runner.run(work)
 
     def close(self) -> None:
         """Free the models."""

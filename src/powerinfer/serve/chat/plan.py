@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from powerinfer.engine.request import Request
 from powerinfer.errors import ContextLengthError, PromptError
@@ -107,10 +108,7 @@ def plan_chat(context: ModelContext, chat: Chat) -> ChatPlan:
     prefix = ""
     if params.has_form or chat.prefill:
         prefix = _prefix(marks if is_open else None, forced, is_harmony=is_harmony)
-    if begun := prefix + ("" if chat.is_plain else chat.prefill):
-        prompt_ids += tokenizer.encode(begun, add_bos=False, parse_special=True)
-    if chat.is_plain and chat.prefill:
-        prompt_ids += tokenizer.encode_inside(chat.prefill)
+    prompt_ids += _beginning_ids(context, chat, prefix)
     # A story has only the calls that a grammar enforces.
     callable_tools = [] if is_story and forced is None else tools
 
@@ -203,6 +201,15 @@ def _prefix(
         return "<|channel|>final<|message|>" if forced is None else forced.prefix
     closing = f"\n{open_marks[1]}\n\n" if open_marks else ""
     return closing + ("" if forced is None else forced.prefix)
+
+
+def _beginning_ids(context: ModelContext, chat: Chat, prefix: str) -> list[int]:
+    """Encode what was written for the model, and then the beginning of its answer."""
+    encode = partial(context.tokenizer.encode, add_bos=False, parse_special=True)
+    if chat.is_plain:
+        prefix_ids = encode(prefix) if prefix else []
+        return prefix_ids + context.tokenizer.encode_inside(chat.prefill)
+    return encode(prefix + chat.prefill) if prefix + chat.prefill else []
 
 
 class _Primed:
