@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, contextmanager
 from enum import Enum
 from typing import ParamSpec, TypeVar
 
+from powerinfer.serve.chat.answerer import Answerer
 from powerinfer.serve.errors import ErrorBody, error_body, queue_full
 from powerinfer.serve.fields import Fields
 from powerinfer.serve.metrics import ServerMetrics
@@ -38,6 +39,7 @@ class ServerContext:
         models: the models, of which each request uses one.
         created: start of the server in seconds since 1970.
         error_bodies: by path prefix, how an API other than OpenAI's writes errors.
+        answerers: by the name that clients use, who answers chats in place of a model.
         public_paths: paths that need no key; those that end with a slash include all paths below.
         num_requests: requests that run or wait.
     """
@@ -61,6 +63,7 @@ class ServerContext:
         self.models = ModelPool(self.settings, self.metrics, self.workers, sources, keep_alive_s)
         self.created = int(time.time())
         self.error_bodies: dict[str, ErrorBody] = {}
+        self.answerers: dict[str, Answerer] = {}
         self.public_paths = {"/", "/health", "/v1/health"}
         self.phase = ServerPhase.READY if sources else ServerPhase.LOADING
         self.num_requests = 0

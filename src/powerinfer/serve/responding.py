@@ -16,7 +16,7 @@ from powerinfer.serve.errors import ApiError, ErrorBody, from_engine
 from powerinfer.serve.served_model import ModelContext
 from powerinfer.values import JSONObject
 
-__all__ = ["SEND_PART", "Reply", "answer", "answer_body"]
+__all__ = ["SEND_PART", "Reply", "answer", "answer_body", "answer_with"]
 
 T = TypeVar("T")
 
@@ -129,6 +129,16 @@ def answer_body(
         async with context.model_of(body) as model:
             await begin(model, await context.run_blocking(read, body, model))(reply)
 
+    return answer_with(work, context, error_event=error_event)
+
+
+def answer_with(
+    work: Callable[[Reply], Awaitable[None]],
+    context: ServerContext,
+    *,
+    error_event: str | None = None,
+) -> Response:
+    """Answer by work of any kind, without a model of its own; see `answer`."""
     return _Answer(context, work, error_event)
 
 

@@ -6,13 +6,6 @@ from pathlib import Path
 import pytest
 
 from command_line import assert_error, invoke
-from powerinfer.cli.report.orchestra import event_lines
-from powerinfer.orchestra.actions import FinalAnswer, Plan, Route, Subtask, Verify
-from powerinfer.orchestra.ledger import Step
-from powerinfer.orchestra.primitives.primitive import Observation
-from powerinfer.orchestra.runtime import Acted, Observed
-
-STEP = Step(worker="model", primitive="answer", tokens=3, seconds=0.5)
 
 
 def test_a_task(tmp_path: Path) -> None:
@@ -76,27 +69,3 @@ def test_a_pool_is_measured(tmp_path: Path) -> None:
     assert worker["cost"]["seconds_per_token"] > 0
     assert worker["cost"]["resident_bytes"] > 1e6
     assert "cost = { seconds_per_prompt_token = " in path.read_text()
-
-
-def test_events_as_a_tree() -> None:
-    plan = Plan(1, (Subtask(1, (), "find\nit"), Subtask(2, (1,), "\x1b[2Jx")))
-    route = Route(1, 2, "model", "answer", "q" * 300)
-    events = [
-        Acted(plan, STEP),
-        Acted(route, STEP),
-        Observed(route, Observation("text", untrusted=True), STEP),
-        Observed(route, Observation("no", ok=False), STEP),
-        Acted(Verify(1, (1, 2), "wrong"), STEP),
-        Acted(Verify(2, (), "right"), STEP),
-        Acted(FinalAnswer("42"), STEP),
-    ]
-    assert [line for event in events for line in event_lines(event)] == [
-        "plan 1",
-        "  1. find it",
-        "  2. \\x1b[2Jx (after 1)",
-        f"  2 > model answer: {'q' * 200}...",
-        "  = 2 (untrusted): text  [3 tokens, 0.50 s]",
-        "  ! 2: no  [3 tokens, 0.50 s]",
-        "verdict 1: repair of 1, 2: wrong",
-        "verdict 2: pass: right",
-    ]

@@ -27,6 +27,7 @@ from powerinfer.cli.flags.options import (
     sampling_options,
 )
 from powerinfer.cli.flags.sections import SectionedCommand
+from powerinfer.cli.orchestra import ServedOrchestra, permissions_options, pool_option
 from powerinfer.cli.served_models import (
     KeepAlive,
     NamedModel,
@@ -136,6 +137,9 @@ _FIRST = (
     KeepAlive(),
 )
 @models_option
+@pool_option
+@permissions_options
+@option("--allow-over-http", "With --pool, let clients use what --allow names.")
 @flag("context_length")
 @other_engine_options
 @sampling_options
@@ -150,6 +154,8 @@ def serve(models: tuple[Path, ...], keep_alive: float | None, **flags: object) -
     ):
         if names:
             click.echo(f"flags of llama-server {what}: {', '.join(names)}", err=True)
+    if flags["pool"] is not None:
+        return _run_orchestra(models, keep_alive, flags)
     alias = cast("str | None", flags["alias"])
     found = find_served_models(models, alias)
     options: LLMOptions = {**llm_options(flags), "device": "cpu"}
@@ -162,6 +168,20 @@ def serve(models: tuple[Path, ...], keep_alive: float | None, **flags: object) -
     stay_s = _KEEP_ALIVE_S if keep_alive is None else keep_alive
     sources = [model_source(each, options, checks=bool(models)) for each in found]
     return _run_several(sources, _settings(found[0], flags), stay_s, find)
+
+
+def _run_orchestra(
+    models: Sequence[Path], keep_alive: float | None, flags: Mapping[str, Any]
+) -> int:
+    """Serve the models of a pool, those of -m, and all of the pool together as one model."""
+    options: LLMOptions = {**llm_options(flags), "device": "cpu"}
+    orchestra = ServedOrchestra.read(flags, options)
+    found = [each for each in find_served_models(models, None) if models]
+    check_options_for_several(flags, len(found) + len(orchestra.sources))
+    sources = [*orchestra.sources, *(model_source(each, options, checks=True) for each in found)]
+    first = NamedModel(sources[0].names, None if sources[0].is_story_model else sources[0].path)
+    stay_s = _KEEP_ALIVE_S if keep_alive is None else keep_alive
+    return _run_several(sources, _settings(first, flags), stay_s, None, orchestra)
 
 
 def _mean_one_model(flags: Mapping[str, Any]) -> bool:
@@ -243,6 +263,7 @@ def _run_several(
     settings: "ServerSettings",
     keep_alive_s: float,
     find: "Callable[[], Sequence[ModelSource]] | None",
+    orchestra: ServedOrchestra | None = None,
 ) -> int:
     """Serve models that load when they are asked for; returns the exit code."""
     from powerinfer.serve.context import ServerContext
@@ -252,6 +273,8 @@ def _run_several(
     names = ", ".join(source.names[0] for source in sources)
     click.echo(f"{address} is open; a model loads when a request names it: {names}", err=True)
     context = ServerContext(settings, sources, None if math.isinf(keep_alive_s) else keep_alive_s)
+    if orchestra is not None:
+        orchestra.join(context)
     _follow(context, find)
     number = run_server(context, listener)
     return _EXIT_INTERRUPTED if number == signal.SIGINT else 0

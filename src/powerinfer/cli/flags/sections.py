@@ -18,6 +18,10 @@ _SECTIONS: Mapping[str, Sequence[str]] = {
         *("sparsity", "activation", "activation_threshold", "max_ffn_error", "recall"),
         "measure_recall",
     ),
+    "Orchestra": (
+        *("pool", "allowed", "allow_over_http", "documents", "databases", "api_hosts"),
+        "let_data_leave",
+    ),
     "Drafts": ("draft", "draft_memory"),
     "GPU": (
         *("device", "vram_budget", "gpu_index", "reset_gpu_index", "disable_gpu_index"),

@@ -3,14 +3,16 @@
 from fastapi import APIRouter, Request, Response
 
 from powerinfer.errors import PowerInferError
+from powerinfer.serve.bodies import read_object
 from powerinfer.serve.context import ServerContext
+from powerinfer.serve.openai.answerers import AnswererReply
 from powerinfer.serve.openai.chat import ChatAnswer
 from powerinfer.serve.openai.chat_request import read_chat
 from powerinfer.serve.openai.completion_request import read_completion
 from powerinfer.serve.openai.completions import CompletionAnswer
 from powerinfer.serve.openai.schemas import CHAT_BODY, COMPLETION_BODY
 from powerinfer.serve.pooled_model import PooledModel
-from powerinfer.serve.responding import answer
+from powerinfer.serve.responding import answer, answer_body, answer_with
 from powerinfer.serve.served_model import ServedModel
 
 __all__ = ["router"]
@@ -24,7 +26,10 @@ def router(context: ServerContext) -> APIRouter:
     @routes.post("/chat/completions", include_in_schema=False)
     async def chat(request: Request) -> Response:
         """Answer the messages of a chat."""
-        return await answer(request, context, read_chat, ChatAnswer)
+        body = await read_object(request, context)
+        if (answerer := context.answerers.get(str(body.get("model")))) is not None:
+            return answer_with(AnswererReply(answerer, body), context)
+        return answer_body(body, context, read_chat, ChatAnswer)
 
     @routes.post("/v1/completions", openapi_extra=COMPLETION_BODY)
     @routes.post("/completions", include_in_schema=False)
@@ -38,16 +43,33 @@ def router(context: ServerContext) -> APIRouter:
         """List the models."""
         await context.models.refresh()
         listed = context.models.models
-        return {"object": "list", "data": [await _model(context, each) for each in listed]}
+        data = [_answerer(context, name) for name in context.answerers]
+        return {
+            "object": "list",
+            "data": [*data, *[await _model(context, each) for each in listed]],
+        }
 
     @routes.get("/v1/models/{name:path}")
     @routes.get("/models/{name:path}", include_in_schema=False)
     async def model(name: str) -> dict[str, object]:
         """Describe one model."""
+        if name in context.answerers:
+            return _answerer(context, name)
         await context.models.refresh(name)
         return await _model(context, context.models.find(name))
 
     return routes
+
+
+def _answerer(context: ServerContext, name: str) -> dict[str, object]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": context.created,
+        "owned_by": "powerinfer",
+        "meta": {},
+        "status": {"value": "loaded"},
+    }
 
 
 async def _model(context: ServerContext, model: PooledModel) -> dict[str, object]:
