@@ -27,6 +27,7 @@ MACHINE = (
     r"needs CUDA",
     r"kernels are compiled here",
     r"memory cannot be limited here",
+    r"no sandbox by (namespaces|bubblewrap) here",
     # Vocabularies that are not ours to pass on.
     r"the development data lacks ",
     # Not in CI: a peer that is compiled for many minutes, and 500 MB for one file of tests.

@@ -1,0 +1,1 @@
+"""Programs that set up the sandbox and run in it, started by path with `python -I -S`."""
