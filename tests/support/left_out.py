@@ -36,7 +36,7 @@ MACHINE = (
 # Absent only where it was not installed or not given.
 MISSING = (
     r"(torch|triton|transformers|safetensors|lm_eval|accelerate) is not installed",
-    r"(playwright|chromium|openai|anthropic|schemathesis|mypy) is not installed",
+    r"(playwright|chromium|openai|anthropic|schemathesis|mypy|sympy) is not installed",
     r"development data not found",
 )
 # scripts/real-models fetches them.

@@ -12,10 +12,12 @@ from powerinfer.orchestra.sandbox.limits import Limits
 from powerinfer.orchestra.sandbox.ways import INSIDE, Way, ways
 from powerinfer.values import JSONObject
 
-__all__ = ["PROGRAM", "run_isolated"]
+__all__ = ["PROGRAM", "SYMBOLIC", "run_isolated"]
 
 PROGRAM = INSIDE / "program.py"
 """The script that runs the Python program on its stdin."""
+SYMBOLIC = INSIDE / "symbolic.py"
+"""The script that evaluates the expression on its stdin, with sympy and mpmath in /modules."""
 
 _SETUP_S = 5.0
 _REPORT_BYTES = 1 << 14
