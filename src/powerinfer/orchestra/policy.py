@@ -2,15 +2,21 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Protocol
 
 from powerinfer.orchestra.actions import (
     Action,
     Element,
+    FinalAnswer,
     Obs,
+    Plan,
     ProtocolError,
+    Route,
+    Subtask,
     Turn,
+    Verify,
     parse_elements,
+    text_of,
 )
 from powerinfer.orchestra.grammar import action_grammar
 from powerinfer.orchestra.pool import Pool
@@ -68,13 +74,21 @@ class ModelPolicy:
         *,
         temperature: float = 0.0,
         seed: int | None = None,
+        repeat_penalty: float = 1.1,
     ) -> None:
-        """Let a model of this machine decide."""
+        """Let a model of this machine decide.
+
+        Args:
+            worker: the model.
+            temperature: 0 takes the likeliest action.
+            repeat_penalty: keeps small models from saying one thing until the action is full.
+        """
         self._worker = worker
         self._pool = pool
         self._primitives = primitives
         self._temperature = temperature
         self._seed = seed
+        self._repeat_penalty = repeat_penalty
 
     async def decide(self, task: str, state: State, offers: Offers) -> Decision:
         """Choose the next action; see `Policy`.
@@ -89,17 +103,17 @@ class ModelPolicy:
             question = self._question(system if length else "", task, turns, grammar)
             try:
                 answer = await self._worker.answer(question)
-                (action,) = parse_elements(answer.text)
+                action = _only_action(answer.text)
             except WorkerError as error:
                 if not error.is_too_long:
                     raise
-            except (ProtocolError, ValueError):
+            except ProtocolError:
                 # The end of the context has cut it.
                 if not answer.is_cut:
                     raise
             else:
                 return Decision(
-                    action=cast("Action", action),
+                    action=action,
                     prompt_tokens=answer.prompt_tokens,
                     tokens=answer.tokens,
                 )
@@ -118,9 +132,17 @@ class ModelPolicy:
             prefill=begun,
             grammar=grammar,
             max_tokens=_MOST_TOKENS,
+            repeat_penalty=self._repeat_penalty,
             temperature=self._temperature,
             seed=self._seed,
         )
+
+
+def _only_action(text: str) -> Action:
+    elements = parse_elements(text)
+    if len(elements) != 1 or isinstance(elements[0], Obs):
+        raise ProtocolError(f"expected one action, got {text!r:.60}")
+    return elements[0]
 
 
 def system_prompt(pool: Pool, primitives: Mapping[str, Primitive], offers: Offers) -> str:
@@ -130,28 +152,33 @@ def system_prompt(pool: Pool, primitives: Mapping[str, Primitive], offers: Offer
         [
             "You lead a team. Answer the task at once if you are sure. Otherwise plan subtasks, "
             "route each to a worker that suffices and costs least, check the results, then answer.",
-            *_example(offers),
             "Workers, cheapest first:",
             *_workers(pool, offers),
             "Skills:",
             *(f"- {name}: {primitives[name].summary}" for name in skills),
+            *_examples(offers),
         ]
     )
 
 
-def _example(offers: Offers) -> Iterator[str]:
-    first = next(((name, min(each)) for name, each in offers.items() if each), None)
-    if first is None:
-        return
-    worker, primitive = first
-    yield "Example:"
-    yield '<plan round="1">'
-    yield '  <subtask id="1" depends_on="">find the first number</subtask>'
-    yield "</plan>"
-    yield f'<route round="1" subtask="1" model="{worker}" skill="{primitive}">the query</route>'
-    yield "Then you read the result, and write:"
-    yield '<verify round="1" status="pass">the result answers the task</verify>'
-    yield "<final_answer>the answer alone</final_answer>"
+# Small models imitate rather than understand: a task, a query and its result, by primitive.
+_EXAMPLES = {
+    "direct_answer": ("Who wrote Hamlet?", "Name the author of Hamlet.", "William Shakespeare"),
+    "symbolic_math": ("What is 3 times 4, plus 1?", "3*4 + 1", "13"),
+}
+
+
+def _examples(offers: Offers) -> Iterator[str]:
+    for primitive, (task, query, result) in _EXAMPLES.items():
+        able = [name for name, offered in offers.items() if primitive in offered]
+        if not able:
+            continue
+        yield f"Example: {task}"
+        yield text_of(Plan(1, (Subtask(1, (), query),)))
+        yield text_of(Route(1, 1, able[0], primitive, query))
+        yield f"The result {text_of(Obs(1, result))} follows. Then:"
+        yield text_of(Verify(1, (), "it answers the task"))
+        yield text_of(FinalAnswer(result))
 
 
 def _workers(pool: Pool, offers: Offers) -> Iterator[str]:

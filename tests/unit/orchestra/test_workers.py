@@ -11,7 +11,7 @@ import pytest
 from api_client import embedded_tokenizer
 from fake_engine import NAN, FakeEngine
 from orchestra_cases import PRIMITIVES, pool
-from powerinfer.orchestra.actions import FinalAnswer
+from powerinfer.orchestra.actions import FinalAnswer, ProtocolError
 from powerinfer.orchestra.policy import ModelPolicy
 from powerinfer.orchestra.pool import PoolError, WorkerEntry
 from powerinfer.orchestra.primitives.primitive import Permissions
@@ -24,6 +24,7 @@ from powerinfer.serve.context import ServerContext
 from powerinfer.serve.model_source import ModelFacts, ModelSource
 from powerinfer.serve.served_model import ServedModel
 
+OBS = '<obs subtask="1">x</obs>'
 HELLO = Question(messages=[{"role": "user", "content": "Hi"}], max_tokens=8)
 
 
@@ -161,6 +162,11 @@ class TestPolicyOfSmallContext:
 
         with pytest.raises(WorkerError, match="longer than the policy's context"):
             self.decide(never)
+
+    @pytest.mark.parametrize("text", ["", "x", "<final_answer>a</final_answer>" * 2, OBS])
+    def test_what_is_no_action(self, text: str) -> None:
+        with pytest.raises(ProtocolError):
+            self.decide(lambda _: Answer(text=text))
 
 
 KEY = "sk-very-secret"
