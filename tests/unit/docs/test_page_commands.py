@@ -36,6 +36,7 @@ NOT_RUN = {
     "powerinfer run -m hf:": "downloads a model",
     "powerinfer run -m prosparse-7b": "downloads a model",
     "powerinfer chat smollm2": "downloads a model; cli/test_packages.py runs it",
+    "powerinfer orchestrate": "names models and pools; cli/test_orchestrate.py runs it",
     "powerinfer batch": "reads a file of requests; e2e/test_batch_program.py runs it",
     "powerinfer sparsify": "trains a checkpoint; e2e/test_sparsify.py runs it",
     "powerinfer serve": "runs until it is ended; e2e and page tests start it",
