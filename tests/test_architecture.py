@@ -45,8 +45,8 @@ PLUGIN_FOLDERS = (
     "cli/commands",
     "quant/formats",
     "models/architectures",
-    "serve/tool_formats",
     "orchestra/primitives",
+    "serve/tool_formats",
 )
 """They may hold more: each file is named like what it adds."""
 
