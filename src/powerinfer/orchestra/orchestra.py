@@ -71,7 +71,9 @@ def players_of(
         elif entry.is_local_model:
             workers[entry.name] = LocalWorker(context, entry.name)
     known = primitives.load()
-    policy = ModelPolicy(workers[pool.policy], pool, known, temperature=temperature, seed=seed)
+    policy = ModelPolicy(
+        workers[pool.policy], pool, known, permissions, temperature=temperature, seed=seed
+    )
     return Players(
         pool=pool, policy=policy, workers=workers, primitives=known, permissions=permissions
     )

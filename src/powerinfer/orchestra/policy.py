@@ -20,7 +20,7 @@ from powerinfer.orchestra.actions import (
 )
 from powerinfer.orchestra.grammar import action_grammar
 from powerinfer.orchestra.pool import Pool
-from powerinfer.orchestra.primitives.primitive import Primitive
+from powerinfer.orchestra.primitives.primitive import Permissions, Primitive
 from powerinfer.orchestra.rules import Offers
 from powerinfer.orchestra.state import State
 from powerinfer.orchestra.workers.worker import Question, Worker, WorkerError
@@ -71,6 +71,7 @@ class ModelPolicy:
         worker: Worker,
         pool: Pool,
         primitives: Mapping[str, Primitive],
+        permissions: Permissions | None = None,
         *,
         temperature: float = 0.0,
         seed: int | None = None,
@@ -80,12 +81,14 @@ class ModelPolicy:
 
         Args:
             worker: the model.
+            permissions: tell it which documents, databases, hosts and commands there are.
             temperature: 0 takes the likeliest action.
             repeat_penalty: keeps small models from saying one thing until the action is full.
         """
         self._worker = worker
         self._pool = pool
         self._primitives = primitives
+        self._permissions = permissions or Permissions()
         self._temperature = temperature
         self._seed = seed
         self._repeat_penalty = repeat_penalty
@@ -96,7 +99,7 @@ class ModelPolicy:
         Raises:
             WorkerError: the model cannot answer, or its context is too small for the task.
         """
-        system = system_prompt(self._pool, self._primitives, offers)
+        system = system_prompt(self._pool, self._primitives, offers, self._permissions)
         for length, scale in _SIZES:
             grammar = action_grammar(state.next(offers), offers, scale)
             turns = _shortened(state, length) if length else []
@@ -145,7 +148,9 @@ def _only_action(text: str) -> Action:
     return elements[0]
 
 
-def system_prompt(pool: Pool, primitives: Mapping[str, Primitive], offers: Offers) -> str:
+def system_prompt(
+    pool: Pool, primitives: Mapping[str, Primitive], offers: Offers, permissions: Permissions
+) -> str:
     """Explain the protocol, the workers and the primitives to the policy."""
     skills = sorted({name for offered in offers.values() for name in offered})
     return "\n".join(
@@ -156,9 +161,22 @@ def system_prompt(pool: Pool, primitives: Mapping[str, Primitive], offers: Offer
             *_workers(pool, offers),
             "Skills:",
             *(f"- {name}: {primitives[name].summary}" for name in skills),
+            *_names(permissions),
             *_examples(offers),
         ]
     )
+
+
+def _names(permissions: Permissions) -> Iterator[str]:
+    """What queries may name."""
+    for what, names in (
+        ("Documents", sorted(each.name for each in permissions.documents)),
+        ("Databases", sorted(each.name for each in permissions.databases)),
+        ("Hosts", sorted(permissions.hosts)),
+        ("Search commands", sorted(permissions.commands)),
+    ):
+        if names:
+            yield f"{what}: {', '.join(names)}"
 
 
 # Small models imitate rather than understand: a task, a query and its result, by primitive.

@@ -285,7 +285,6 @@ def is_allowed(primitive: str, permissions: Permissions) -> bool:
     needed: Mapping[str, object] = {
         "execute_python": "execute_python" in permissions.allowed,
         "read_document": permissions.documents,
-        "fact_check": permissions.documents,
         "database_query": permissions.databases,
         "call_api": permissions.hosts,
         "search": permissions.commands,

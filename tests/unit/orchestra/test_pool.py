@@ -112,7 +112,6 @@ def test_what_was_not_allowed_is_not_offered() -> None:
     names = (
         "execute_python",
         "read_document",
-        "fact_check",
         "database_query",
         "call_api",
         "search",

@@ -120,7 +120,7 @@ def _row(orchestra: "Orchestra", outcome: "Outcome") -> dict[str, object]:
 
     players = orchestra.players
     offered = offers(players.pool, players.primitives, players.permissions)
-    system = system_prompt(players.pool, players.primitives, offered)
+    system = system_prompt(players.pool, players.primitives, offered, players.permissions)
     return trajectory(outcome, orchestra.pool, system)
 
 
