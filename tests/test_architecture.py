@@ -72,7 +72,7 @@ RESERVED = {
 LATE_ONLY = {
     "torch": ("placement/activation_folder.py",),
     "huggingface_hub": ("hub/",),
-    "httpx": ("orchestra/",),
+    "httpx": ("orchestra/workers/",),
 }
 
 # What a backend may import of the others; the files beside these folders import none of them.

@@ -188,8 +188,11 @@ class Orchestra:
         return self._runner.run(work)
 
     def close(self) -> None:
-        """Free the models."""
+        """Free the models, and close connections of `run`."""
         if self._runner is not None:
+            for worker in self.players.workers.values():
+                if isinstance(worker, RemoteWorker):
+                    self._runner.run(worker.aclose())
             self._runner.close()
             self._runner = None
         self._context.close()

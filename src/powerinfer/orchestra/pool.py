@@ -212,6 +212,8 @@ def _check_address(worker: WorkerEntry, found: Mapping[str, Field]) -> None:
         found["base_url"].fail("needs a model beside it: its name at that address")
     if not worker.base_url.startswith(("http://", "https://")):
         found["base_url"].fail("must begin with http:// or https://")
+    if "@" in worker.base_url:
+        found["base_url"].fail("must not contain a name and password: use api_key_env")
     if worker.api_key_env is not None and _VARIABLE.fullmatch(worker.api_key_env) is None:
         found["api_key_env"].fail("must be the name of an environment variable, not a key")
 
@@ -255,7 +257,7 @@ def offers(
 
     Left out is what needs something that was not allowed, and what could carry untrusted data,
     once there is any, out of the machine. After a verdict that asks for repair, a primitive that
-    was tried is offered by dearer workers only, unless nobody is left then.
+    was tried is offered by other workers only, none of them cheaper, unless nobody is left then.
     """
     state = state or State()
     may_leave = permissions.let_data_leave or not state.tainted
@@ -293,7 +295,7 @@ def is_allowed(primitive: str, permissions: Permissions) -> bool:
 
 
 def _is_escalation(pool: Pool, state: State, worker: str, primitive: str) -> bool:
-    """False if a worker as dear as this one, or dearer, has tried the primitive in vain."""
+    """False if this worker, or a dearer one, has tried the primitive in vain."""
     tried = [pool[each.worker].cost.rank for each in state.repairs if each.primitive == primitive]
     is_same = any((each.worker, each.primitive) == (worker, primitive) for each in state.repairs)
-    return not is_same and all(rank < pool[worker].cost.rank for rank in tried)
+    return not is_same and all(rank <= pool[worker].cost.rank for rank in tried)

@@ -32,7 +32,6 @@ __all__ = ["Acted", "Event", "Observed", "Outcome", "Players", "Tell", "run_task
 _log = logging.getLogger(__name__)
 
 _LONGEST_OBSERVATION = 16_000
-_LONGEST_TASK = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +97,7 @@ async def run_task(task: str, players: Players, tell: Tell = lambda _: None) -> 
     Args:
         tell: called with each event as it happens.
     """
-    return await _Run(task[:_LONGEST_TASK], players, tell).outcome()
+    return await _Run(task, players, tell).outcome()
 
 
 class _Run:
@@ -198,7 +197,9 @@ class _Run:
         except TimeoutError:
             found = Observation(f"no result within {entry.timeout_s:g} s", ok=False)
         except PowerInferError as error:
-            found = Observation(_one_line(error.message or str(error)), ok=False)
+            # What an address or a command has answered may be in it.
+            reason = _one_line(error.message or str(error))
+            found = Observation(reason, ok=False, untrusted=primitive.leaves_machine)
         except Exception as error:  # noqa: BLE001  a worker's fault must not end the run
             _log.exception("%s with %s failed", route.worker, route.primitive)
             found = Observation(f"it failed: {type(error).__name__}", ok=False)

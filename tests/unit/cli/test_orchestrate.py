@@ -38,7 +38,7 @@ def test_a_task(tmp_path: Path) -> None:
         (("-p", "x", "-f", "-"), "give the task with -p 'TASK' or with -f FILE"),
         (("-p", "x", "--pool", "none.toml"), "none.toml: No such file"),
         (("-p", "x", "--pool", "a", "-m", "b"), "give either --pool or -m"),
-        (("-p", "x", "--allow", "fly"), "--allow 'fly': primitives are direct_answer"),
+        (("-p", "x", "--allow", "fly"), "--allow 'fly': primitives are "),
         (("-p", "x", "--document", "none.csv"), "--document none.csv: no such file"),
         (("-p", "x", "--database", "none.db"), "--database none.db: no such file"),
         (("-p", "x", "-m", "none.gguf"), "none.gguf"),

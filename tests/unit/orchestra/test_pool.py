@@ -76,6 +76,7 @@ def test_a_pool(tmp_path: Path) -> None:
         ("seconds_per_token = 0.01", "seconds = 1", "worker[0].cost.seconds is unknown"),
         ("seconds_per_token = 0.01", "seconds_per_token = nan", "must be a finite number"),
         ('"https://', '"ftp://', "worker[2].base_url must begin with http"),
+        ("https://", "https://me:secret@", "must not contain a name and password"),
         ('model = "gpt"', "", "answer', which needs a model"),
         ('"CLOUD_KEY"', '"sk-12 34"', "must be the name of an environment variable, not a key"),
         ('model = "smollm2"', 'model = "x"\napi_key_env = "K"', "is for a worker with a base_url"),
