@@ -6,7 +6,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestra_cases import RandomPolicy, players
+from orchestra_cases import FakeWorker, RandomPolicy, players
 from powerinfer.orchestra.rules import violations
 from powerinfer.orchestra.runtime import Event, run_task
 from powerinfer.orchestra.trajectory import trajectory
@@ -28,6 +28,8 @@ def test_random_runs(seed: int) -> None:
         return choice.choice(HOSTILE)
 
     everyone = players(RandomPolicy(choice), reply)
+    cloud = everyone.workers["cloud"]
+    assert isinstance(cloud, FakeWorker)
     outcome = asyncio.run(run_task("task", everyone, events.append))
     row = trajectory(outcome, everyone.pool)
     assert outcome.error == ""
@@ -42,4 +44,7 @@ def test_random_runs(seed: int) -> None:
     order = [each.step.subtask for each in events if each.step.subtask is not None]
     for position, subtask in enumerate(order):
         assert set(outcome.state.subtasks[subtask].depends_on) <= set(order[:position])
+    # What a file said has not left the machine.
+    asked = [each.messages for each in cloud.questions]
+    assert "from a file" not in str(asked)
     assert sorted(order) == sorted(outcome.state.subtasks)
