@@ -1,7 +1,7 @@
 """What a run cost, step by step, and what other ways would have cost."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from powerinfer.orchestra.pool import Cost, Pool
 from powerinfer.orchestra.rules import Offers
@@ -35,7 +35,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What a way would have cost by the pool's figures; None where these are unknown."""
+    """What a way would have cost by the pool's figures; seconds are None if they are unknown."""
 
     seconds: float | None
     price: float
@@ -93,17 +93,23 @@ class Ledger:
             ways["direct"] = _total([(step, rates[pool.policy])])
         return ways
 
-    def _rate(self, worker: str, cost: Cost) -> Cost | None:
-        """The worker's cost; if nobody measured it, seconds per token or call of this run."""
-        if cost != Cost():
-            return cost
+    def _rate(self, worker: str, cost: Cost) -> "_Rate":
+        """The worker's cost; seconds that nobody measured are those of this run, if it has any."""
+        if cost.seconds_per_token or cost.seconds_per_call:
+            return _Rate(cost, knows_seconds=True)
         steps = [each for each in self.steps if each.worker == worker]
-        if not steps:
-            return None
         seconds, tokens = sum(each.seconds for each in steps), sum(each.tokens for each in steps)
         if tokens:
-            return Cost(seconds_per_token=seconds / tokens)
-        return Cost(seconds_per_call=seconds / len(steps))
+            cost = replace(cost, seconds_per_token=seconds / tokens)
+        elif steps:
+            cost = replace(cost, seconds_per_call=seconds / len(steps))
+        return _Rate(cost, knows_seconds=bool(steps))
+
+
+@dataclass(frozen=True, slots=True)
+class _Rate:
+    cost: Cost
+    knows_seconds: bool
 
 
 def _chosen(pool: Pool, offers: Offers, step: Step, *, is_dearest: bool) -> str:
@@ -115,13 +121,9 @@ def _chosen(pool: Pool, offers: Offers, step: Step, *, is_dearest: bool) -> str:
     return ranked[-1] if is_dearest else ranked[0]
 
 
-def _total(steps: Iterable[tuple[Step, Cost | None]]) -> Estimate:
-    seconds: float | None = 0.0
-    price = 0.0
-    for step, cost in steps:
-        if cost is None or seconds is None:
-            seconds = None
-        else:
-            seconds += cost.seconds(step.prompt_tokens, step.tokens)
-        price += cost.price(step.prompt_tokens, step.tokens) if cost is not None else 0.0
-    return Estimate(seconds=seconds, price=price)
+def _total(steps: Iterable[tuple[Step, _Rate]]) -> Estimate:
+    calls = list(steps)
+    seconds = sum(rate.cost.seconds(step.prompt_tokens, step.tokens) for step, rate in calls)
+    price = sum(rate.cost.price(step.prompt_tokens, step.tokens) for step, rate in calls)
+    is_known = all(rate.knows_seconds for _, rate in calls)
+    return Estimate(seconds=seconds if is_known else None, price=price)

@@ -189,13 +189,15 @@ class Orchestra:
 
     def close(self) -> None:
         """Free the models, and close connections of `run`."""
-        if self._runner is not None:
+        runner, self._runner = self._runner, None
+        if runner is not None:
             for worker in self.players.workers.values():
                 if isinstance(worker, RemoteWorker):
-                    self._runner.run(worker.aclose())
-            self._runner.close()
-            self._runner = None
+                    runner.run(worker.aclose())
+        # While the loop is there, as the thread that computes reports to it.
         self._context.close()
+        if runner is not None:
+            runner.close()
 
 
 def _path(pool: Path | str | None) -> Path | None:

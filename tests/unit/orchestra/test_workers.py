@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -10,13 +11,23 @@ import pytest
 
 from api_client import embedded_tokenizer
 from fake_engine import NAN, FakeEngine
-from orchestra_cases import PRIMITIVES, pool
+from orchestra_cases import (
+    ANSWER,
+    PASS,
+    PRIMITIVES,
+    ScriptedPolicy,
+    plan,
+    players,
+    pool,
+    route,
+)
 from powerinfer.orchestra.actions import FinalAnswer, ProtocolError
 from powerinfer.orchestra.policy import ModelPolicy
 from powerinfer.orchestra.pool import PoolError, WorkerEntry
 from powerinfer.orchestra.primitives.primitive import Permissions
 from powerinfer.orchestra.runtime import Outcome, Players, run_task
 from powerinfer.orchestra.state import State
+from powerinfer.orchestra.trajectory import trajectory
 from powerinfer.orchestra.workers.local import LocalWorker
 from powerinfer.orchestra.workers.remote import RemoteWorker
 from powerinfer.orchestra.workers.worker import Answer, Question, WorkerError
@@ -258,3 +269,22 @@ class TestRemote:
         monkeypatch.delenv("CLOUD_KEY")
         with pytest.raises(PoolError, match="CLOUD_KEY holds no key"):
             RemoteWorker(entry)
+
+    def test_its_key_is_in_no_trace(self, entry: WorkerEntry) -> None:
+        def reply(request: httpx.Request) -> httpx.Response:
+            return completion(f"You sent {request.headers['authorization']}")
+
+        async def main() -> Outcome:
+            worker = RemoteWorker(entry, httpx.MockTransport(reply))
+            script = (plan(()), route(1, "cloud"), PASS, ANSWER)
+            everyone = players(ScriptedPolicy(script))
+            everyone = replace(everyone, workers={**everyone.workers, "cloud": worker})
+            try:
+                return await run_task("task", everyone)
+            finally:
+                await worker.aclose()
+
+        outcome = asyncio.run(main())
+        row = json.dumps(trajectory(outcome, pool()))
+        assert "You sent Bearer [key]" in row
+        assert KEY not in row
