@@ -15,7 +15,15 @@ from powerinfer.orchestra.sandbox.child import Ended
 from powerinfer.orchestra.sandbox.isolation import PROGRAM, run_isolated
 from powerinfer.orchestra.sandbox.limits import Limits
 
-__all__ = ["WAYS", "guards", "need_sandbox", "need_way", "run_code", "wait_until"]
+__all__ = [
+    "WAYS",
+    "guards",
+    "is_program_running",
+    "need_sandbox",
+    "need_way",
+    "run_code",
+    "wait_until",
+]
 
 WAYS: Mapping[str, ways.Way] = {
     "namespaces": ways.namespaces,
@@ -67,6 +75,20 @@ def guards(seconds: float) -> list[int]:
         if mark in line.replace(b"\\", b""):
             found.append(int(folder.name))
     return found
+
+
+def is_program_running(seconds: float) -> bool:
+    """Whether a sandbox with this time limit has come as far as its program."""
+    found = guards(seconds)
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (folder / "cmdline").read_bytes()
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+        except OSError:
+            continue
+        if line.endswith(b"/sandbox/program.py\0") and int(parent) in found:
+            return True
+    return False
 
 
 def wait_until(holds: Callable[[], bool]) -> None:

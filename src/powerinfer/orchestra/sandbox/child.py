@@ -52,14 +52,7 @@ async def run_program(
     Raises:
         OSError: it cannot be started.
     """
-    transport, protocol = await asyncio.get_running_loop().subprocess_exec(
-        lambda: _Output(output_bytes),
-        *argv,
-        env=dict(env),
-        pass_fds=tuple(pass_fds),
-        start_new_session=True,
-        cwd="/",
-    )
+    transport, protocol = await _started(argv, output_bytes, dict(env), tuple(pass_fds))
     limit: str | None = "time"
     try:
         _feed(cast("asyncio.WriteTransport", transport.get_pipe_transport(0)), stdin)
@@ -71,6 +64,27 @@ async def run_program(
     finally:
         await _kill(transport, protocol)
     return protocol.so_far(transport, limit)
+
+
+async def _started(
+    argv: Sequence[str], output_bytes: int, env: dict[str, str], pass_fds: tuple[int, ...]
+) -> tuple[asyncio.SubprocessTransport, "_Output"]:
+    starting = asyncio.ensure_future(
+        asyncio.get_running_loop().subprocess_exec(
+            lambda: _Output(output_bytes),
+            *argv,
+            env=env,
+            pass_fds=pass_fds,
+            start_new_session=True,
+            cwd="/",
+        )
+    )
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        # Cancelled half-way, asyncio would kill the program alone and wait for what it has started.
+        await _kill(*await starting)
+        raise
 
 
 def _feed(pipe: asyncio.WriteTransport, data: bytes) -> None:

@@ -15,7 +15,15 @@ from powerinfer.errors import UnsupportedError
 from powerinfer.orchestra.sandbox import isolation
 from powerinfer.orchestra.sandbox.isolation import PROGRAM, run_isolated
 from powerinfer.orchestra.sandbox.limits import Limits
-from sandbox_cases import WAYS, guards, need_sandbox, need_way, run_code, wait_until
+from sandbox_cases import (
+    WAYS,
+    guards,
+    is_program_running,
+    need_sandbox,
+    need_way,
+    run_code,
+    wait_until,
+)
 
 
 @pytest.fixture(params=list(WAYS))
@@ -58,7 +66,7 @@ print(json.dumps({
     "environ": sorted(os.environ), "uid": os.getuid(),
     "groups": [g for g in os.getgroups() if g != 65534],
     "processes": sorted(int(p) for p in os.listdir("/proc") if p.isdecimal()),
-    "interfaces": [line.split(":")[0].strip() for line in list(open("/proc/net/dev"))[2:]],
+    "interfaces": [line.split(":")[0].strip() for line in list(open("/proc/self/net/dev"))[2:]],
     "capabilities": [
         line.split()[1] for line in open("/proc/self/status") if line.startswith(("CapEff", "CapP"))
     ],
@@ -211,21 +219,26 @@ def test_what_is_left_in_the_background_ends_too(way: str) -> None:
     assert guards(31.75) == []
 
 
-def test_cancelling_leaves_no_process(way: str) -> None:
+@pytest.mark.parametrize("is_started", [False, True])
+def test_cancelling_leaves_no_process(way: str, is_started: bool) -> None:
+    """At once, too: while the program is being started, and while it makes its namespaces."""
+    limits = Limits(seconds=32.25)
+
     async def cancel() -> None:
-        limits = Limits(seconds=32.25)
         allowed = {way: WAYS[way]}
         running = asyncio.create_task(
             run_isolated(PROGRAM, b"while True: pass", limits, allowed=allowed)
         )
-        while not guards(limits.seconds):
-            await asyncio.sleep(0.01)
+        is_far_enough = is_program_running if is_started else guards
+        while not is_far_enough(limits.seconds):
+            await asyncio.sleep(0)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
 
-    asyncio.run(cancel())
-    wait_until(lambda: guards(32.25) == [])
+    for _ in range(1 if is_started else 4):
+        asyncio.run(cancel())
+        wait_until(lambda: guards(limits.seconds) == [])
 
 
 _HOST = """
@@ -249,7 +262,7 @@ def test_the_end_of_the_host_ends_the_sandbox(way: str, number: int) -> None:
         env={**os.environ, "PYTHONPATH": paths},
         stderr=subprocess.DEVNULL,
     ) as host:
-        wait_until(lambda: len(guards(seconds)) > 1 or host.poll() is not None)
+        wait_until(lambda: is_program_running(seconds) or host.poll() is not None)
         assert host.poll() is None
         host.send_signal(number)
         host.wait()

@@ -98,15 +98,18 @@ def _unshare_with_ids(*, is_root: bool) -> None:
     ready, told = os.pipe()
     if not (helper := os.fork()):
         os.close(told)
-        os.read(ready, 1)
         both = f"0 0 1\n{_INSIDE_ID} {_NOBODY} 1"
         try:
+            # Without a word, the process that waits for its ids has ended.
+            if not os.read(ready, 1):
+                os._exit(1)
             _write_maps(str(os.getppid()), both, both)
         except OSError:
             os._exit(1)
         os._exit(0)
     os.close(ready)
     _call("unshare", flags)
+    os.write(told, b"1")
     os.close(told)
     if os.waitpid(helper, 0)[1] != 0:
         raise ChildProcessError(1, "users cannot be mapped here", "uid_map")
@@ -141,9 +144,11 @@ def _build_root(spec: Spec) -> None:
         os.mkdir(folder)
     options = f"mode=1777,size={spec.file_bytes},nr_inodes=4096"
     _mount("tmpfs", "/tmp", "tmpfs", _NO_SUID | _NO_DEV | _NO_EXEC, options)
-    _mount("proc", "/proc", "proc", _NO_SUID | _NO_DEV | _NO_EXEC)
-    # No namespaces inside, which would give the program capabilities over them.
-    _write("/proc/sys/user/max_user_namespaces", "0")
+    # Processes alone: nothing of the machine or its settings.
+    _mount("proc", "/proc", "proc", _NO_SUID | _NO_DEV | _NO_EXEC, "subset=pid")
+    # No namespaces inside, which would give the program capabilities over them. The setting is that
+    # of the namespace that writes it, wherever it is.
+    _write("/old/proc/sys/user/max_user_namespaces", "0")
     _call("umount2", b"/old", _DETACH)
     os.rmdir("/old")
     _make_read_only("/", recursive=False)
