@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE_S
 from powerinfer.errors import UnsupportedError
 from powerinfer.orchestra.sandbox import isolation
 from powerinfer.orchestra.sandbox.isolation import PROGRAM, run_isolated
@@ -267,6 +268,27 @@ def test_the_end_of_the_host_ends_the_sandbox(way: str, number: int) -> None:
         host.send_signal(number)
         host.wait()
     wait_until(lambda: guards(seconds) == [])
+
+
+def test_a_sandbox_ends_when_nobody_reads_its_report(way: str) -> None:
+    """The signal of the host's death is lost if it comes before process 1 has asked for it."""
+    limits = Limits(seconds=10 * PATIENCE_S)
+    for is_dead_from_the_start in (True, False):
+        reading, writing = os.pipe()
+        argv = WAYS[way](PROGRAM, {}, limits, writing)
+        with subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, pass_fds=(writing,)
+        ) as outer:
+            os.close(writing)
+            if not is_dead_from_the_start:
+                # The program waits for its text.
+                assert os.read(reading, 99) == b'{"started": true}\n'
+            os.close(reading)
+            try:
+                outer.wait(PATIENCE_S)
+            finally:
+                outer.kill()
+        assert guards(limits.seconds) == []
 
 
 def test_two_sandboxes_run_at_once() -> None:

@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import resource
+import select
 import signal
 import struct
 import sys
@@ -30,7 +31,8 @@ class Spec:
 
     Attributes:
         argv: of the program.
-        report_fd: gets a line of JSON before the program starts and one at its end.
+        report_fd: gets a line of JSON before the program starts and one at its end; when nobody can
+            read it any more, the host has died, and the sandbox ends.
         seconds: see `Limits`; so the next three.
     """
 
@@ -93,7 +95,9 @@ def _limit(kind: int, most: int) -> None:
 def _watch(program: int, spec: Spec) -> tuple[int, str | None]:
     """Wait for the program's end or a limit; return its exit code and the limit that it passed."""
     deadline = time.monotonic() + spec.seconds
-    while True:
+    host = select.poll()
+    host.register(spec.report_fd, 0)
+    while not host.poll(0):
         code = _reap(program)
         if code is not None:
             is_at_time_limit = code == -signal.SIGXCPU
@@ -102,6 +106,7 @@ def _watch(program: int, spec: Spec) -> tuple[int, str | None]:
         if limit is not None:
             return -signal.SIGKILL, limit
         signal.sigtimedwait({signal.SIGCHLD}, _LOOK_AGAIN_S)
+    os._exit(1)
 
 
 def _reap(program: int) -> int | None:
