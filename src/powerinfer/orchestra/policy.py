@@ -75,7 +75,6 @@ class ModelPolicy:
         *,
         temperature: float = 0.0,
         seed: int | None = None,
-        repeat_penalty: float = 1.1,
     ) -> None:
         """Let a model of this machine decide.
 
@@ -83,7 +82,6 @@ class ModelPolicy:
             worker: the model.
             permissions: tell it which documents, databases, hosts and commands there are.
             temperature: 0 takes the likeliest action.
-            repeat_penalty: keeps small models from saying one thing until the action is full.
         """
         self._worker = worker
         self._pool = pool
@@ -91,7 +89,6 @@ class ModelPolicy:
         self._permissions = permissions or Permissions()
         self._temperature = temperature
         self._seed = seed
-        self._repeat_penalty = repeat_penalty
 
     async def decide(self, task: str, state: State, offers: Offers) -> Decision:
         """Choose the next action; see `Policy`.
@@ -135,7 +132,6 @@ class ModelPolicy:
             prefill=begun,
             grammar=grammar,
             max_tokens=_MOST_TOKENS,
-            repeat_penalty=self._repeat_penalty,
             temperature=self._temperature,
             seed=self._seed,
         )

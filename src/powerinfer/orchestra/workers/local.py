@@ -71,7 +71,6 @@ def _chat(question: Question) -> Chat:
     params = SamplingParams(
         max_tokens=question.max_tokens,
         temperature=question.temperature,
-        repeat_penalty=question.repeat_penalty,
         seed=question.seed,
         grammar=question.grammar,
         json_schema=None if schema is None else dict(schema),

@@ -38,7 +38,6 @@ class Question:
     grammar: str | None = None
     json_schema: Mapping[str, object] | None = None
     temperature: float = 0.0
-    repeat_penalty: float = 1.0
     seed: int | None = None
 
 
