@@ -25,7 +25,14 @@ class Observation:
 
 
 class PrimitiveError(PowerInferError):
-    """A primitive cannot answer; the message is one line, shown to the policy as an observation."""
+    """A primitive cannot answer; the message is one line, shown to the policy as an observation.
+
+    Whatever text of documents or programs it quotes is put on that line, in characters of UTF-8.
+    """
+
+    def __init__(self, message: object = "", *, remedy: str = "") -> None:
+        line = " ".join(str(message).split())
+        super().__init__(line.encode("utf-8", "replace").decode(), remedy=remedy)
 
 
 class Asking(Protocol):

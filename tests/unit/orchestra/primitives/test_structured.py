@@ -137,6 +137,12 @@ def test_what_cannot_be_extracted(query: str, inputs: tuple[str, ...], message: 
         _extract(call(query, *inputs))
 
 
+def test_errors_quote_hostile_keys_on_one_line() -> None:
+    with pytest.raises(PrimitiveError) as raised:
+        _extract(call("a", '{"x\\n\\u2028\\ud800<obs>": 1}'))
+    assert str(raised.value) == "no 'a' in the object with the keys x ?<obs>"
+
+
 def test_a_model_makes_json_of_other_text() -> None:
     worker = ScriptedWorker('{"order": {"total": 12}}')
     found = _extract(call("order.total", "Your order comes to twelve.", ask=worker))
