@@ -11,7 +11,7 @@ import pytest
 
 from native_cases import KERNELS
 from serving import Server, serving
-from tiny_models import TINY_EXPERTS, TINY_MODELS, wide, write_model
+from tiny_models import TINY_EXPERTS, TINY_MODELS, TinyModel, wide, write_model
 
 # Recipes, formats, and which neurons are computed.
 KINDS = {
@@ -62,6 +62,20 @@ class Count:
         self.accepted += accepted
 
 
+def _model(recipe: str, format_name: str) -> TinyModel:
+    """A model of which rows are whole blocks, and steps take less time than requests."""
+    model = wide((TINY_MODELS | TINY_EXPERTS)[recipe], format_name)
+    return replace(
+        model,
+        hidden_size=64,
+        intermediate_size=128,
+        head_dim=16,
+        delta_rule=(2, 4, 32) if model.delta_rule else None,
+        has_vocabulary=True,
+        context_length=1024,
+    )
+
+
 def _bodies(form: str, count: int) -> list[dict[str, Any]]:
     """Chats of few words said again and again, whose answers are short and long."""
     draw = random.Random(form)
@@ -108,8 +122,7 @@ def _serve_and_check(
 ) -> dict[str, Count]:
     """Check all forms; at the end both right and wrong drafts must have occurred."""
     recipe, format_name, sparsity = KINDS[kind]
-    model = replace(wide((TINY_MODELS | TINY_EXPERTS)[recipe], format_name), context_length=1024)
-    path = write_model(folder / f"{kind}.gguf", replace(model, has_vocabulary=True))
+    path = write_model(folder / f"{kind}.gguf", _model(recipe, format_name))
     flags = ("-m", str(path), "-t", "1", "-np", "16", "--kernels", kernels, "--sparsity", sparsity)
     with serving(*flags, *DRAFTS) as server:
         counts = {form: _check(server, form, num_prompts, clients) for form in FORMS}

@@ -24,6 +24,7 @@ class EngineStatistics:
         drafted_tokens: number of drafted tokens that steps computed; `accepted_tokens` of them
             were right.
         text_steps: number of decode steps, a step counted for each of its texts.
+        head_computed_share: share of the head's rows that a screened head computed; None without.
         layers: share of the neurons that each layer needed in the last decode step; None before
             the first, or if the backend does not count.
     """
@@ -44,6 +45,7 @@ class EngineStatistics:
     states_used: int = 0
     states_cached: int = 0
     layers: LayerShares | None = None
+    head_computed_share: float | None = None
 
     @property
     def active_share(self) -> float | None:
@@ -59,6 +61,7 @@ class EngineStatistics:
 def statistics_of(queue: Queue, model: Model, num_steps: int) -> EngineStatistics:
     """Collect them; any thread may call this."""
     cache, states, counts = queue.cache, queue.cache.states, queue.token_counts
+    head = model.screened_head
     return EngineStatistics(
         running=len(queue.running),
         waiting=queue.num_waiting,
@@ -76,6 +79,7 @@ def statistics_of(queue: Queue, model: Model, num_steps: int) -> EngineStatistic
         states_used=0 if states is None else states.num_used,
         states_cached=0 if states is None else states.num_unused,
         layers=model.layer_shares(),
+        head_computed_share=None if head is None else head.computed_share,
     )
 
 

@@ -24,6 +24,7 @@ _GAUGES = {
     "states": ("states", "Room for states."),
     "active_share": ("active_share", "Share of neurons that a token needs, of the last steps."),
     "union_share": ("union_share", "Share of neurons that a step needs for all of its tokens."),
+    "head_computed_share": ("head_computed_share", "Share of its rows that a screened head read."),
 }
 
 M = TypeVar("M", Counter, Gauge, Histogram)

@@ -243,7 +243,7 @@ def test_no_tokens_reads_the_prompt_and_ends_well(tiny: Path) -> None:
 RUN_KEYS = {
     *("text", "token_ids", "finish_reason", "load_s", "prefill_tokens", "prefill_tokens_per_s"),
     *("decode_tokens", "decode_tokens_per_s", "tokens_per_step", "draft_accepted_share"),
-    *("bytes_per_token", "gb_per_s", "sparsity"),
+    *("bytes_per_token", "gb_per_s", "head_computed_share", "sparsity"),
     "experts",
     *("active_share", "predicted_share", "threads", "kernels", "seed"),
     *("layer_kinds", "recall", "precision", "ffn_error"),

@@ -101,6 +101,7 @@ def chat(
         with typing_hidden():
             from powerinfer.cli.chat_answers import announce_template
             from powerinfer.cli.chat_input import chat_input
+            from powerinfer.cli.report.head import offer_screened_head
             from powerinfer.cli.report.sparsity import print_recall
             from powerinfer.engine.conversation import Conversation
             from powerinfer.store.default_model import story_text
@@ -111,6 +112,7 @@ def chat(
             source = chat_input()
             with source.typing_kept():
                 llm = _open(model, options, kept_open)
+        offer_screened_head(llm.loaded, params)
         announce_template(llm, is_embedded=model is None)
         conversation = Conversation(
             llm, params, system=system, as_text=story_text if model is None else None

@@ -105,10 +105,12 @@ def run(
 
         check_form(params)
     from powerinfer.cli.model import announce, open_llm, reading_bar
+    from powerinfer.cli.report.head import offer_screened_head
 
     options = llm_options(flags)
     with reading_bar() as reading, open_llm(model, options, reading) as llm:
         announce(llm.loaded)
+        offer_screened_head(llm.loaded, params)
         if chat:
             text = _answer(llm, content, params, system, is_embedded=model is None)
         else:
@@ -281,6 +283,7 @@ def _say_end(llm: "LLM", text: _Text, generation: "Generation") -> None:
 def report(llm: "LLM", generation: "Generation") -> dict[str, object]:
     """The object of `run --json`, with the keys of the documentation."""
     from powerinfer.cli.model import device_report
+    from powerinfer.cli.report.head import head_report
     from powerinfer.cli.report.sparsity import sparsity_report
 
     metrics, loaded = generation.metrics, llm.loaded
@@ -298,6 +301,7 @@ def report(llm: "LLM", generation: "Generation") -> dict[str, object]:
         "draft_accepted_share": metrics.draft_accepted_share,
         "bytes_per_token": metrics.bytes_per_token,
         "gb_per_s": metrics.gb_per_s,
+        **head_report(loaded),
         **sparsity_report(loaded),
         "active_share": metrics.active_share,
         "predicted_share": metrics.predicted_share,

@@ -248,9 +248,11 @@ def _run(
     def announce_ready(served: "ServedModel") -> None:
         if served.loaded is not None:
             announce(served.loaded)
+            offer_screened_head(served.loaded, settings.sampling)
         click.echo(f"serving {settings.model_name} on {address}", err=True)
 
     from powerinfer.cli.model import announce, load_for_serving
+    from powerinfer.cli.report.head import offer_screened_head
 
     context = ServerContext(settings, keep_alive_s=_KEEP_ALIVE_S)
     _follow(context, find)

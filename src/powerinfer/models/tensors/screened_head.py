@@ -20,7 +20,7 @@ from powerinfer.ops.protocol import HeadCopy, MatrixUse, WantedLogits
 from powerinfer.quant import get_format
 from powerinfer.values import FloatArray, IntArray
 
-__all__ = ["ScreenedHead", "check_screenable"]
+__all__ = ["ScreenedHead", "check_screenable", "copy_share", "screening_obstacle"]
 
 # Rows of whole superblocks are multiplied twice as fast as others (cpp/quant/superblock.h).
 _FORMAT, _BLOCK, _WHOLE = "q4_0", 32, 256
@@ -106,19 +106,28 @@ class ScreenedHead:
 
 def check_screenable(ops: Backend, head: SomeLinear, scales: Scales) -> None:
     """Raise UnsupportedError if a screened head cannot compute the model's logits, or is slower."""
-    matrix = head.matrix
-    rows, columns = ops.matrix_shape(matrix)
-    problem = None
+    obstacle = screening_obstacle(ops, head, scales)
+    if obstacle is not None:
+        raise UnsupportedError(f"a screened head is not possible: {obstacle}", remedy="{head}")
+
+
+def screening_obstacle(ops: Backend, head: SomeLinear, scales: Scales) -> str | None:
+    """Return what is against a screened head of a model; None if nothing is."""
+    _, columns = ops.matrix_shape(head.matrix)
     if scales.logits != 1.0 or scales.logit_soft_cap is not None:
-        problem = "this model scales or caps its logits"
-    elif columns % _BLOCK:
-        problem = f"rows of {columns} numbers cannot be copied in blocks of {_BLOCK}"
-    elif _copy_bytes(columns) * rows > _LARGEST_COPY * ops.matrix_bytes(matrix):
-        problem = (
-            f"the output head is in {ops.matrix_format(matrix)}, of which a copy is no smaller"
-        )
-    if problem is not None:
-        raise UnsupportedError(f"a screened head is not possible: {problem}", remedy="{head}")
+        return "this model scales or caps its logits"
+    if columns % _BLOCK:
+        return f"rows of {columns} numbers cannot be copied in blocks of {_BLOCK}"
+    if copy_share(ops, head) > _LARGEST_COPY:
+        name = ops.matrix_format(head.matrix)
+        return f"the output head is in {name}, of which a copy is no smaller"
+    return None
+
+
+def copy_share(ops: Backend, head: SomeLinear) -> float:
+    """Return the bytes of a copy in those of the head, whose rows are whole blocks."""
+    rows, columns = ops.matrix_shape(head.matrix)
+    return _copy_bytes(columns) * rows / ops.matrix_bytes(head.matrix)
 
 
 def _copy_size(columns: int) -> int:
