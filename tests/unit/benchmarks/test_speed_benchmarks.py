@@ -9,8 +9,12 @@ from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+import powerinfer
+from powerinfer.ops.head_ops import UNWANTED_LOGIT
+from powerinfer.ops.protocol import WantedLogits
 from powerinfer.store.default_model import find_model
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
@@ -54,6 +58,34 @@ def test_a_step_of_one_token_is_always_measured() -> None:
     steps = step_rows.measure(options)["steps"]
     assert list(steps) == ["1", "2", "4"]
     assert all(step["ms"] > 0 for step in steps.values())
+
+
+def test_a_screened_head_is_compared_with_the_whole_one() -> None:
+    screened_head = import_module("screened_head")
+    options = Namespace(
+        model=find_model(None),
+        text=Path(powerinfer.__file__).with_name("data") / "calibration.txt",
+        format="f16",
+        vocab=5000,
+        columns=288,
+        tokens=1,
+        positions=40,
+        minutes=None,
+        threads=1,
+        kernels=None,
+    )
+    found = screened_head.run(options)
+    assert found["shape"] == (5000, 288)
+    assert found["head"]["whole"]["rows_computed"] == 1
+    assert 0 < found["head"]["greedy"]["rows_computed"] < 0.5
+    assert (found["positions"], set(found["different"].values())) == (40, {0})
+    # A wanted logit that is missing, and one with another bit.
+    whole = np.arange(5, dtype=np.float32)[None]
+    few = np.array([[UNWANTED_LOGIT] * 3 + [3, 4]], np.float32)
+    for at, value, num_different in ((0, 0, 0), (3, UNWANTED_LOGIT, 1), (0, 0.5, 1)):
+        found = few.copy()
+        found[0, at] = value
+        assert screened_head.num_different(whole, found, WantedLogits(2)) == num_different
 
 
 class _Peer:
