@@ -179,7 +179,7 @@ class ImperfectDrafter:
             token_id if right else (token_id + 1) % self._vocab_size
             for token_id, right in zip(coming, is_right, strict=True)
         )
-        return Draft(tuple(guesses), match_length=1)
+        return Draft(tuple(guesses), range(1, 1 + len(coming)))
 
 
 class _Side:

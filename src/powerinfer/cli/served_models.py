@@ -31,6 +31,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
 # Options that name one model, or what only one can have.
 _OF_ONE = {
     "alias": "names one model",
+    "draft_model": "drafts for one model",
     "gpu_index": "is the plan of one model",
     "vram_budget": "is for one model on a GPU",
     "solver": "is for one model on a GPU",

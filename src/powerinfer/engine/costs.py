@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["SMALLEST_CHUNK", "StepCosts"]
+__all__ = ["SMALLEST_CHUNK", "RowCosts", "StepCosts"]
 
 SMALLEST_CHUNK = 16
 """Prompt tokens that a step computes along with decoding sequences before anything is measured."""
@@ -77,6 +77,63 @@ class StepCosts:
             return SMALLEST_CHUNK
         fitting = np.flatnonzero(predicted <= seconds)
         return max(int(fitting[-1]) + 1 if fitting.size else 0, SMALLEST_CHUNK)
+
+
+class RowCosts:
+    """Durations of decode steps by number of rows: medians of the last few, and guesses.
+
+    A number of rows differs from the next one in steps with drafts, which sizes hide.
+    """
+
+    _NUM_SAMPLES = 5
+    # Fewer measurements may all have been disturbed; the first also records the step.
+    _NUM_TRUSTED = 3
+    # Of what a step of one row takes, for each further row, before anything is known.
+    _FURTHER_ROW = 0.1
+    # Steps after which a size that was not computed meanwhile is forgotten.
+    _LIFE = 128
+
+    def __init__(self) -> None:
+        self._samples: dict[int, deque[float]] = {}
+        # By number of rows: the lower median, and the number of the last step.
+        self._known: dict[int, tuple[float, int]] = {}
+        self._num_steps = 0
+
+    def record(self, num_rows: int, seconds: float) -> None:
+        """Record a step."""
+        samples = self._samples.setdefault(num_rows, deque(maxlen=self._NUM_SAMPLES))
+        samples.append(seconds)
+        self._num_steps += 1
+        self._known[num_rows] = sorted(samples)[(len(samples) - 1) // 2], self._num_steps
+        if self._num_steps % self._LIFE == 0:
+            oldest = self._num_steps - self._LIFE
+            for size in [size for size, (_, last) in self._known.items() if last <= oldest]:
+                del self._known[size], self._samples[size]
+
+    def seconds(self, num_rows: int) -> float | None:
+        """Estimate a step; None if nothing is known."""
+        known = self._known.get(num_rows)
+        if known is None:
+            return self._guess(num_rows)
+        guess = None
+        if len(self._samples[num_rows]) < self._NUM_TRUSTED:
+            guess = self._guess(num_rows)
+        return known[0] if guess is None else min(known[0], guess)
+
+    def _guess(self, num_rows: int) -> float | None:
+        """Estimate a step from those of other sizes."""
+        known = sorted((size, each[0]) for size, each in self._known.items() if size != num_rows)
+        num_below = sum(size < num_rows for size, _ in known)
+        if not num_below or len(known) == 1:
+            further = self._FURTHER_ROW
+            for size, seconds in known[:1]:
+                return seconds * (1 + further * (num_rows - 1)) / (1 + further * (size - 1))
+            return None
+        is_between = num_below < len(known)
+        low, low_seconds = known[num_below - 1 if is_between else 0]
+        high, high_seconds = known[num_below if is_between else -1]
+        slope = max(0.0, high_seconds - low_seconds) / (high - low)
+        return low_seconds + slope * (num_rows - low)
 
 
 def _positions(chunks: Sequence[tuple[int, int]]) -> NDArray[np.int64]:

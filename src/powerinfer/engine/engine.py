@@ -327,7 +327,7 @@ class Engine:
             rows.text.advance_drafted(logits[start:end], rows.draft, self._length_limit, started)
         self._num_steps += 1
         self._costs.record_decode(batch.positions.tolist(), time.perf_counter() - started)
-        self._drafts.record(planned, time.perf_counter() - started)
+        self._drafts.record(planned)
 
     def _may_decode(self, text: RunningText) -> bool:
         """Tell whether to compute its last token now; shift a full sequence if that is wanted."""

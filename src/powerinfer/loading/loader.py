@@ -13,6 +13,7 @@ from powerinfer.errors import DeviceError, NumericsError, PromptError
 from powerinfer.gguf import GGUFFile
 from powerinfer.kvcache import BLOCK_SIZE, KVCache
 from powerinfer.kvcache.state_slots import num_slots_for
+from powerinfer.loading.draft_model import open_draft_model
 from powerinfer.loading.reading_speeds import use_measured_settings
 from powerinfer.loading.screened import with_screened_head
 from powerinfer.loading.turns import FairLock
@@ -70,6 +71,7 @@ class LoadedModel:
         dense_bytes: bytes that a step reads whatever fires.
         sparsity: the rule that selects neurons, with a line that describes it.
         placement: the parts on a GPU; None if no GPU was requested.
+        draft: the model that guesses tokens for this one; None if no such model was named.
         steps: lock held during each step, as backends count, and keep the batch, of one at a time.
     """
 
@@ -84,6 +86,7 @@ class LoadedModel:
     dense_bytes: int
     sparsity: Sparsity
     placement: "Placement | None" = None
+    draft: "LoadedModel | None" = None
     steps: FairLock = field(default_factory=FairLock, repr=False, compare=False)
 
     @property
@@ -184,7 +187,8 @@ def load(
     Args:
         calibrating: called with (layers done, layers in all) if the model is calibrated now.
         placing: notified of measurements of this machine and of the placement on a GPU.
-        joins_team: without a GPU, share threads with the other models of this process that do.
+        joins_team: without a GPU, share threads with the other models of this process that do;
+            a draft model and its model always do.
 
     Raises:
         CalibrationError: the stored calibration is damaged or belongs to another model.
@@ -202,6 +206,10 @@ def load(
     is_placeable = opened.config.gpu_obstacle is None or options.wants_gpu
     device = find_device(options) if is_placeable else None
     _check_context(opened, options)
+    draft = None
+    if options.draft_model is not None:
+        named, its_options = open_draft_model(opened, options)
+        draft = load(named, its_options, None, joins_team=True)
     beside_gpu = device is not None and not device.is_interpreted
     threads = options.threads or default_threads(beside_gpu=beside_gpu)
     ops, kernels = make_ops(
@@ -209,7 +217,7 @@ def load(
         threads,
         in_place=options.mmap,
         repack=_fits_this_machine(file),
-        joins_team=joins_team and device is None,
+        joins_team=(joins_team or draft is not None) and device is None,
     )
     tokenizer = Tokenizer.from_gguf(file)
     model = prepare_model(
@@ -246,6 +254,7 @@ def load(
         dense_bytes=model.dense_bytes,
         sparsity=sparsity,
         placement=placement,
+        draft=draft,
     )
 
 

@@ -33,6 +33,7 @@ class LLMOptions(TypedDict, total=False):
     online: bool | None
     solver: str | None
     draft: str
+    draft_model: Path | str | None
     draft_memory: bool
     context_shift: bool
     keep_tokens: int

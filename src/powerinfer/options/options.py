@@ -204,6 +204,15 @@ class EngineOptions(OptionTable):
             "auto: ngram on a CPU, as far as it pays. off: none.",
         ),
     ] = AUTO
+    draft_model: Annotated[
+        Path | None,
+        Option(
+            kinds.read_path,
+            "--draft-model FILE",
+            "A smaller model with the same vocabulary that guesses tokens where a look-up finds "
+            "none (with --draft auto), as far as its time pays. CPU only.",
+        ),
+    ] = None
     draft_memory: Annotated[
         bool,
         Option(
@@ -295,6 +304,10 @@ class EngineOptions(OptionTable):
             raise PromptError(
                 remedy=f"{{gpu_index}} names a plan, {{{clash}}} says not to: give one"
             )
+        if self.draft_model is not None and self.kernels == REFERENCE:
+            raise PromptError(
+                remedy="{kernels='reference'} checks no guesses: leave it or {draft_model} out"
+            )
         self._check_device()
 
     @property
@@ -327,6 +340,8 @@ class EngineOptions(OptionTable):
             return "{activation_threshold}"
         if self.head != "exact":
             return "{head}"
+        if self.draft_model is not None:
+            return "{draft_model}"
         return "{kernels='reference'}" if self.kernels == REFERENCE else None
 
     @property

@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 
 from powerinfer import LLM, SamplingParams
-from powerinfer.engine.drafts.controller import MAX_ROWS, Acceptance, DraftController, RowCosts
-from powerinfer.engine.drafts.drafter import Draft
-from powerinfer.engine.engine import Engine
+from powerinfer.engine.costs import RowCosts
+from powerinfer.engine.drafts.acceptance import Acceptance, Guess
+from powerinfer.engine.drafts.drafter import MAX_ROWS, Draft
+from powerinfer.engine.drafts.row_planner import RowPlanner
 from powerinfer.engine.request import Request
 from scheduling_cases import new_engine, run
 
-DRAFT = Draft((1, 2, 3, 4, 5, 6, 7), 8)
+DRAFT = Draft((1, 2, 3, 4, 5, 6, 7), range(8, 15))
 
 
 def _costs(**seconds: float) -> RowCosts:
@@ -72,45 +73,46 @@ def test_a_disturbed_step_changes_nothing_and_old_sizes_are_tried_again() -> Non
     assert costs.seconds(2) == pytest.approx(1.1)
 
 
-@pytest.fixture(scope="module")
-def engine() -> Engine:
-    with LLM(threads=1, context_length=128) as llm:
-        return new_engine(llm)
-
-
-def _chosen(engine: Engine, costs: RowCosts, chance: float, num_texts: int = 1) -> int:
+def _chosen(costs: RowCosts, chance: float, num_texts: int = 1, drafting_s: float = 0.0) -> int:
     """How many drafts a step gets whose tokens are right with this probability."""
-    controller: DraftController = engine._drafts
-    controller._costs = costs
-    gains = sorted(
-        ((chance**number, text) for number in range(1, 8) for text in range(num_texts)),
-        reverse=True,
+    rows = RowPlanner(has_states=False)
+    rows.costs = costs
+    guesses = [Guess((), [chance**number for number in range(1, 8)])] * num_texts
+    best = rows.best(
+        guesses, [1] * num_texts, lambda counts: drafting_s * max(counts.values(), default=0)
     )
-    return controller._best(gains, [1] * num_texts)
+    return 0 if best is None else sum(best.counts.values())
 
 
-def test_as_many_drafts_as_pay(engine: Engine) -> None:
+def test_what_drafting_takes_is_part_of_the_cost() -> None:
+    costs = _costs(n1=1.0, n8=1.2)
+    assert _chosen(costs, 0.9, drafting_s=0.05) == 7
+    assert 0 < _chosen(costs, 0.7, drafting_s=0.2) < 7
+    assert _chosen(costs, 0.9, drafting_s=0.9) == 0
+
+
+def test_as_many_drafts_as_pay() -> None:
     flat = _costs(n1=1.0, n8=1.2)
     steep = _costs(n1=1.0, n2=1.5, n8=4.0)
-    assert _chosen(engine, flat, 0.9) == 7
-    assert _chosen(engine, flat, 0.02) == 0
-    assert 0 < _chosen(engine, steep, 0.95) <= 7
-    assert _chosen(engine, steep, 0.5) == 0
-    assert _chosen(engine, RowCosts(), 0.9) == 0
+    assert _chosen(flat, 0.9) == 7
+    assert _chosen(flat, 0.02) == 0
+    assert 0 < _chosen(steep, 0.95) <= 7
+    assert _chosen(steep, 0.5) == 0
+    assert _chosen(RowCosts(), 0.9) == 0
     # The most tokens per second, by hand.
     costs = _costs(n1=1.0, n2=1.2, n3=1.4, n4=1.6, n6=2.6, n8=3.0)
     rates = {
         count: sum(0.8**number for number in range(count + 1)) / (costs.seconds(1 + count) or 0)
         for count in (0, 1, 2, 3, 5, 7)
     }
-    assert _chosen(engine, costs, 0.8) == max(rates, key=lambda count: rates[count]) == 3
+    assert _chosen(costs, 0.8) == max(rates, key=lambda count: rates[count]) == 3
 
 
-def test_texts_share_the_rows(engine: Engine) -> None:
+def test_texts_share_the_rows() -> None:
     costs = _costs(n1=1.0, n8=1.1)
-    assert _chosen(engine, costs, 0.9, num_texts=2) == MAX_ROWS - 2
-    assert _chosen(engine, costs, 0.9, num_texts=7) == 1
-    assert _chosen(engine, costs, 0.9, num_texts=8) == 0
+    assert _chosen(costs, 0.9, num_texts=2) == MAX_ROWS - 2
+    assert _chosen(costs, 0.9, num_texts=7) == 1
+    assert _chosen(costs, 0.9, num_texts=8) == 0
 
 
 def test_the_likeliest_drafts_of_all_texts_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,8 +123,8 @@ def test_the_likeliest_drafts_of_all_texts_are_computed(monkeypatch: pytest.Monk
         prompts = [[*range(20, 60), *range(20, 40)], random]
         params = SamplingParams(seed=1, max_tokens=40, logit_bias={40: 30.0}, temperature=0)
         handles = [engine.submit(Request(prompt_ids=each, params=params)) for each in prompts]
-        monkeypatch.setattr(engine._drafts, "_costs", _costs(n1=1.0, n2=1.0, n4=1.01, n8=1.02))
-        monkeypatch.setattr(engine._drafts._costs, "record", lambda *_: None)
+        monkeypatch.setattr(engine._drafts._rows, "costs", _costs(n1=1.0, n2=1.0, n4=1.01, n8=1.02))
+        monkeypatch.setattr(engine._drafts._rows.costs, "record", lambda *_: None)
         run(engine, handles)
         one, other = (handle.metrics() for handle in handles)
         assert one.num_accepted > 0
@@ -135,7 +137,7 @@ def test_a_request_has_its_own_setting(setting: str, monkeypatch: pytest.MonkeyP
         engine = new_engine(llm)
         costs = _costs(n1=1.0, n8=1.01)
         monkeypatch.setattr(costs, "record", lambda *_: None)
-        engine._drafts._costs = costs
+        engine._drafts._rows.costs = costs
         params = SamplingParams(max_tokens=30, ignore_eos=True, logit_bias={40: 90}, draft=setting)
         request = Request(prompt_ids=[10, 40, 40, 40, 40], params=params)
         handle = engine.submit(request)

@@ -32,7 +32,7 @@ def test_the_latest_of_the_longest_matches(
         end = min(len(token_ids), end + int(random.integers(1, 20)))
         draft = drafter.propose(token_ids[:end], most)
         assert draft.token_ids == _by_hand(token_ids[:end], shortest, most)
-        assert not draft.token_ids or draft.match_length >= shortest
+        assert not draft.token_ids or min(draft.levels) >= shortest
 
 
 def test_a_draft_repeats_what_lies_between() -> None:

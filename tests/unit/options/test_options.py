@@ -25,6 +25,7 @@ SOURCE = Path(__file__).resolve().parents[3] / "src" / "powerinfer"
 
 # What Python may pass where it is not what the engine keeps.
 WIDER = {
+    "draft_model": Path | str | None,
     "kv_type": Literal["f16", "q8_0"],
     "vram_budget": str | float | VramBudget | None,
     "gpu_index": Path | str | None,

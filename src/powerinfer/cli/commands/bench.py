@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from powerinfer.cli.files import PathType
-from powerinfer.cli.flags.flags import llm_options
+from powerinfer.cli.flags.flags import flag, llm_options
 from powerinfer.cli.flags.options import (
     engine_options,
     json_option,
@@ -153,6 +153,7 @@ def _errors(
     callback=_draft,
     help="Measure drafts of this mode (auto unless given) against none; see `powerinfer run`.",
 )
+@flag("draft_model")
 @option(
     "--draft-acceptance X",
     "Probability that a drafted token is right, for --draft: drafts come from the known answer.",
@@ -196,8 +197,9 @@ def bench(
 ) -> None:
     """Measure how fast a model runs on this machine, and what sparsity costs in quality."""
     options = llm_options(flags)
-    if draft_acceptance is not None and draft is None:
-        raise click.UsageError("--draft-acceptance is for --draft: give --draft too")
+    for name, given in (("acceptance", draft_acceptance), ("model", flags["draft_model"])):
+        if given is not None and draft is None:
+            raise click.UsageError(f"--draft-{name} is for --draft: give --draft too")
     if draft is not None and quality:
         raise click.UsageError("--draft and --quality are two measurements: give one of them")
     of_quality = (("settings", settings), ("errors", errors), ("file", file), ("tasks", tasks))

@@ -74,7 +74,7 @@ _FIRST = (
 @sampling_options
 @option("-e --escape", "Decode \\n, \\t, \\\\, \\xHH in the prompt.")
 @option("--no-display-prompt", "Do not repeat the prompt on stdout.")
-@flags("context_shift", "keep_tokens", "draft", *FORMS)
+@flags("context_shift", "keep_tokens", "draft", "draft_model", *FORMS)
 @json_option
 @flag("logprobs")
 def run(

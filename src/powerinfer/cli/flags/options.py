@@ -43,7 +43,7 @@ __all__ = [
 
 # Flags that commands add one by one: not every command has them, or their default differs.
 STATE_FLAGS = ("state_cache", "state_interval")
-DRAFT_FLAGS = ("draft", "draft_memory")
+DRAFT_FLAGS = ("draft", "draft_model", "draft_memory")
 _ADDED_SINGLY = (
     "context_shift",
     "keep_tokens",

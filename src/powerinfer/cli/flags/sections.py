@@ -22,7 +22,7 @@ _SECTIONS: Mapping[str, Sequence[str]] = {
         *("pool", "allowed", "allow_over_http", "documents", "databases", "api_hosts"),
         "let_data_leave",
     ),
-    "Drafts": ("draft", "draft_memory"),
+    "Drafts": ("draft", "draft_model", "draft_memory"),
     "GPU": (
         *("device", "vram_budget", "gpu_index", "reset_gpu_index", "disable_gpu_index"),
         *("online", "solver"),

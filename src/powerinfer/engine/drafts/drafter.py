@@ -6,7 +6,10 @@ from typing import Protocol
 
 from powerinfer.loading.loader import LoadedModel
 
-__all__ = ["NO_DRAFT", "Draft", "Drafter", "may_draft"]
+__all__ = ["MAX_ROWS", "NO_DRAFT", "Draft", "Drafter", "may_draft"]
+
+MAX_ROWS = 8
+"""Most rows of a step with drafts; a batch of as many texts gets none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,12 +18,16 @@ class Draft:
 
     Attributes:
         token_ids: guesses in order; empty if there is none.
-        match_length: number of last tokens of the text that the guess follows from; the longer,
-            the likelier it is right.
+        levels: what speaks for each, in a measure of its source: the larger, the likelier it is
+            right. The length of the match that it follows, or a probability.
     """
 
     token_ids: tuple[int, ...] = ()
-    match_length: int = 0
+    levels: Sequence[float] = ()
+
+    def first(self, count: int) -> "Draft":
+        """Return the first `count` guesses."""
+        return Draft(self.token_ids[:count], self.levels[:count])
 
 
 NO_DRAFT = Draft()

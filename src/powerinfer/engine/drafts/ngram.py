@@ -124,4 +124,4 @@ class NgramDrafter:
             # A match that overlaps the end repeats what lies between.
             while len(found) < most:
                 found.append(found[len(found) - (len(token_ids) - place)])
-        return Draft(tuple(found), length)
+        return Draft(tuple(found), range(length, length + len(found)))
