@@ -11,19 +11,17 @@ from powerinfer.calibration.recall import LayerRecall, recall_meter
 from powerinfer.calibration.sparsity import Sparsity, attach_sparsity, may_skip_neurons
 from powerinfer.errors import DeviceError, NumericsError, PromptError
 from powerinfer.gguf import GGUFFile
-from powerinfer.kvcache import BLOCK_SIZE, KVCache
-from powerinfer.kvcache.state_slots import num_slots_for
+from powerinfer.kvcache import KVCache
 from powerinfer.loading.draft_model import open_draft_model
+from powerinfer.loading.memory_needs import kv_bytes, num_slots, weight_bytes
 from powerinfer.loading.reading_speeds import use_measured_settings
 from powerinfer.loading.screened import with_screened_head
 from powerinfer.loading.turns import FairLock
 from powerinfer.models import (
     Model,
-    ModelConfig,
     ModelFile,
     default_context,
     find_nonfinite_layer,
-    kv_bytes_per_position,
     prepare_model,
 )
 from powerinfer.offload.devices import find_device
@@ -46,8 +44,6 @@ __all__ = [
     "Progress",
     "load",
     "make_ops",
-    "needed_bytes",
-    "num_slots",
     "open_model",
 ]
 
@@ -302,44 +298,10 @@ def _fits_this_machine(file: GGUFFile) -> bool:
     depend on what else is running.
     """
     total = total_memory_bytes()
-    fits = total is None or _weight_bytes(file) + WORKING_BYTES <= total
+    fits = total is None or weight_bytes(file) + WORKING_BYTES <= total
     if not fits:
         _log.info("the weights exceed this machine's memory: they stay in the file's own layout")
     return fits
-
-
-def _weight_bytes(file: GGUFFile) -> int:
-    return sum(tensor.data.nbytes for tensor in file.tensors.values())
-
-
-def num_slots(config: ModelConfig, options: EngineOptions, context_length: int) -> int:
-    """Slots of state for all texts, and for those that are kept for later ones."""
-    if not config.state_bytes:
-        return 0
-    num_kept = 0
-    if options.reuse_prefix or options.kv_tokens:
-        num_positions = options.kv_tokens or context_length
-        # More than two for each block would outlive their keys and values.
-        num_kept = min(
-            (options.state_cache << 20) // config.state_bytes, 2 * num_positions // BLOCK_SIZE
-        )
-    return num_slots_for(options.parallel, num_kept)
-
-
-def needed_bytes(opened: ModelFile, options: EngineOptions) -> int:
-    """Estimate what a model adds to the memory of a process: weights, KV cache and states."""
-    config = opened.config
-    context_length = options.context_length or default_context(config)
-    return (
-        _weight_bytes(opened.file)
-        + _kv_bytes(config, options, context_length)
-        + num_slots(config, options, context_length) * config.state_bytes
-    )
-
-
-def _kv_bytes(config: ModelConfig, options: EngineOptions, context_length: int) -> int:
-    num_positions = options.kv_tokens or context_length
-    return num_positions * kv_bytes_per_position(config, KVType(options.kv_type))
 
 
 def _check_context(opened: ModelFile, options: EngineOptions) -> None:
@@ -370,23 +332,23 @@ def _check_memory(opened: ModelFile, context_length: int, options: EngineOptions
     available = available_memory_bytes()
     if available is None:
         return
-    weight_bytes = _weight_bytes(opened.file)
+    own_bytes = weight_bytes(opened.file)
     num_positions = options.kv_tokens or context_length
-    kv_bytes = _kv_bytes(opened.config, options, context_length)
+    cache_bytes = kv_bytes(opened.config, options, context_length)
     state_bytes = num_slots(opened.config, options, context_length) * opened.config.state_bytes
     states = f" and states of {format_bytes(state_bytes)}" if state_bytes else ""
-    if options.kv_tokens and kv_bytes + state_bytes > available:
+    if options.kv_tokens and cache_bytes + state_bytes > available:
         fewer = " or of states ({state_cache})" if state_bytes else ""
         raise PromptError(
-            f"keys and values of {num_positions} tokens take {format_bytes(kv_bytes)}{states} of "
-            f"memory, but only {format_bytes(available)} are free",
+            f"keys and values of {num_positions} tokens take {format_bytes(cache_bytes)}{states} "
+            f"of memory, but only {format_bytes(available)} are free",
             remedy=f"take fewer ({{kv_tokens}}){fewer}, a smaller context ({{context_length}}) or "
             "fewer texts at once ({parallel})",
         )
     fewer = "fewer texts at once ({parallel}) or of the kept states ({state_cache})"
-    if options.context_length and kv_bytes + state_bytes > available:
+    if options.context_length and cache_bytes + state_bytes > available:
         raise PromptError(
-            f"a context of {context_length} tokens takes {format_bytes(kv_bytes)}{states} of "
+            f"a context of {context_length} tokens takes {format_bytes(cache_bytes)}{states} of "
             f"memory, but only {format_bytes(available)} are free",
             remedy="take a smaller one ({context_length})" + (f", {fewer}" if states else ""),
         )
@@ -396,15 +358,15 @@ def _check_memory(opened: ModelFile, context_length: int, options: EngineOptions
             f"{format_bytes(available)} are free",
             remedy=f"take {fewer}",
         )
-    needed = weight_bytes + kv_bytes + state_bytes + WORKING_BYTES
+    needed = own_bytes + cache_bytes + state_bytes + WORKING_BYTES
     if needed > available:
         _log.warning(
             "the model needs about %s (weights %s, KV cache for %d tokens %s%s) but only %s are "
             "free: weights will be read from disk or swapped again and again, which is very slow",
             format_bytes(needed),
-            format_bytes(weight_bytes),
+            format_bytes(own_bytes),
             num_positions,
-            format_bytes(kv_bytes),
+            format_bytes(cache_bytes),
             f", states {format_bytes(state_bytes)}" if state_bytes else "",
             format_bytes(available),
         )

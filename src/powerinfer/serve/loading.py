@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from powerinfer.engine.engine import Engine
 from powerinfer.loading import loader
 from powerinfer.loading.loader import Progress
+from powerinfer.loading.memory_needs import needed_bytes
 from powerinfer.models import ModelFile, default_context
 from powerinfer.options.llm_options import LLMOptions
 from powerinfer.options.options import MOST_KV_TOKENS, EngineOptions, engine_options
@@ -53,7 +54,7 @@ def facts_reader(path: Path, options: LLMOptions) -> Callable[[], ModelFacts]:
         opened = loader.open_model(path, checked)
         return ModelFacts(
             weight_bytes=sum(tensor.data.nbytes for tensor in opened.file.tensors.values()),
-            needed_bytes=loader.needed_bytes(opened, _with_room(opened, checked)),
+            needed_bytes=needed_bytes(opened, _with_room(opened, checked)),
             context_length=checked.context_length or default_context(opened.config),
             trained_length=opened.config.context_length,
         )

@@ -241,7 +241,7 @@ def placement_json(problem: "PlacementProblem", plan: "PlacementPlan") -> dict[s
 def cpu_json(opened: "ModelFile", options: "EngineOptions") -> dict[str, object]:
     """Create `plan --json` of a model that runs on the CPU alone (`ModelConfig.gpu_obstacle`)."""
     from powerinfer.gguf import model_identity
-    from powerinfer.loading.loader import num_slots
+    from powerinfer.loading.memory_needs import num_slots
     from powerinfer.models.load import default_context
     from powerinfer.models.model import kv_bytes_per_position
     from powerinfer.ops.protocol import KVType
