@@ -10,7 +10,9 @@ import pytest
 from command_line import assert_error, invoke
 from forced_drafts import ask_draft_model
 from powerinfer import LLM, SamplingParams
-from powerinfer.engine.drafts.draft_model import DraftModel
+from powerinfer.engine.drafts.draft_model import DraftModel, Wish
+from powerinfer.engine.drafts.drafter import NO_DRAFT, Draft
+from powerinfer.engine.drafts.ngram import NgramDrafter
 from powerinfer.engine.engine import Engine
 from powerinfer.engine.request import Request, RequestHandle
 from powerinfer.errors import PowerInferError, PromptError, UnsupportedError
@@ -183,9 +185,9 @@ def test_its_keys_follow_accepted_tokens_and_prefixes(
     reader, computed = _reader(engine), list[int]()
     forward = reader._forward
 
-    def count(readings: list[object], wholes: list[list[int]], starts: list[int], **rest: bool):  # type: ignore[no-untyped-def]
+    def count(readings: list[object], wholes: list[list[int]], starts: list[int], *rest: int):  # type: ignore[no-untyped-def]
         computed.append(sum(map(len, wholes)) - sum(starts))
-        return forward(readings, wholes, starts, **rest)  # type: ignore[arg-type]
+        return forward(readings, wholes, starts, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(reader, "_forward", count)
     prompt = [*PROMPT, *PROMPT[:34]]
@@ -245,6 +247,33 @@ def test_a_wrong_one_falls_silent(models: Models, monkeypatch: pytest.MonkeyPatc
     (handle,), _ = _run(engine, [Request(prompt_ids=PROMPT, params=params)])
     metrics = handle.metrics()
     assert metrics.num_accepted < metrics.num_drafted < 25
+
+
+@pytest.mark.usefixtures("no_end_tokens")
+@pytest.mark.parametrize("name", ["itself", "other"])
+def test_it_reads_on_now_and_then_to_see_whether_it_would_pay(
+    models: Models, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time pays only for guesses that are right more often than is expected at first."""
+    engine = _engine(models[name])
+    reader, asked = _reader(engine), list[int]()
+    monkeypatch.setattr(reader.costs, "seconds", lambda _: 0.8)
+    # Nothing is looked up.
+    monkeypatch.setattr(NgramDrafter, "propose", lambda *_: NO_DRAFT)
+    guess = reader.guess
+
+    def count(wishes: list[Wish], least: float) -> list[Draft]:
+        asked.append(len(wishes))
+        return guess(wishes, least)
+
+    monkeypatch.setattr(reader, "guess", count)
+    params = SamplingParams(temperature=0, max_tokens=56)
+    (handle,), _ = _run(engine, [Request(prompt_ids=PROMPT, params=params)])
+    if name == "itself":
+        assert len(asked) > 5
+        assert handle.metrics().num_accepted > 3
+    else:
+        assert len(asked) == 1
 
 
 def test_settings_of_a_request(models: Models) -> None:

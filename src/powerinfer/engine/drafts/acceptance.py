@@ -68,10 +68,14 @@ class Acceptance:
     def learn(self, draft: Draft, token_ids: Sequence[int]) -> None:
         """Compare a draft with the tokens that came."""
         for drafted, level, chosen in zip(draft.token_ids, draft.levels, token_ids, strict=False):
-            for share in (self._share(level), self.mean):
-                share.add(is_right=drafted == chosen)
+            self.add(level, is_right=drafted == chosen)
             if drafted != chosen:
                 return
+
+    def add(self, level: float, *, is_right: bool) -> None:
+        """Learn from one guess that followed the text's own tokens."""
+        self._share(level).add(is_right=is_right)
+        self.mean.add(is_right=is_right)
 
     def _share(self, level: float) -> Share:
         return self._shares[bisect_right(self._bounds, level)]

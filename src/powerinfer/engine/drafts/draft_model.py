@@ -28,6 +28,10 @@ __all__ = ["DraftModel", "Wish"]
 _CHUNK = 256
 # So many tokens are computed along with the first guess.
 _FEW = 4
+# Of the tokens that it reads at once, so many show how well it would have guessed them.
+_SEEN = 16
+# Tokens of a chunk in the time of a step, before anything is known.
+_READ_PER_STEP = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -123,8 +127,8 @@ class DraftModel:
         num_pending = len(text.sequence.token_ids) - reading.num_right
         if num_pending <= _FEW:
             return 0.0
-        # Before anything is known: several tokens in the time of one.
-        return num_pending * (step_seconds / _FEW if self._read_s is None else self._read_s)
+        known = self._read_s
+        return num_pending * (step_seconds / _READ_PER_STEP if known is None else known)
 
     def sweep(self) -> None:
         """Free what was read of texts that are over, and keep it for later ones."""
@@ -145,7 +149,7 @@ class DraftModel:
             least: chance below which a token, with those before it, is not worth a step.
         """
         drafts = [NO_DRAFT] * len(wishes)
-        places = [place for place, wish in enumerate(wishes) if self._has_read(wish.text)]
+        places = [place for place, wish in enumerate(wishes) if self._has_read(wish)]
         while places:
             rows = self._step([(wishes[place].text, drafts[place].token_ids) for place in places])
             going_on = []
@@ -171,29 +175,31 @@ class DraftModel:
             reading.num_right if not more else len(whole) - 1
             for reading, whole, (_, more) in zip(readings, wholes, parts, strict=True)
         ]
-        rows = self._forward(readings, wholes, starts)
-        best = rows.argmax(axis=1)
-        largest = rows.max(axis=1, keepdims=True)
-        chances = 1 / np.exp(rows - largest).sum(axis=1)
+        found = _likeliest(self._forward(readings, wholes, starts))
         num_rows = sum(map(len, wholes)) - sum(starts)
         self.costs.record(num_rows, time.perf_counter() - started)
-        return list(zip(best.tolist(), chances.tolist(), strict=True))
+        return found
 
     def _forward(
         self,
         readings: Sequence[_Reading],
         wholes: Sequence[list[int]],
         starts: Sequence[int],
-        *,
-        is_prompt: bool = False,
+        num_scored: int = 0,
     ) -> FloatArray:
-        """Compute the ends of some texts; return f32[num_texts, vocab_size] logits after each."""
+        """Compute the ends of some texts; return f32[num_texts, vocab_size] logits after each.
+
+        Args:
+            num_scored: of a single text that is read, compute logits after as many of its tokens.
+        """
         parts = [
             (reading, whole[start:], start)
             for reading, whole, start in zip(readings, wholes, starts, strict=True)
         ]
-        batch = self._cache.batch(parts, [is_prompt] * len(parts))
+        batch = self._cache.batch(parts, [num_scored > 0] * len(parts))
         ends = np.cumsum([len(token_ids) for _, token_ids, _ in parts], dtype=np.int32) - 1
+        if num_scored:
+            ends = np.arange(ends[0] + 1 - num_scored, ends[0] + 1, dtype=np.int32)
         with self._loaded.steps.held():
             logits_for = None if batch.num_tokens == len(parts) else ends
             rows = self._loaded.model.forward(batch, self._cache, logits_for=logits_for)
@@ -201,8 +207,9 @@ class DraftModel:
             reading.token_ids = whole
         return rows[:, : self._vocab_size]
 
-    def _has_read(self, text: RunningText) -> bool:
+    def _has_read(self, wish: Wish) -> bool:
         """Read on in a text that too much is left of, and tell whether it can be guessed now."""
+        text = wish.text
         reading, whole = self._reading(text), text.sequence.token_ids
         if reading is None:
             return False
@@ -219,8 +226,14 @@ class DraftModel:
         if is_near:
             return True
         started = time.perf_counter()
-        self._forward([reading], [whole[:end]], [start], is_prompt=True)
+        # Those that the text has chosen show how well they would have been guessed.
+        count = min(_SEEN, end - start, text.num_generated) if end == len(whole) - 1 else 0
+        rows = self._forward([reading], [whole[:end]], [start], max(count, 1))
         self._read_s = (time.perf_counter() - started) / (end - start)
+        for (token_id, level), chosen in zip(
+            _likeliest(rows[len(rows) - count :]), whole[len(whole) - count :], strict=True
+        ):
+            wish.acceptance.add(level, is_right=token_id == chosen)
         reading.num_right = end
         self._keep(reading)
         return end == len(whole) - 1
@@ -256,3 +269,10 @@ class DraftModel:
         # As if all were prompt: no bit depends on it.
         kinds = [True] * length
         self._tree.insert(reading, reading.token_ids[:length], kinds, is_over=is_over)
+
+
+def _likeliest(rows: FloatArray) -> list[tuple[int, float]]:
+    """Return the likeliest token of each of f32[n, vocab_size] logits, and its probability."""
+    largest = rows.max(axis=1, keepdims=True)
+    chances = 1 / np.exp(rows - largest).sum(axis=1)
+    return list(zip(rows.argmax(axis=1).tolist(), chances.tolist(), strict=True))

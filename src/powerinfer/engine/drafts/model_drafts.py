@@ -14,7 +14,7 @@ from powerinfer.engine.text import RunningText
 __all__ = ["ModelDrafts"]
 
 # Share of right guesses before anything is known.
-_EXPECTED = 0.6
+_EXPECTED = 0.7
 # A text is expected to go on for as many tokens as it has, and these.
 _LEAST_LEFT = 32
 # Share of the time for guesses that are not expected to pay: they show what a text is like by now.
