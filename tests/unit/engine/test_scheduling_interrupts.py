@@ -3,6 +3,7 @@
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from types import FrameType
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forced_drafts import force_drafts
+from forced_drafts import ask_draft_model, force_drafts
 from powerinfer import LLM, SamplingParams
 from powerinfer.engine.engine import Engine
 from powerinfer.engine.request import Output, PromptRows, Request, RequestHandle
@@ -152,6 +153,34 @@ def test_ctrl_c_between_the_rows_of_drafts_changes_no_text(llm: LLM, manner: str
         handles = _run(engine, interrupt, requests)
         engine.check_integrity()
         assert [_texts_of(handle) for handle in handles] == expected, at
+
+
+def test_ctrl_c_while_a_draft_model_reads_and_guesses_changes_no_text(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, seed=1, max_tokens=9, logprobs=1)
+    requests = [Request(prompt_ids=range(10, end), params=params) for end in (90, 50)]
+    expected = [all_alone(llm.loaded, request) for request in requests]
+    names = ("engine/drafts/", "powerinfer/kvcache/")
+    counting = _Interrupt(None, names)
+    with LLM(threads=1) as other:
+        # It knows other texts, and is wrong; llama-relu is right.
+        draft = other.loaded if llm.loaded.model.config.state_mixers else llm.loaded
+        draft = replace(draft, options=replace(draft.options, kv_tokens=512))
+        for at in (None, *range(0, 4000, 97)):
+            engine = Engine(replace(new_engine(llm, kv_tokens=512)._loaded, draft=draft))
+            ask_draft_model(engine)
+            interrupt = counting if at is None else _Interrupt(at, names)
+            if counting.num_lines <= (at or -1):
+                break
+            handles = _run(engine, interrupt, requests)
+            engine.check_integrity()
+            assert [_texts_of(handle) for handle in handles] == expected, at
+            assert at is not None or sum(handle.metrics().num_drafted for handle in handles) > 5
+            draft_model = engine._drafts._model
+            assert draft_model is not None
+            draft_model.sweep()
+            cache = draft_model._model._cache
+            cache.check_integrity()
+            assert cache.num_used_blocks == 0, at
 
 
 @pytest.mark.parametrize(("num_prompt", "num_blocks"), [(10, 1), (BLOCK_SIZE + 10, 2)])
