@@ -1,0 +1,1 @@
+"""How well policies do: tasks with known answers, simulated pools, baselines, reports."""

@@ -1,0 +1,1 @@
+"""Kinds of tasks; a file's name is the kind's."""
