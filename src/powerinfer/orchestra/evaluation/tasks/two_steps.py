@@ -16,11 +16,11 @@ _FIRST: dict[str, Kind] = {
     "json_value": json_value.KIND,
 }
 WORDINGS = (
-    "{first}\nThen multiply the result by {factor} and subtract {less}.",
-    "{first}\nMultiply that number by {factor}, then subtract {less}. What do you get?",
+    "Then multiply the result by {factor} and subtract {less}.",
+    "Multiply that number by {factor}, then subtract {less}. What do you get?",
 )
-HELD_OUT = ("{first}\nOf what you find, take {factor} times as much and remove {less} from it.",)
-_SECOND = "Multiply the result by {factor} and subtract {less}."
+"""Of the second step, which is a line of its own."""
+HELD_OUT = ("Of what you find, take {factor} times as much and remove {less} from it.",)
 
 
 class TwoSteps:
@@ -35,14 +35,15 @@ class TwoSteps:
         factor, less = choice.randint(12, 49), choice.randint(2, 99)
         gold = str(int(first.gold) * factor - less)
         wording = choice.choice(HELD_OUT if held_out else WORDINGS)
+        second = wording.format(factor=factor, less=less)
         return Draft(
-            question=wording.format(first=first.question, factor=factor, less=less),
+            question=f"{first.question}\n{second}",
             gold=gold,
             check=Check.NUMERIC,
             attachments=first.attachments,
             parts=(
                 Part(first.question, first.gold, kind),
-                Part(_SECOND.format(factor=factor, less=less), gold, "arithmetic"),
+                Part(second, gold, "arithmetic"),
             ),
         )
 
