@@ -1,6 +1,7 @@
 """What decides: a model that writes one action after the other, within their grammar."""
 
 from collections.abc import Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -89,6 +90,12 @@ class ModelPolicy:
         self._permissions = permissions or Permissions()
         self._temperature = temperature
         self._seed = seed
+
+    def told(self, permissions: Permissions) -> "ModelPolicy":
+        """Return the same policy, told of other documents, databases, hosts and commands."""
+        other = copy(self)
+        other._permissions = permissions
+        return other
 
     async def decide(self, task: str, state: State, offers: Offers) -> Decision:
         """Choose the next action; see `Policy`.
