@@ -12,7 +12,7 @@ from powerinfer.orchestra.evaluation.reward import Objective
 from powerinfer.orchestra.evaluation.simulating import Simulation
 from powerinfer.orchestra.evaluation.task import Task
 from powerinfer.orchestra.evaluation.truth import SimulatedPool, Split, Whole
-from powerinfer.orchestra.policy import Policy
+from powerinfer.orchestra.policy import ModelPolicy, Policy
 from powerinfer.orchestra.rules import violations
 from powerinfer.orchestra.runtime import Outcome, Players, run_task
 
@@ -118,6 +118,8 @@ def real_run(players: Players, runner: asyncio.Runner) -> Run:
                 documents=(*players.permissions.documents, *documents),
                 databases=(*players.permissions.databases, *databases),
             )
+            if isinstance(policy, ModelPolicy):
+                policy = policy.told(permissions)
             taking_part = replace(players, policy=policy, permissions=permissions)
             outcome = runner.run(run_task(task.question, taking_part))
         return _judged(task, name, outcome, taking_part), outcome

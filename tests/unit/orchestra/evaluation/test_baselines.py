@@ -1,6 +1,7 @@
 """Baselines: what they learn from a ledger, and how they compare in a simulated pool."""
 
 import asyncio
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -9,14 +10,14 @@ from powerinfer.orchestra.evaluation.bandit import Bandit, Trial
 from powerinfer.orchestra.evaluation.baselines import FIXED, Baseline, baselines, table_by_kind
 from powerinfer.orchestra.evaluation.episodes import simulated_run
 from powerinfer.orchestra.evaluation.evaluate import (
+    Comparison,
+    compare,
     evaluate,
     learning_tasks,
-    measured_objective,
-    try_arms,
 )
 from powerinfer.orchestra.evaluation.features import features
 from powerinfer.orchestra.evaluation.generating import kinds, make_tasks
-from powerinfer.orchestra.evaluation.report import Row, summarize
+from powerinfer.orchestra.evaluation.report import Row
 from powerinfer.orchestra.evaluation.simulating import simulated_workers
 from powerinfer.orchestra.evaluation.truth import Arm, simulate_pool
 
@@ -79,19 +80,35 @@ def _rows(seed: int) -> dict[str, Row]:
     only = (*kinds(), "two_steps")
     with asyncio.Runner() as runner:
         run = simulated_run(pool, runner)
-        train = learning_tasks(make_tasks(30, seed, held_out=False, only=only))
-        trials = try_arms(run, pool.arms, train, pool.objective)
-        tasks = make_tasks(20, seed, held_out=True, only=only)
-        known = {task.question: task.kind for task in tasks}
-        found = baselines(simulated_workers(pool), pool.arms, trials, known, seed)
-        episodes = list(evaluate(run, tasks, [(each.name, each) for each in found]))
+        comparison = Comparison(
+            tasks=make_tasks(20, seed, held_out=True, only=only),
+            to_learn=make_tasks(30, seed, held_out=False, only=only),
+            objective=pool.objective,
+            seed=seed,
+        )
+        rows, _ = compare(comparison, run, simulated_workers(pool), pool.arms, [])
+    return {each.policy: each for each in rows}
+
+
+def test_no_choice_beats_the_oracle() -> None:
+    pool = simulate_pool(2)
+    tasks = make_tasks(9, 2, held_out=True)
+    found = baselines(simulated_workers(pool), pool.arms, _trials_of(pool.arms), {}, 0)
+    with asyncio.Runner() as runner:
+        policies = [(each.name, each) for each in found]
+        episodes = list(evaluate(simulated_run(pool, runner), tasks, policies))
+    assert len(episodes) == 9 * (11 + 6)
     for episode in episodes:
         # The oracle's reward is the most that any choice is worth.
         assert episode.expected is not None
         assert episode.best is not None
         assert episode.expected <= episode.best + 1e-9
         assert episode.is_valid
-    return {each.policy: each for each in summarize(episodes, pool.objective)}
+
+
+def _trials_of(arms: Sequence[Arm]) -> list[Trial]:
+    """An arm each is good at one question."""
+    return [Trial(f"What is {arm}?", "", arm, is_right=True, reward=0.9) for arm in arms]
 
 
 def test_baselines_in_a_simulated_pool() -> None:
@@ -134,12 +151,13 @@ def test_what_is_not_offered_is_not_answered() -> None:
 def test_an_objective_is_measured_from_costs() -> None:
     pool = simulate_pool(1)
     tasks = make_tasks(3, 3, held_out=False)
+    comparison = Comparison(tasks=tasks, cost_weight=0.3, second_price=2.0)
     with asyncio.Runner() as runner:
-        run = simulated_run(pool, runner)
-        policy = Baseline("a", lambda text: ((text, pool.arms[0]),))
-        episodes = list(evaluate(run, tasks, [("a", policy)]))
-    objective = measured_objective(episodes, cost_weight=0.3, second_price=2.0)
-    costs = [2.0 * each.seconds + each.price for each in episodes]
-    assert objective.scale.low**2 >= min(costs)
-    assert objective.scale.high**2 <= max(costs)
+        rows, objective = compare(
+            comparison, simulated_run(pool, runner), simulated_workers(pool), pool.arms[:2], []
+        )
+    costs = [2.0 * each.seconds.value + each.price.value for each in rows]
+    assert objective.scale.low**2 <= max(costs)
+    assert objective.scale.high**2 >= min(costs)
     assert (objective.cost_weight, objective.second_price) == (0.3, 2.0)
+    assert [each.policy for each in rows][-1] == "random"
