@@ -1,4 +1,4 @@
-"""`powerinfer orchestrate eval`."""
+"""`powerinfer orchestrate eval` and `collect`."""
 
 import json
 from pathlib import Path
@@ -64,3 +64,19 @@ def test_a_simulated_pool_knows_its_kinds_only(tmp_path: Path) -> None:
     path.write_text('{"question": "e4?", "gold": "e5", "kind": "chess"}\n')
     result = invoke("orchestrate", "eval", "--simulated", "1", "--learn", "0", "--tasks", path)
     assert_error(result, "knows nothing of tasks of the kind 'chess'")
+
+
+def test_trajectories_are_collected(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    arguments = ("--simulated", "1", "--limit", "3", "--tries", "1", "-o", path)
+    result = invoke("orchestrate", "collect", *arguments)
+    assert result.exit_code == 0, result.output
+    count = len(path.read_text().splitlines())
+    assert result.stdout == f"{count} new runs in {path}\n"
+    again = invoke("orchestrate", "collect", *arguments, "--json")
+    assert json.loads(again.stdout)["new"] == 0
+
+
+def test_collecting_needs_one_pool(tmp_path: Path) -> None:
+    arguments = ("--simulated", "1", "-m", "x", "-o", tmp_path / "runs.jsonl")
+    assert_error(invoke("orchestrate", "collect", *arguments), "give one of --pool, -m and")

@@ -1,8 +1,6 @@
 """Runs the evaluation of an orchestra, and prints its report."""
 
-import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,30 +9,22 @@ import click
 from powerinfer.cli.flags.options import print_json
 from powerinfer.cli.report.progress import ProgressBar
 from powerinfer.cli.report.tables import print_paragraph, print_table, printable
-from powerinfer.orchestra.evaluation.episodes import real_run, simulated_run
-from powerinfer.orchestra.evaluation.evaluate import (
-    Comparison,
-    Progress,
-    compare,
-)
+from powerinfer.orchestra.evaluation.evaluate import Comparison, compare
 from powerinfer.orchestra.evaluation.intervals import Interval, mean_interval
 from powerinfer.orchestra.evaluation.report import Row, report_json, table
 from powerinfer.orchestra.evaluation.reward import Objective
-from powerinfer.orchestra.evaluation.simulating import Simulation, simulated_workers
+from powerinfer.orchestra.evaluation.stages import Stage, real_stage, simulated_stage
 from powerinfer.orchestra.evaluation.task import Task
-from powerinfer.orchestra.evaluation.truth import Arm, SimulatedPool, simulate_pool
-from powerinfer.orchestra.policy import ModelPolicy, Policy
-from powerinfer.orchestra.pool import Pool, is_allowed
+from powerinfer.orchestra.evaluation.truth import SimulatedPool, simulate_pool
+from powerinfer.orchestra.pool import Pool
 
 if TYPE_CHECKING:
     from powerinfer.options.llm_options import LLMOptions
     from powerinfer.orchestra.primitives.primitive import Permissions
 
-__all__ = ["Report", "print_report", "run_real", "run_simulated"]
+__all__ = ["Report", "check_kinds", "print_report", "run_real", "run_simulated"]
 
 _POLICY = "policy"
-# Tasks bring documents and databases of their own.
-_OF_ATTACHMENTS = ("read_document", "fact_check", "database_query")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +51,19 @@ def run_simulated(
         click.UsageError: the pool knows nothing of a task's kind.
     """
     pool = simulate_pool(seed, comparison.cost_weight)
-    _check_kinds(pool, (*comparison.tasks, *comparison.to_learn))
-    entries = simulated_workers(pool)
+    check_kinds(pool, (*comparison.tasks, *comparison.to_learn))
     comparison = replace(comparison, objective=pool.objective)
-    with asyncio.Runner() as runner, _deciding(model, options, pool) as policies:
-        run = simulated_run(pool, runner)
-        with ProgressBar("evaluating", unit="runs") as bar:
-            found = compare(comparison, run, entries, pool.arms, policies, _shown(bar))
+    with simulated_stage(pool, model, **options) as stage:
+        found = _compared(comparison, stage)
     return Report(*found, _oracle(pool, comparison.tasks))
 
 
-def _check_kinds(pool: SimulatedPool, tasks: Sequence[Task]) -> None:
+def check_kinds(pool: SimulatedPool, tasks: Sequence[Task]) -> None:
+    """Check that a simulated pool knows the kinds of all tasks.
+
+    Raises:
+        click.UsageError: it does not.
+    """
     known = next(iter(pool.skills.values()))
     for task in tasks:
         for kind in (task.kind, *(part.kind for part in task.parts)):
@@ -82,23 +74,6 @@ def _check_kinds(pool: SimulatedPool, tasks: Sequence[Task]) -> None:
                 )
 
 
-@contextmanager
-def _deciding(
-    model: str | None, options: "LLMOptions", pool: SimulatedPool
-) -> Iterator[list[tuple[str, Policy]]]:
-    """Open the model that decides, if there is one."""
-    if model is None:
-        yield []
-        return
-    from powerinfer.orchestra.orchestra import Orchestra, open_pool
-
-    with Orchestra(open_pool(None, model), **options) as orchestra:
-        worker = orchestra.players.workers[orchestra.pool.policy]
-        nobody = Task(id="", question="", gold="")
-        primitives = Simulation(pool, nobody).players(orchestra.players.policy).primitives
-        yield [(_POLICY, ModelPolicy(worker, simulated_workers(pool), primitives))]
-
-
 def run_real(
     comparison: Comparison, pool: Pool, permissions: "Permissions", options: "LLMOptions"
 ) -> Report:
@@ -107,27 +82,21 @@ def run_real(
     Raises:
         PowerInferError: a model or worker cannot be opened.
     """
-    from powerinfer.orchestra.orchestra import Orchestra
-
-    arms = [
-        Arm(worker.name, primitive)
-        for worker in pool.workers
-        for primitive in worker.primitives
-        if primitive in _OF_ATTACHMENTS or is_allowed(primitive, permissions)
-    ]
-    with (
-        Orchestra(pool, permissions=permissions, seed=comparison.seed, **options) as orchestra,
-        asyncio.Runner() as runner,
-        ProgressBar("evaluating", unit="runs") as bar,
-    ):
-        run = real_run(orchestra.players, runner)
-        policies: list[tuple[str, Policy]] = [(_POLICY, orchestra.players.policy)]
-        found = compare(comparison, run, pool, arms, policies, _shown(bar))
-    return Report(*found, {})
+    with real_stage(pool, permissions, comparison.seed, **options) as stage:
+        return Report(*_compared(comparison, stage), {})
 
 
-def _shown(bar: ProgressBar) -> Progress:
-    return lambda _, done, total: bar(done, total)
+def _compared(comparison: Comparison, stage: Stage) -> tuple[list[Row], Objective]:
+    policies = [] if stage.policy is None else [(_POLICY, stage.policy)]
+    with ProgressBar("evaluating", unit="runs") as bar:
+        return compare(
+            comparison,
+            stage.run,
+            stage.pool,
+            stage.arms,
+            policies,
+            lambda _, done, total: bar(done, total),
+        )
 
 
 def _oracle(pool: SimulatedPool, tasks: Sequence[Task]) -> dict[str, Interval]:

@@ -19,7 +19,7 @@ from powerinfer.orchestra.pool import Pool
 from powerinfer.orchestra.rules import Offers
 from powerinfer.orchestra.state import State
 
-__all__ = ["FIXED", "Baseline", "Choose", "always", "baselines", "table_by_kind"]
+__all__ = ["FIXED", "Baseline", "Choose", "always", "baselines", "halves", "table_by_kind"]
 
 Choose: TypeAlias = Callable[[str], tuple[tuple[str, Arm], ...]]
 """From a task's text its steps in order, each with its arm; one for the whole task."""
@@ -136,11 +136,15 @@ def _mean(values: Iterable[tuple[object, float]]) -> dict[object, float]:
     return {key: total / counts[key] for key, total in sums.items()}
 
 
-def _always_split(bandit: Bandit) -> Choose:
-    """Make the last line the second step; a task of one line is asked twice."""
+def halves(task: str) -> tuple[str, str]:
+    """Make the last line the second step; of a task of one line, both are the whole."""
+    first, _, second = task.strip().rpartition("\n")
+    return first or second, second
 
+
+def _always_split(bandit: Bandit) -> Choose:
     def choose(task: str) -> tuple[tuple[str, Arm], ...]:
-        first, _, second = task.strip().rpartition("\n")
-        return ((first or second, bandit.choose(first or second)), (second, bandit.choose(second)))
+        first, second = halves(task)
+        return ((first, bandit.choose(first)), (second, bandit.choose(second)))
 
     return choose
