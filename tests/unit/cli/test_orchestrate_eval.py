@@ -33,15 +33,18 @@ def test_a_simulated_pool_as_json() -> None:
         assert row["regret"]["value"] <= best
 
 
+@pytest.mark.slow
+@pytest.mark.measured
 def test_a_model_of_this_machine(tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_text('{"question": "Once upon a time", "gold": "no"}\n')
-    result = invoke("orchestrate", "eval", "--tasks", path, "--json")
+    result = invoke("orchestrate", "eval", "--tasks", path, "--ablations", "--json")
     assert result.exit_code == 0, result.output
     rows = {each["policy"]: each for each in json.loads(result.stdout)["policies"]}
     assert rows["policy"]["protocol_errors"] == 0
     assert rows["direct with model/direct_answer"]["tokens"] > 0
     assert rows["policy"]["regret"] is None
+    assert rows["policy without splitting"]["protocol_errors"] == 0
 
 
 @pytest.mark.parametrize(

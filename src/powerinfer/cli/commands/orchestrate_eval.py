@@ -51,6 +51,7 @@ Reward: 0 if wrong, else 1 - a + a R, with a of --cost-weight and R from 1 (chea
     click.FloatRange(0),
     default=1.0,
 )
+@option("--ablations", "Also let the policy do without splitting, routing and verification.")
 @option("-s --seed N", "Seed of tasks and of the random baseline.", click.IntRange(0), default=0)
 @model_option
 @permissions_options
@@ -64,6 +65,7 @@ def orchestrate_eval(
     learn: int | None,
     cost_weight: float,
     second_price: float,
+    ablations: bool,
     seed: int,
     model: Path | None,
     as_json: bool,
@@ -91,12 +93,13 @@ def orchestrate_eval(
     )
     name = None if model is None else str(model)
     if simulated is not None:
-        report = run_simulated(comparison, simulated, name, llm_options(flags))
+        report = run_simulated(comparison, simulated, name, llm_options(flags), ablated=ablations)
     else:
         from powerinfer.orchestra.orchestra import open_pool
 
         opened = open_pool(pool, name)
-        report = run_real(comparison, opened, permissions_of(flags, opened), llm_options(flags))
+        permissions = permissions_of(flags, opened)
+        report = run_real(comparison, opened, permissions, llm_options(flags), ablated=ablations)
     print_report(report, as_json=as_json)
 
 

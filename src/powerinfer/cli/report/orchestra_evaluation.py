@@ -9,6 +9,7 @@ import click
 from powerinfer.cli.flags.options import print_json
 from powerinfer.cli.report.progress import ProgressBar
 from powerinfer.cli.report.tables import print_paragraph, print_table, printable
+from powerinfer.orchestra.evaluation.ablations import ablations
 from powerinfer.orchestra.evaluation.evaluate import Comparison, compare
 from powerinfer.orchestra.evaluation.intervals import Interval, mean_interval
 from powerinfer.orchestra.evaluation.report import Row, report_json, table
@@ -42,7 +43,12 @@ class Report:
 
 
 def run_simulated(
-    comparison: Comparison, seed: int, model: str | None, options: "LLMOptions"
+    comparison: Comparison,
+    seed: int,
+    model: str | None,
+    options: "LLMOptions",
+    *,
+    ablated: bool = False,
 ) -> Report:
     """Evaluate in a simulated pool.
 
@@ -54,7 +60,7 @@ def run_simulated(
     check_kinds(pool, (*comparison.tasks, *comparison.to_learn))
     comparison = replace(comparison, objective=pool.objective)
     with simulated_stage(pool, model, **options) as stage:
-        found = _compared(comparison, stage)
+        found = _compared(comparison, stage, ablated=ablated)
     return Report(*found, _oracle(pool, comparison.tasks))
 
 
@@ -75,7 +81,12 @@ def check_kinds(pool: SimulatedPool, tasks: Sequence[Task]) -> None:
 
 
 def run_real(
-    comparison: Comparison, pool: Pool, permissions: "Permissions", options: "LLMOptions"
+    comparison: Comparison,
+    pool: Pool,
+    permissions: "Permissions",
+    options: "LLMOptions",
+    *,
+    ablated: bool = False,
 ) -> Report:
     """Evaluate with the workers of a pool.
 
@@ -83,11 +94,16 @@ def run_real(
         PowerInferError: a model or worker cannot be opened.
     """
     with real_stage(pool, permissions, comparison.seed, **options) as stage:
-        return Report(*_compared(comparison, stage), {})
+        return Report(*_compared(comparison, stage, ablated=ablated), {})
 
 
-def _compared(comparison: Comparison, stage: Stage) -> tuple[list[Row], Objective]:
+def _compared(
+    comparison: Comparison, stage: Stage, *, ablated: bool
+) -> tuple[list[Row], Objective]:
     policies = [] if stage.policy is None else [(_POLICY, stage.policy)]
+    if stage.policy is not None and ablated:
+        dearest = max(stage.arms, key=lambda arm: stage.pool[arm.worker].cost.rank)
+        policies += ablations(stage.policy, dearest)
     with ProgressBar("evaluating", unit="runs") as bar:
         return compare(
             comparison,

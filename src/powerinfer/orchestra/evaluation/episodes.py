@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
+from powerinfer.orchestra.evaluation.ablations import Ablated
 from powerinfer.orchestra.evaluation.baselines import Baseline, Choose
 from powerinfer.orchestra.evaluation.reward import Objective
 from powerinfer.orchestra.evaluation.simulating import Simulation
@@ -118,7 +119,7 @@ def real_run(players: Players, runner: asyncio.Runner) -> Run:
                 documents=(*players.permissions.documents, *documents),
                 databases=(*players.permissions.databases, *databases),
             )
-            if isinstance(policy, ModelPolicy):
+            if isinstance(policy, ModelPolicy | Ablated):
                 policy = policy.told(permissions)
             taking_part = replace(players, policy=policy, permissions=permissions)
             outcome = runner.run(run_task(task.question, taking_part))
