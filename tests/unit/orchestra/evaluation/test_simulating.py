@@ -10,7 +10,7 @@ import pytest
 from orchestra_cases import RandomPolicy
 from powerinfer.orchestra.evaluation.baselines import Baseline, always
 from powerinfer.orchestra.evaluation.episodes import Episode, Run, simulated_run
-from powerinfer.orchestra.evaluation.generating import make_tasks
+from powerinfer.orchestra.evaluation.generating import kinds, make_tasks
 from powerinfer.orchestra.evaluation.simulating import Simulation, simulated_workers
 from powerinfer.orchestra.evaluation.task import Task
 from powerinfer.orchestra.evaluation.truth import Arm, SimulatedPool, Skill, simulate_pool
@@ -134,3 +134,8 @@ def test_only_valid_runs_are_rewarded() -> None:
     assert episode.reward(POOL.objective) > 0.8
     assert replace(episode, protocol_errors=1).reward(POOL.objective) == 0.0
     assert replace(episode, error="it failed").reward(POOL.objective) == 0.0
+
+
+def test_the_pool_knows_every_kind_of_task() -> None:
+    for by_kind in POOL.skills.values():
+        assert set(by_kind) == set(kinds())
