@@ -35,6 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
 PAGES = (
     "README.md",
+    "docs/drafts.md",
     "docs/models/README.md",
     "docs/real-models.md",
     "docs/serving/speed.md",
