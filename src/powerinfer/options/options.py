@@ -125,7 +125,7 @@ class EngineOptions(OptionTable):
             "--head",
             "Output head. exact: all logits. screened: multiply a copy in 4 bits first, then only "
             "the rows that may matter for greedy, top-k or min-p alone; the same texts. Other "
-            "settings compute all logits. CPU only. [default: exact]",
+            "settings compute all logits. CPU only.",
         ),
     ] = "exact"
 
