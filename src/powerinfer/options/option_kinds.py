@@ -45,7 +45,7 @@ SOLVER_NAMES = ", ".join(_SOLVERS)
 
 DRAFT_OFF = "off"
 DRAFT_SHORTEST = 3
-_DRAFT = re.compile(r"auto|off|ngram(:([1-9]|[1-5]\d|6[0-4]))?")
+_DRAFT = re.compile(r"auto|off|ngram(:([1-9]|[1-5][0-9]|6[0-4]))?")
 _DEVICE = re.compile(r"cpu|auto|cuda(:\d{1,3})?")
 # Exceeds any logit, and a sum with it is still a finite f32.
 _LARGEST_BIAS = 1e9

@@ -1,12 +1,16 @@
 """`/v1/chat/completions` with an engine that plays a script."""
 
 import json
+import re
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from api_client import Api, events, running_api
 from powerinfer.errors import NumericsError
+from powerinfer.options.option_kinds import read_draft
+from powerinfer.serve.openai.schemas import CHAT_BODY
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -48,6 +52,16 @@ def test_a_whole_answer() -> None:
     # Without a limit, until the context is full; everything else as in `run`.
     assert asked.params.max_tokens is None
     assert (asked.params.temperature, asked.params.top_k, asked.params.min_p) == (0.8, 40, 0.05)
+
+
+def test_the_schema_of_drafts_is_what_is_read() -> None:
+    body: Any = CHAT_BODY["requestBody"]
+    pattern = body["content"]["application/json"]["schema"]["properties"]["draft"]["pattern"]
+    lengths = [f"ngram:{number}" for number in range(101)]
+    for draft in ("off", "auto", "ngram", "eagle", "ngram:", "ngram:1\u0663", *lengths):
+        is_described = re.search(pattern, draft) is not None
+        with nullcontext() if is_described else pytest.raises(ValueError, match="auto, off"):
+            read_draft(draft)
 
 
 def test_drafts_are_asked_for_and_counted() -> None:

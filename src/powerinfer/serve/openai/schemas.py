@@ -41,7 +41,7 @@ _SHARED: dict[str, object] = {
     "seed": {"type": "integer"},
     "stop": {"anyOf": [_TEXT, _list(_TEXT, 4)]},
     "ignore_eos": _SWITCH,
-    "draft": {"type": "string", "pattern": "^(auto|off|ngram(:[1-9][0-9]?)?)$"},
+    "draft": {"type": "string", "pattern": "^(auto|off|ngram(:([1-9]|[1-5][0-9]|6[0-4]))?)$"},
     "response_format": {
         "type": "object",
         "properties": {"type": {"enum": ["text", "json_object", "json_schema"]}},
