@@ -82,6 +82,7 @@ def test_table_and_json_of_the_command() -> None:
         (("--draft-acceptance", "0.5"), "give --draft too"),
         (("--draft-model", "small.gguf"), "give --draft too"),
         (("--draft", "--draft-acceptance", "1.5"), "is not in the range"),
+        (("--draft", "--draft-acceptance", "nan"), "is not in the range"),
         (("--draft", "--quality"), "give one of them"),
         (("--draft", "--settings", "off"), "--settings is for --quality"),
     ],

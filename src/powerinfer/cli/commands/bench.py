@@ -90,6 +90,15 @@ def _draft(_context: click.Context, _parameter: click.Parameter, mode: str | Non
     return checked
 
 
+def _acceptance(
+    _context: click.Context, _parameter: click.Parameter, value: float | None
+) -> float | None:
+    """Refuse NaN, which is within any range."""
+    if value is not None and math.isnan(value):
+        raise click.BadParameter("nan is not in the range 0<=x<=1.")
+    return value
+
+
 def _errors(
     _context: click.Context, _parameter: click.Parameter, text: str
 ) -> tuple[float | None, ...]:
@@ -158,6 +167,7 @@ def _errors(
     "--draft-acceptance X",
     "Probability that a drafted token is right, for --draft: drafts come from the known answer.",
     click.FloatRange(0, 1),
+    callback=_acceptance,
 )
 @task_options
 @option(
