@@ -18,6 +18,7 @@ __all__ = ["Cost", "Pool", "PoolError", "WorkerEntry", "default_pool", "offers",
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,40}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MOST_WORKERS = 32
+_LARGEST_FILE = 1 << 20
 TOOLS = "tools"
 
 
@@ -151,7 +152,11 @@ def read_pool(path: Path, primitives: Mapping[str, Primitive]) -> Pool:
         return PoolError(f"{path}: {problem}")
 
     try:
-        read = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            text = file.read(_LARGEST_FILE + 1)
+        if len(text) > _LARGEST_FILE:
+            raise error("is larger than 1 MiB: it is no pool file")
+        read = tomllib.loads(text.decode("utf-8"))
     except OSError as problem:
         raise error(problem.strerror or str(problem)) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as problem:

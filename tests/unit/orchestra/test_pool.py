@@ -98,6 +98,11 @@ def test_a_pool_without_a_model_of_this_machine(tmp_path: Path) -> None:
         read_pool(tmp_path / "none.toml", PRIMITIVES)
 
 
+def test_an_endless_file_is_no_pool() -> None:
+    with pytest.raises(PoolError, match="larger than 1 MiB"):
+        read_pool(Path("/dev/zero"), PRIMITIVES)
+
+
 def test_the_default_pool() -> None:
     pool = default_pool("x.gguf", PRIMITIVES)
     assert [(each.name, each.primitives) for each in pool.workers] == [

@@ -288,3 +288,10 @@ class TestRemote:
         row = json.dumps(trajectory(outcome, pool()))
         assert "You sent Bearer [key]" in row
         assert KEY not in row
+
+
+@pytest.mark.parametrize("address", ["http://[::1", "http://a:b"])
+def test_a_base_url_that_is_no_address(address: str) -> None:
+    entry = WorkerEntry(name="c", primitives=("reason",), model="x", base_url=address)
+    with pytest.raises(PoolError, match="base_url is not an address"):
+        RemoteWorker(entry)

@@ -28,7 +28,7 @@ class RemoteWorker:
             transport: httpx's, in place of the network, for tests.
 
         Raises:
-            PoolError: the environment variable of the key is not set.
+            PoolError: the environment variable of the key is not set, or base_url is no address.
             UnsupportedError: httpx is not installed.
         """
         try:
@@ -42,14 +42,17 @@ class RemoteWorker:
         self._key = _key(entry)
         self._failures = httpx.HTTPError, httpx.InvalidURL
         headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
-        self._client = httpx.AsyncClient(
-            base_url=(entry.base_url or "").rstrip("/") + "/",
-            headers=headers,
-            timeout=httpx.Timeout(entry.timeout_s),
-            transport=transport,
-            # Redirects could carry data and key to another host.
-            follow_redirects=False,
-        )
+        try:
+            self._client = httpx.AsyncClient(
+                base_url=(entry.base_url or "").rstrip("/") + "/",
+                headers=headers,
+                timeout=httpx.Timeout(entry.timeout_s),
+                transport=transport,
+                # Redirects could carry data and key to another host.
+                follow_redirects=False,
+            )
+        except httpx.InvalidURL as error:
+            raise PoolError(f"worker {entry.name}: base_url is not an address: {error}") from None
 
     async def answer(self, question: Question) -> Answer:
         """Answer a question.
