@@ -105,6 +105,7 @@ def chat(
             from powerinfer.cli.report.sparsity import print_recall
             from powerinfer.engine.conversation import Conversation
             from powerinfer.store.default_model import story_text
+            from powerinfer.tokenizer import chat as _templates  # noqa: F401  Ctrl-C would cut it short
 
             model, params = _one_model(name, model), sampling_params(flags)
             options = llm_options(flags)
