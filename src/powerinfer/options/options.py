@@ -304,10 +304,11 @@ class EngineOptions(OptionTable):
             raise PromptError(
                 remedy=f"{{gpu_index}} names a plan, {{{clash}}} says not to: give one"
             )
-        if self.draft_model is not None and self.kernels == REFERENCE:
-            raise PromptError(
-                remedy="{kernels='reference'} checks no guesses: leave it or {draft_model} out"
-            )
+        if self.draft_model is not None:
+            if self.kernels == REFERENCE:
+                raise PromptError(remedy="{kernels='reference'} checks no guesses of {draft_model}")
+            if self.draft != AUTO:
+                raise PromptError(remedy="{draft_model} guesses with {draft='auto'}: leave one out")
         self._check_device()
 
     @property

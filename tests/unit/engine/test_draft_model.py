@@ -326,5 +326,7 @@ def test_on_the_command_line(folder: Path) -> None:
     assert texts[0] == texts[1] != ""
     message = "name a --draft-model with the same vocabulary"
     assert_error(invoke(*words, "--draft-model", _without_a_token(folder)), message)
+    silent = invoke(*words, "--draft-model", other, "--draft", "off")
+    assert_error(silent, "--draft-model guesses with --draft auto: leave one out")
     several = invoke("serve", "-m", target, "-m", other, "--draft-model", other)
     assert_error(several, "--draft-model drafts for one model; serve one alone")
