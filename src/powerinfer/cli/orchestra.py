@@ -60,7 +60,7 @@ def permissions_of(flags: Mapping[str, Any], pool: "Pool") -> "Permissions":
     """Read what the user allows.
 
     Raises:
-        click.UsageError: a primitive does not exist, or a path is not there.
+        click.UsageError: a primitive does not exist, a path is not there, or a host is none.
     """
     from powerinfer.orchestra import primitives
     from powerinfer.orchestra.primitives.primitive import Permissions
@@ -73,6 +73,9 @@ def permissions_of(flags: Mapping[str, Any], pool: "Pool") -> "Permissions":
         for path in paths:
             if not Path(path).exists():
                 raise click.UsageError(f"{flag} {path}: no such file or folder")
+    for host in flags["api_hosts"]:
+        if not host or set(host) & set("/@?#\\ "):
+            raise click.UsageError(f"--api-host {host!r:.60}: want a host, such as api.example.org")
     return Permissions(
         allowed=frozenset(flags["allowed"]),
         documents=tuple(flags["documents"]),
