@@ -14,10 +14,13 @@ from patience import PATIENCE_S
 
 __all__ = ["Screen"]
 
-# Makes the terminal the one whose keys send signals, as a shell does.
+# Makes the terminal the one whose keys send signals, as a shell does. Where tests run in the
+# background, a shell has both of these signals ignored.
 _START = """
-import fcntl, runpy, sys, termios
+import fcntl, runpy, signal, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 sys.argv[0] = "powerinfer"
 runpy.run_module("powerinfer", run_name="__main__", alter_sys=True)
 """
