@@ -62,14 +62,14 @@ def ledger_report(outcome: Outcome, pool: Pool, offers: Offers) -> Mapping[str, 
     }
 
 
-def append_trajectory(path: Path, row: Mapping[str, object]) -> None:
-    """Append a row to a file of JSON lines.
+def append_trajectory(path: Path, *rows: Mapping[str, object]) -> None:
+    """Append rows to a file of JSON lines; without any, only see that it can be written.
 
     Raises:
         PoolError: the file cannot be written.
     """
     try:
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     except OSError as error:
         raise PoolError(f"{path}: cannot write: {error.strerror or error}") from None

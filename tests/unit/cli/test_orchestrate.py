@@ -42,6 +42,7 @@ def test_a_task(tmp_path: Path) -> None:
         (("-p", "x", "--document", "none.csv"), "--document none.csv: no such file"),
         (("-p", "x", "--api-host", "http://a.org/b"), "--api-host 'http://a.org/b': want a host"),
         (("-p", "x", "--database", "none.db"), "--database none.db: no such file"),
+        (("-p", "x", "--trajectory", "/proc/none"), "/proc/none: cannot write"),
         (("-p", "x", "-m", "none.gguf"), "none.gguf"),
         (("pool", "--pool", "none.toml"), "none.toml: No such file"),
         (("pool", "--pool", "a", "-m", "b"), "give either --pool or -m"),

@@ -77,6 +77,7 @@ def orchestrate(
     """Divide a task among models and tools."""
     from powerinfer.cli.report.orchestra import print_event, print_ledger
     from powerinfer.orchestra.orchestra import Orchestra, open_pool
+    from powerinfer.orchestra.trajectory import append_trajectory
 
     task = _task(prompt, file)
     if pool is not None and model is not None:
@@ -89,10 +90,10 @@ def orchestrate(
         seed=seed,
         **llm_options(flags),
     ) as orchestra:
+        if trajectory is not None:
+            append_trajectory(trajectory)
         outcome = orchestra.run(task, _ignore if as_json else print_event)
         if trajectory is not None:
-            from powerinfer.orchestra.trajectory import append_trajectory
-
             append_trajectory(trajectory, _row(orchestra, outcome))
     if as_json:
         print_json({"answer": outcome.answer, **_row(orchestra, outcome)})
