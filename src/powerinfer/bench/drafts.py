@@ -13,11 +13,11 @@ import numpy as np
 
 from powerinfer.bench.machine import Machine, describe_machine
 from powerinfer.engine.calls import run_all, text_request
-from powerinfer.engine.drafts.drafter import Draft, Drafter
+from powerinfer.engine.drafts.drafter import Draft, Drafter, may_draft
 from powerinfer.engine.engine import Engine
 from powerinfer.engine.llm import LLM
 from powerinfer.engine.text_stream import Generation
-from powerinfer.errors import PowerInferError
+from powerinfer.errors import PowerInferError, UnsupportedError
 from powerinfer.loading.loader import LoadedModel
 from powerinfer.options.option_kinds import DRAFT_OFF
 from powerinfer.sampling.sampling_params import SamplingParams
@@ -215,9 +215,15 @@ def measure_drafts(
         tasks: () takes those of the package.
 
     Raises:
+        UnsupportedError: there are no drafts on this device or with these kernels.
         PromptError: the context is too short for a task.
         PowerInferError: drafts changed an answer, which they must not.
     """
+    if not may_draft(llm.loaded):
+        raise UnsupportedError(
+            "there are no drafts on a GPU or with reference kernels",
+            remedy="measure them on a CPU, with its own kernels",
+        )
     tasks = tasks or read_draft_tasks()
     prompts = [
         llm.chat_prompt([_SYSTEM, {"role": "user", "content": each.prompt}]) for each in tasks

@@ -83,6 +83,7 @@ def test_table_and_json_of_the_command() -> None:
         (("--draft-model", "small.gguf"), "give --draft too"),
         (("--draft", "--draft-acceptance", "1.5"), "is not in the range"),
         (("--draft", "--draft-acceptance", "nan"), "is not in the range"),
+        (("--draft", "--kernels", "reference"), "there are no drafts on a GPU or with reference"),
         (("--draft", "--quality"), "give one of them"),
         (("--draft", "--settings", "off"), "--settings is for --quality"),
     ],
